@@ -1,0 +1,88 @@
+"""Time: durations from users, a monotonic clock for deadlines, the server's time for everything on the wire."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from bulltask.errors import ConfigError
+
+__all__ = ["Duration", "ServerClock", "mono_ms", "to_epoch_ms", "to_ms", "wall_ms"]
+
+Duration = float | timedelta
+"""What the public API takes for a length of time: seconds (int or float) or a ``timedelta``."""
+
+
+def to_ms(value: Duration, name: str = "duration") -> int:
+    """Return ``value`` (seconds or ``timedelta``) as whole milliseconds.
+
+    Raises:
+        ConfigError: it is no number, not finite, or negative; the message names ``name``.
+    """
+    if isinstance(value, timedelta):
+        ms = value / timedelta(milliseconds=1)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        ms = value * 1000
+    else:
+        raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}")
+    if not 0 <= ms < 2**53:  # also false for NaN
+        raise ConfigError(f"{name} must be a finite length of time of zero or more, not {value!r}")
+    return round(ms)
+
+
+def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
+    """Return an aware ``datetime`` as epoch milliseconds; a naive one is taken as UTC, as Celery does.
+
+    Raises:
+        ConfigError: ``moment`` is no ``datetime``.
+    """
+    if not isinstance(moment, datetime):
+        raise ConfigError(f"{name} must be a datetime, not {moment!r}")
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1000)
+
+
+def mono_ms() -> int:
+    """Milliseconds of the monotonic clock, the same for every process of this machine: deadlines and intervals."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch by this machine's clock; only where the server's time is not known."""
+    return time.time_ns() // 1_000_000
+
+
+class ServerClock:
+    """The server's time, carried forward on the monotonic clock.
+
+    Every timestamp on the wire is the server's. A worker whose wall clock is two minutes ahead would otherwise run
+    delayed jobs two minutes early, and a jump of the wall clock would do the same in the middle of a run.
+    """
+
+    resync_ms = 60_000
+
+    def __init__(self) -> None:
+        self._offset_ms: float | None = None
+        self._synced_at_ms = 0
+
+    @property
+    def due(self) -> bool:
+        """True when the clock was never set, or not for a minute (monotonic clocks drift)."""
+        return self._offset_ms is None or mono_ms() - self._synced_at_ms >= self.resync_ms
+
+    def set(self, server_ms: float, asked_at_ms: float, answered_at_ms: float) -> None:
+        """Take the server's answer, assuming it was given half-way between question and answer.
+
+        Args:
+            server_ms: the server's epoch milliseconds.
+            asked_at_ms: ``mono_ms()`` before the question.
+            answered_at_ms: ``mono_ms()`` after the answer.
+        """
+        self._offset_ms = server_ms - (asked_at_ms + answered_at_ms) / 2
+        self._synced_at_ms = mono_ms()
+
+    def now_ms(self) -> int:
+        """The server's epoch milliseconds now (this machine's until the first answer)."""
+        if self._offset_ms is None:
+            return wall_ms()
+        return int(self._offset_ms + time.monotonic() * 1000)

@@ -1,0 +1,271 @@
+"""Every exception of bulltask, in one tree.
+
+::
+
+    BulltaskError
+    ├── ConfigError            a setting has a wrong name or value            (also a ValueError)
+    ├── AppNotFound            ``-A`` did not lead to an App
+    ├── DuplicateTask          two functions claim one task name
+    ├── UnknownTask            no task of that name is registered             (also a LookupError)
+    ├── EncodeError            a value cannot travel as plain JSON            (also a TypeError)
+    ├── DecodeError            a stored text is not what the protocol says    (also a ValueError)
+    ├── PayloadTooLarge        the JSON of a call or a result is over the limit (also a ValueError)
+    ├── InvalidName            a queue name, task name or job id is refused   (also a ValueError)
+    ├── BrokerError            Redis or the way to it
+    │   ├── BrokerUnavailable  nothing answers, or not in time                (also a ConnectionError)
+    │   ├── BrokerAuthError    wrong password, or a command the ACL forbids
+    │   ├── BrokerNotReady     it answers, but cannot serve now: LOADING, READONLY, MISCONF …
+    │   ├── BrokerFull         maxmemory is reached and nothing may be evicted
+    │   └── ScriptIntegrityError  a Lua script is not the one of the manifest
+    ├── JobError               a script refused an operation on one job
+    │   ├── JobNotFound        -1
+    │   ├── LockMissing        -2
+    │   ├── JobNotInState      -3
+    │   ├── PendingChildren    -4
+    │   ├── ParentNotFound     -5
+    │   ├── LockMismatch       -6
+    │   ├── ParentConflict     -7
+    │   ├── SchedulerJob       -8
+    │   └── FailedChildren     -9
+    ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
+    ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
+    ├── TransientError         raised by a task: try again later
+    ├── PermanentError         raised by a task: do not try again
+    │   ├── ExpiredError       the job was picked up after its ``expires``
+    │   └── JobRefusedError    the job can never run here: wrong arguments, malformed, refused
+    └── WorkerLostError        the child that ran the job died
+
+    Interrupt (a BaseException: ``except Exception`` in a task does not swallow it)
+    └── Retry                  what ``self.retry()`` raises
+
+The message of an error says what happened, to which job or queue, and what to do. An error raised without
+arguments takes the first line of its class's docstring as its message.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+__all__ = [
+    "AppNotFound",
+    "BrokerAuthError",
+    "BrokerError",
+    "BrokerFull",
+    "BrokerNotReady",
+    "BrokerUnavailable",
+    "BulltaskError",
+    "ConfigError",
+    "DecodeError",
+    "DuplicateTask",
+    "EncodeError",
+    "ExpiredError",
+    "FailedChildren",
+    "Interrupt",
+    "InvalidName",
+    "JobError",
+    "JobNotFound",
+    "JobNotInState",
+    "JobRefusedError",
+    "LockMismatch",
+    "LockMissing",
+    "ParentConflict",
+    "ParentNotFound",
+    "PayloadTooLarge",
+    "PendingChildren",
+    "PermanentError",
+    "ResultTimeout",
+    "Retry",
+    "SchedulerJob",
+    "ScriptIntegrityError",
+    "TaskError",
+    "TransientError",
+    "UnknownTask",
+    "WorkerLostError",
+]
+
+
+class BulltaskError(Exception):
+    """Something went wrong in bulltask."""
+
+    def __init__(self, *args: object) -> None:
+        if not args and self.__doc__:
+            args = (self.__doc__.strip().splitlines()[0],)
+        super().__init__(*args)
+
+
+class ConfigError(BulltaskError, ValueError):
+    """A setting has a wrong name or value."""
+
+
+class AppNotFound(BulltaskError):
+    """The given application could not be found."""
+
+
+class DuplicateTask(BulltaskError):
+    """Two functions claim the same task name."""
+
+
+class UnknownTask(BulltaskError, LookupError):
+    """No task of that name is registered in this app."""
+
+
+class EncodeError(BulltaskError, TypeError):
+    """A value cannot travel as plain JSON."""
+
+
+class DecodeError(BulltaskError, ValueError):
+    """A stored text is not what the protocol says it is."""
+
+
+class PayloadTooLarge(BulltaskError, ValueError):
+    """The JSON of a call or a result is over the limit."""
+
+
+class InvalidName(BulltaskError, ValueError):
+    """A queue name, task name or job id is refused."""
+
+
+class BrokerError(BulltaskError):
+    """Redis, or the way to it, failed."""
+
+
+class BrokerUnavailable(BrokerError, ConnectionError):
+    """Nothing answers at the broker URL, or not in time."""
+
+
+class BrokerAuthError(BrokerError):
+    """Redis refused the user, the password, or a command."""
+
+
+class BrokerNotReady(BrokerError):
+    """Redis answers but cannot serve this command now."""
+
+
+class BrokerFull(BrokerError):
+    """Redis has reached maxmemory and may not evict anything."""
+
+
+class ScriptIntegrityError(BrokerError):
+    """A Lua script is not the one that the manifest names."""
+
+
+class JobError(BulltaskError):
+    """A script refused an operation on a job.
+
+    Attributes:
+        job_id: the job's id.
+        queue: the queue's name as BullMQ spells it.
+    """
+
+    def __init__(self, job_id: str = "", queue: str = "", detail: str = "") -> None:
+        self.job_id, self.queue = job_id, queue
+        reason = (self.__doc__ or "").strip().splitlines()[0]
+        where = f"job {job_id} in queue {queue}: " if job_id else ""
+        super().__init__(f"{where}{reason}{' ' + detail if detail else ''}")
+
+
+class JobNotFound(JobError):
+    """The job does not exist (removed, or never added)."""
+
+
+class LockMissing(JobError):
+    """The job's lock is gone: it was not renewed in time, or the job was already settled."""
+
+
+class JobNotInState(JobError):
+    """The job is not in the state that the operation needs."""
+
+
+class PendingChildren(JobError):
+    """The job still has pending children."""
+
+
+class ParentNotFound(JobError):
+    """The parent job does not exist."""
+
+
+class LockMismatch(JobError):
+    """The job's lock is held by another worker."""
+
+
+class ParentConflict(JobError):
+    """The job already belongs to another living parent."""
+
+
+class SchedulerJob(JobError):
+    """The job is the next iteration of a job scheduler: remove the scheduler instead."""
+
+
+class FailedChildren(JobError):
+    """The job has failed children and cannot complete."""
+
+
+class TaskError(BulltaskError):
+    """A task failed in a worker.
+
+    Raised by ``AsyncResult.get()`` when the original exception cannot be rebuilt in this process.
+
+    Attributes:
+        job_id: the job that failed.
+        reason: its ``failedReason``.
+        remote_traceback: the traceback text of the last failed attempt, ``""`` when none was stored.
+    """
+
+    def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
+        self.reason, self.job_id, self.remote_traceback = reason, job_id, remote_traceback
+        text = f"job {job_id}: {reason}" if job_id else reason
+        super().__init__(f"{text}\n\n{remote_traceback.rstrip()}" if remote_traceback else text)
+
+
+class ResultTimeout(BulltaskError, TimeoutError):
+    """The result did not come in time."""
+
+
+class TransientError(BulltaskError):
+    """The attempt failed for a passing reason: try the job again.
+
+    Args:
+        message: what failed.
+        retry_after: the least delay before the next attempt (seconds or ``timedelta``); the job's own backoff is
+            used when it is longer.
+    """
+
+    def __init__(self, *args: object, retry_after: float | timedelta | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after = retry_after
+
+
+class PermanentError(BulltaskError):
+    """The job can never succeed: fail it at once, whatever attempts are left."""
+
+
+class ExpiredError(PermanentError):
+    """The job was picked up after its ``expires``."""
+
+
+class JobRefusedError(PermanentError):
+    """The job cannot run here: its arguments or its stored fields are wrong."""
+
+
+class WorkerLostError(BulltaskError):
+    """The child process that ran the job died."""
+
+
+class Interrupt(BaseException):
+    """Ends an attempt from inside; a ``BaseException`` so that ``except Exception`` in a task lets it pass."""
+
+
+class Retry(Interrupt):
+    """Asks the worker to try the job again; raised by ``Context.retry()``.
+
+    Attributes:
+        delay_ms: delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
+        exc: the exception that is reported when no attempt is left.
+        max_retries: how many retries this call allows, ``None`` for what the job says.
+    """
+
+    def __init__(
+        self, *, delay_ms: int | None = None, exc: BaseException | None = None, max_retries: int | None = None
+    ) -> None:
+        super().__init__("the task asked for a retry")
+        self.delay_ms, self.exc, self.max_retries = delay_ms, exc, max_retries
