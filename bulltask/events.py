@@ -1,0 +1,338 @@
+"""What happens in a worker, as values, and the bus that hands them to whoever listens.
+
+Events are the only side channel of the core: it emits, and logs, metrics and users' own listeners subscribe. The
+classes below are the documentation of everything that can be heard. In all of them ``queue`` is the user's spelling
+of the queue, durations end in ``_ms`` and ``attempt`` or ``attempts_made`` are BullMQ's ``ats`` and ``atm``.
+
+A bus belongs to one process. A child makes its own after the fork, so a listener of the supervisor hears what the
+supervisor does and a listener of a child hears the jobs of that child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = [
+    "Bus",
+    "ChildDied",
+    "ChildStarted",
+    "Event",
+    "HeartbeatFailed",
+    "HeartbeatSucceeded",
+    "JobCompleted",
+    "JobCrashed",
+    "JobFailed",
+    "JobPickedUp",
+    "JobRecovered",
+    "JobRetried",
+    "JobReturned",
+    "JobStalled",
+    "Listener",
+    "LockLost",
+    "RedisDisconnected",
+    "RedisReconnected",
+    "RedisReconnecting",
+    "StalledCheckSkipped",
+    "UnknownTaskSeen",
+    "WorkerStarted",
+    "WorkerStopped",
+    "WorkerStopping",
+]
+
+
+class Event:
+    """Something that happened; a listener of this class hears every event."""
+
+    __slots__ = ()
+
+
+# ---- the life of one job, told by the child that runs it ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobPickedUp(Event):
+    """A child took the job and starts to run it."""
+
+    job_id: str
+    queue: str
+    task: str
+    attempt: int
+    """Attempts started, this one included (``ats``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCompleted(Event):
+    """The job ended well and Redis took the result."""
+
+    job_id: str
+    queue: str
+    task: str
+    duration_ms: float
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed(Event):
+    """The job ended badly and for good: it is in ``failed``."""
+
+    job_id: str
+    queue: str
+    task: str
+    duration_ms: float
+    error: str
+    category: str
+    """Of the error: ``transient``, ``permanent`` or ``unknown``."""
+    attempts_made: int
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRetried(Event):
+    """An attempt failed and the job will be tried again."""
+
+    job_id: str
+    queue: str
+    task: str
+    duration_ms: float
+    error: str
+    category: str
+    attempts_made: int
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobReturned(Event):
+    """The job was given back to ``wait`` unfinished, as at a shutdown; it costs no attempt."""
+
+    job_id: str
+    queue: str
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTaskSeen(Event):
+    """A job names a task that this app does not have."""
+
+    job_id: str
+    queue: str
+    name: str
+    delay_ms: int | None
+    """When it is tried again; ``None``: the job was failed by policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockLost(Event):
+    """The outcome of a job was discarded: its lock ran out and another worker has the job."""
+
+    job_id: str
+    queue: str
+    task: str
+
+
+# ---- what the supervisor sees of jobs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobStalled(Event):
+    """A job was active without a lock and went back to ``wait``."""
+
+    job_id: str
+    queue: str
+    lock_expired_at_ms: int | None
+    """Server's epoch milliseconds, ``None`` when that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecovered(Event):
+    """The job of a dead child is back in ``wait``."""
+
+    job_id: str
+    queue: str
+    crashes: int
+    """How many children this job has seen die."""
+    waited_ms: float
+    """From the child's death to the job's return."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCrashed(Event):
+    """The job was failed: it killed as many children as it may."""
+
+    job_id: str
+    queue: str
+    crashes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSucceeded(Event):
+    """All locks of one queue were renewed with one call."""
+
+    queue: str
+    locks: int
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed(Event):
+    """The lock of one job could not be renewed; one event per job."""
+
+    queue: str
+    job_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StalledCheckSkipped(Event):
+    """A look for stalled jobs was due while the one before still ran."""
+
+    queue: str
+    cycles: int
+    """Cycles skipped in this go."""
+
+
+# ---- processes and connections --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted(Event):
+    """A child process was started."""
+
+    index: int
+    """Its place in the fleet; the child that replaces it has the same."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDied(Event):
+    """A child process ended without being asked to."""
+
+    index: int
+    pid: int
+    reason: str
+    """``"SIGKILL"``, ``"exit code 3"`` …"""
+    jobs: int
+    """Jobs it held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisDisconnected(Event):
+    """Redis does not answer this process any more."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RedisReconnecting(Event):
+    """Another attempt to reach Redis begins."""
+
+    attempt: int
+    """1 for the first after the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisReconnected(Event):
+    """Redis answers again."""
+
+    attempt: int
+    """The attempt that succeeded."""
+    duration_ms: float
+    """From the loss to this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(Event):
+    """The worker takes jobs from now on."""
+
+    worker_id: str
+    app: str
+    queues: tuple[str, ...]
+    concurrency: int
+    broker: str
+    """The broker's URL without its password (``bulltask.urls.redact_url``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopping(Event):
+    """The worker takes no more jobs."""
+
+    how: str
+    """``"warm"`` or ``"cold"``."""
+    running: int
+    """Jobs that run at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped(Event):
+    """The worker has ended all its children and leaves."""
+
+    exit_code: int
+
+
+# ---- the bus --------------------------------------------------------------------------------------------------------
+
+E = TypeVar("E", bound=Event)
+Listener = Callable[[Any], None]
+"""Takes one event; what it returns is ignored, what it raises is reported and dropped."""
+OnError = Callable[[str, Event, Exception], None]
+
+
+class Bus:
+    """Hands every event to the listeners of its class, in the order in which they subscribed.
+
+    Args:
+        on_error: called with the listener's name, the event and the exception when a listener raises, once for each
+            pair of listener and class of event: a broken listener on the hot path must not flood the log. Not given,
+            the exception is dropped.
+    """
+
+    __slots__ = ("_on_error", "_reported", "_routes", "_subscribed")
+
+    def __init__(self, on_error: OnError | None = None) -> None:
+        self._on_error = on_error
+        self._subscribed: list[tuple[type[Event], Listener]] = []
+        # Class of an event to its listeners; filled at the first emit or question, emptied by subscribe().
+        self._routes: dict[type[Event], tuple[Listener, ...]] = {}
+        self._reported: set[tuple[str, type[Event]]] = set()
+
+    def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
+        """Call ``listener`` with every event of class ``kind``; ``Event`` itself means all of them.
+
+        The listener runs inside the caller's ``emit``, in the worker's hot path: it must be quick and must not block.
+        """
+        self._subscribed.append((kind, listener))
+        self._routes = {}  # a new dict, not clear(): another thread may be inside emit()
+
+    def wants(self, kind: type[Event]) -> bool:
+        """True when somebody listens to ``kind``; hot paths ask before they build an event."""
+        routes = self._routes
+        return bool(routes[kind] if kind in routes else self._route(kind))
+
+    def emit(self, event: Event) -> None:
+        """Call the listeners of ``event``. Never raises, whatever they do (``Interrupt`` and ``SystemExit`` pass)."""
+        kind = type(event)
+        routes = self._routes
+        for listener in routes[kind] if kind in routes else self._route(kind):
+            try:
+                listener(event)
+            except Exception as exc:  # noqa: BLE001 - a listener is foreign code; the job must not pay for it
+                self._report(listener, event, exc)
+
+    def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
+        routes = self._routes  # taken before the list is read: a subscribe() in between throws this dict away
+        routes[kind] = found = tuple(call for wanted, call in self._subscribed if issubclass(kind, wanted))
+        return found
+
+    def _report(self, listener: Listener, event: Event, exc: Exception) -> None:
+        name = f"{getattr(listener, '__module__', '?')}.{getattr(listener, '__qualname__', type(listener).__name__)}"
+        key = (name, type(event))
+        if self._on_error is None or key in self._reported:
+            return
+        self._reported.add(key)
+        try:
+            self._on_error(name, event, exc)
+        except Exception:  # noqa: BLE001 - nothing is left to report it to
+            return
