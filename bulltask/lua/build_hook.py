@@ -1,0 +1,132 @@
+"""The build hook that puts BullMQ's own Lua scripts into the package.
+
+The repository holds none of BullMQ's code. ``pyproject.toml`` names one pinned ``bullmq`` distribution as a build
+requirement, so the installer fetches it; this hook copies its scripts to ``bulltask/lua/official/`` and compares
+every one with ``manifest.json``. A missing, extra or altered script ends the build.
+
+Hatchling loads this file by its path while bulltask itself is not installed: it may import nothing of bulltask.
+
+Run as a program, it prints a manifest of the ``bullmq`` distribution that is installed beside it (for a bump of the
+pin, see CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+DISTRIBUTION = "bullmq"
+NOTICE = "THIRD_PARTY_NOTICES.md"
+SHIPPED_NOTICE = "LICENSE-BullMQ.md"
+
+
+class OfficialScriptsError(RuntimeError):
+    """BullMQ's scripts could not be taken over as the manifest wants them."""
+
+
+class OfficialScriptsHook(BuildHookInterface[Any]):
+    """Fills ``bulltask/lua/official/`` before a wheel is made (an editable install counts as one)."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Copy and check the scripts; called by hatchling before it collects the files of the wheel.
+
+        Raises:
+            OfficialScriptsError: the installed ``bullmq`` is not what ``manifest.json`` says.
+        """
+        del version, build_data  # the same work for a standard and for an editable wheel
+        root = Path(self.root)
+        lua = root / "bulltask" / "lua"
+        manifest = json.loads((lua / "manifest.json").read_text())
+        scripts = read_scripts(find_commands(manifest["source"]))
+        check(scripts, manifest["scripts"], manifest["source"])
+        install(scripts, (root / NOTICE).read_bytes(), lua / "official")
+
+
+def find_commands(source: str) -> Path:
+    """Return the directory with the scripts of the installed distribution.
+
+    Args:
+        source: the one allowed distribution, spelled ``name==version``.
+
+    Raises:
+        OfficialScriptsError: it is not installed, has another version, or holds no scripts.
+    """
+    how = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
+    try:
+        installed = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError as error:
+        raise OfficialScriptsError(f"{DISTRIBUTION} is not installed in the build environment: {how}") from error
+    found = f"{DISTRIBUTION}=={installed.version}"
+    if found != source:
+        raise OfficialScriptsError(f"the build environment has {found}, the manifest names {source}: {how}")
+    commands = Path(str(installed.locate_file("bullmq/commands")))
+    if not commands.is_dir():
+        raise OfficialScriptsError(f"{found} has no directory {commands}: its layout changed, adapt {__file__}")
+    return commands
+
+
+def read_scripts(commands: Path) -> dict[str, bytes]:
+    """Return file name and content of every Lua script in ``commands``."""
+    return {path.name: path.read_bytes() for path in sorted(commands.glob("*.lua"))}
+
+
+def hashes(scripts: dict[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 (hex) of every script."""
+    return {name: hashlib.sha256(body).hexdigest() for name, body in scripts.items()}
+
+
+def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> None:
+    """Compare the scripts found with the manifest.
+
+    Args:
+        scripts: file name and content, as found.
+        wanted: file name and SHA-256 (hex), as the manifest says.
+        source: where the scripts come from, for the message.
+
+    Raises:
+        OfficialScriptsError: a script is missing, extra or altered; the message names every one.
+    """
+    found = hashes(scripts)
+    problems = [
+        *(f"missing: {name}" for name in sorted(wanted.keys() - found.keys())),
+        *(f"not in the manifest: {name}" for name in sorted(found.keys() - wanted.keys())),
+        *(
+            f"altered: {name} (sha256 {found[name]}, the manifest says {wanted[name]})"
+            for name in sorted(found.keys() & wanted.keys())
+            if found[name] != wanted[name]
+        ),
+    ]
+    if problems:
+        lines = "\n  ".join(problems)
+        raise OfficialScriptsError(f"the Lua scripts of {source} are not those of bulltask/lua/manifest.json:\n  {lines}")
+
+
+def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
+    """Make ``target`` hold these scripts and BullMQ's licence notice, and no other script."""
+    target.mkdir(exist_ok=True)
+    for stale in target.glob("*.lua"):
+        if stale.name not in scripts:
+            stale.unlink()
+    for name, content in {**scripts, SHIPPED_NOTICE: notice}.items():
+        # Replaced in one step: a worker that starts from an editable install meanwhile must not read half a script.
+        partial = target / f".{name}.{os.getpid()}"
+        partial.write_bytes(content)
+        partial.replace(target / name)
+
+
+def main() -> None:
+    """Print the manifest of the installed ``bullmq`` distribution."""
+    source = f"{DISTRIBUTION}=={metadata.version(DISTRIBUTION)}"
+    print(json.dumps({"source": source, "scripts": hashes(read_scripts(find_commands(source)))}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

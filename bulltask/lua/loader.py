@@ -1,0 +1,92 @@
+"""Lua scripts by name: BullMQ's own, checked against the manifest, and the few that bulltask adds.
+
+The number of keys is part of a script's file name (``moveToActive-11.lua`` takes 11 keys), as BullMQ spells it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bulltask.errors import ScriptIntegrityError
+
+__all__ = ["Script", "official", "own"]
+
+_HERE = Path(__file__).parent
+_OFFICIAL = _HERE / "official"
+_OWN = _HERE / "own"
+_MANIFEST = _HERE / "manifest.json"
+_CURE = "reinstall bulltask (in a checkout: pip install -e .)"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One Lua script, ready to be run by its hash.
+
+    Attributes:
+        name: its name without key count, for instance ``moveToActive``.
+        key_count: how many keys it takes.
+        body: its text.
+        sha: SHA-1 of the text in hex, the name under which Redis caches it (``EVALSHA``).
+    """
+
+    name: str
+    key_count: int
+    body: bytes
+    sha: str
+
+
+@cache
+def official(name: str) -> Script:
+    """Return a script of BullMQ; the first call reads the file and checks it.
+
+    Args:
+        name: its name as BullMQ spells it, without the key count: ``"moveToActive"``.
+
+    Raises:
+        ScriptIntegrityError: the file is missing or altered, or the manifest has no script of that name.
+    """
+    wanted = _manifest()
+    file_name = _only_file(name, list(wanted), _MANIFEST)
+    path = _OFFICIAL / file_name
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise ScriptIntegrityError(f"{path} cannot be read ({error.strerror}): {_CURE}") from error
+    found = hashlib.sha256(body).hexdigest()
+    if found != wanted[file_name]:
+        # A script that differs by one byte may corrupt every queue it touches, so nothing runs with it.
+        raise ScriptIntegrityError(f"{path} was altered (sha256 {found}, not {wanted[file_name]}): {_CURE}")
+    return _script(file_name, body)
+
+
+@cache
+def own(name: str) -> Script:
+    """Return a script of bulltask's own, from ``bulltask/lua/own/NAME-KEYS.lua``.
+
+    Raises:
+        ScriptIntegrityError: there is no script of that name.
+    """
+    file_name = _only_file(name, [path.name for path in _OWN.glob("*.lua")], _OWN)
+    return _script(file_name, (_OWN / file_name).read_bytes())
+
+
+@cache
+def _manifest() -> dict[str, str]:
+    scripts: dict[str, str] = json.loads(_MANIFEST.read_bytes())["scripts"]
+    return scripts
+
+
+def _only_file(name: str, file_names: list[str], where: Path) -> str:
+    matches = [file_name for file_name in file_names if file_name.rpartition("-")[0] == name]
+    if len(matches) != 1:
+        raise ScriptIntegrityError(f"{where} has {len(matches)} scripts named {name!r}, not one: {_CURE}")
+    return matches[0]
+
+
+def _script(file_name: str, body: bytes) -> Script:
+    name, _, keys = file_name.removesuffix(".lua").rpartition("-")
+    return Script(name, int(keys), body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
