@@ -106,7 +106,9 @@ def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> Non
     ]
     if problems:
         lines = "\n  ".join(problems)
-        raise OfficialScriptsError(f"the Lua scripts of {source} are not those of bulltask/lua/manifest.json:\n  {lines}")
+        raise OfficialScriptsError(
+            f"the Lua scripts of {source} are not those of bulltask/lua/manifest.json:\n  {lines}"
+        )
 
 
 def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
