@@ -1,0 +1,74 @@
+# Every target works as the first command after a clone: it makes .venv and installs what it needs, once.
+# Needs Python 3.11 or newer and make. `make help` lists the targets.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements-dev.lock
+SOURCES := pyproject.toml $(LOCK) bulltask/lua/manifest.json bulltask/lua/build_hook.py
+NODE_CLIENT := tests/interop/node_modules/.package-lock.json
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench clean lock
+help:  ## list the targets (this is the default)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp  ## show jobs flowing, a retry, a crash recovered (starts its own server)
+	$(BIN)/python examples/demo/run.py $(ARGS)
+
+test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
+	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+
+lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the public API
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
+
+bench: $(VENV)/dev.stamp externals  ## measure speed against the official clients
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean:  ## remove everything that make, builds and tools left behind, .venv included
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules bulltask/lua/official
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lock:  ## choose new versions of all tools and dependencies
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/pip install -q pip-tools
+	CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile -q --upgrade --extra dev --strip-extras \
+		--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --unsafe-package bulltask \
+		-o $(LOCK) pyproject.toml
+
+# The lock constrains both sets, so the demo installs the small one in the versions that were tested.
+$(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
+	$(BIN)/pip install -q -c $(LOCK) -e '.[dev]'
+	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
+	$(BIN)/pip install -q -c $(LOCK) -e '.[demo]'
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: bulltask needs Python 3.11 or newer; found none of: $(CANDIDATES)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# What is missing is said, not installed: these are the developer's own programs. CI has them all.
+.PHONY: externals
+externals: $(if $(shell command -v npm),$(NODE_CLIENT))
+	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
+	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests on a real Redis need it (others use the embedded Valkey)"
+	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
+
+$(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
+	cd tests/interop && npm ci --silent --no-audit --no-fund
+	@touch $@
