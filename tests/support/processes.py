@@ -1,0 +1,85 @@
+"""Find what a test left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from bulltask.testing.wait import wait_until
+
+MARK = "BULLTASK_TEST_MARK"
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one per process, on purpose
+
+
+class Leftovers:
+    """Responsible for naming the processes that outlive the test that started them.
+
+    A process counts when it descends from this one, or when it was started with this session's mark in its
+    environment: that finds daemons and orphans, too.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"{MARK}={mark}".encode()
+        self._strangers: set[int] = set()
+
+    def find(self, allowed: set[int]) -> dict[int, str]:
+        """Return process id and command line of each living process of ours that is not ``allowed``."""
+        running = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()}
+        self._strangers &= running
+        ours = {pid for pid in running - self._strangers - allowed - {os.getpid()} if self._is_ours(pid)}
+        found = {pid: _command(pid) for pid in sorted(ours)}
+        return {pid: text for pid, text in found.items() if text and not any(name in text for name in _HELPERS)}
+
+    def end(self, pids: set[int]) -> None:
+        """Kill them, each by its id, and reap those that are children."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def _is_ours(self, pid: int) -> bool:
+        if _parent(pid) == os.getpid():
+            return True
+        try:
+            started_with = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        if self._mark in started_with:
+            return True
+        self._strangers.add(pid)
+        return False
+
+
+def ended(pid: int) -> bool:
+    """True when there is no such process any more, or only its exit code waits to be fetched."""
+    return not _command(pid)
+
+
+def wait_for_end(pid: int, timeout: float = 10.0) -> None:
+    """Wait until a process that is not our child has ended."""
+    wait_until(lambda: ended(pid), timeout, f"the end of process {pid}")
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _command(pid: int) -> str:
+    if (_stat(pid) or ["Z"])[0] in "ZX":
+        return ""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or f"process {pid}"
