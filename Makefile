@@ -51,10 +51,12 @@ lock:  ## choose new versions of all tools and dependencies
 
 # The lock constrains both sets, so the demo installs the small one in the versions that were tested.
 $(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
+	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[dev]'
 	@touch $@ $(VENV)/demo.stamp
 
 $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
+	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[demo]'
 	@touch $@
 

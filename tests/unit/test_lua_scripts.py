@@ -1,0 +1,221 @@
+"""The Lua scripts are the ones that were reviewed: BullMQ's by the manifest, our own by ``own_scripts.json``.
+
+Run as a program, this file pins our own scripts as they are now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bulltask.errors import ScriptIntegrityError
+from bulltask.lua import loader
+
+ROOT = Path(__file__).parent.parent.parent
+LUA = ROOT / "bulltask" / "lua"
+PINS = Path(__file__).with_name("own_scripts.json")
+UPDATE = ".venv/bin/python tests/unit/test_lua_scripts.py"
+MANIFEST = json.loads((LUA / "manifest.json").read_text())
+
+
+def own_scripts() -> list[Path]:
+    return sorted((LUA / "own").glob("*.lua"))
+
+
+def own_hashes() -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in own_scripts()}
+
+
+def flip_a_bit(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+
+
+@pytest.fixture
+def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the official scripts that the loader reads instead of the installed ones."""
+    copy = tmp_path / "official"
+    shutil.copytree(LUA / "official", copy)
+    monkeypatch.setattr(loader, "_OFFICIAL", copy)
+    monkeypatch.setattr(loader, "official", loader.official.__wrapped__)  # without the cache of other tests
+    return copy
+
+
+@pytest.fixture
+def source_tree(tmp_path: Path) -> Path:
+    """What a build needs of this repository, without the official scripts."""
+    tree = tmp_path / "tree"
+    shutil.copytree(LUA, tree / "bulltask" / "lua", ignore=shutil.ignore_patterns("official", "__pycache__"))
+    for name in ["pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_NOTICES.md", ".gitignore"]:
+        shutil.copy(ROOT / name, tree)
+    return tree
+
+
+@pytest.fixture
+def bullmq(tmp_path: Path) -> Path:
+    """A directory in which the pinned ``bullmq`` distribution seems to be installed."""
+    site = tmp_path / "site"
+    shutil.copytree(LUA / "official", site / "bullmq" / "commands", ignore=shutil.ignore_patterns("LICENSE*"))
+    pretend_version(site, MANIFEST["source"].partition("==")[2])
+    return site
+
+
+def pretend_version(site: Path, version: str) -> None:
+    for old in site.glob("*.dist-info"):
+        shutil.rmtree(old)
+    info = site / f"bullmq-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bullmq\nVersion: {version}\n")
+
+
+def build(tree: Path, bullmq: Path) -> subprocess.CompletedProcess[str]:
+    """Build a wheel as an installer would, but with the distribution of ``bullmq`` and without the network."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tree / "dist")]
+    environment = {**os.environ, "PYTHONPATH": str(bullmq)}
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+
+
+def contents_of_wheel(tree: Path) -> dict[str, bytes]:
+    [wheel] = (tree / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_every_official_script_loads_and_takes_its_key_count_from_its_file_name() -> None:
+    assert len(MANIFEST["scripts"]) == 50
+    for file_name in MANIFEST["scripts"]:
+        name, _, keys = Path(file_name).stem.rpartition("-")
+        script = loader.official(name)
+        assert (script.name, script.key_count) == (name, int(keys))
+        assert script.sha == hashlib.sha1(script.body).hexdigest()
+
+
+def test_a_script_uses_as_many_keys_as_its_file_name_says() -> None:
+    script = loader.official("moveToActive")
+    assert script.key_count == 11 == max(int(key) for key in re.findall(rb"KEYS\[(\d+)\]", script.body))
+
+
+def test_a_script_is_read_once() -> None:
+    assert loader.official("moveToFinished") is loader.official("moveToFinished")
+
+
+def test_one_altered_byte_fails_the_load(copied_scripts: Path) -> None:
+    assert loader.official("addLog").key_count == 2
+    flip_a_bit(copied_scripts / "addLog-2.lua")
+    with pytest.raises(ScriptIntegrityError, match=r"addLog-2\.lua was altered.*pip install -e"):
+        loader.official("addLog")
+
+
+def test_a_missing_script_fails_the_load(copied_scripts: Path) -> None:
+    (copied_scripts / "addLog-2.lua").unlink()
+    with pytest.raises(ScriptIntegrityError, match=r"addLog-2\.lua cannot be read.*pip install -e"):
+        loader.official("addLog")
+
+
+@pytest.mark.parametrize("find", [loader.official, loader.own])
+def test_a_script_that_does_not_exist_is_an_integrity_error(find: object) -> None:
+    assert callable(find)
+    with pytest.raises(ScriptIntegrityError, match="0 scripts named 'moveToMars'"):
+        find("moveToMars")
+
+
+def test_the_build_requires_the_distribution_of_the_manifest() -> None:
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert MANIFEST["source"] in requires
+
+
+def test_a_wheel_holds_the_official_scripts_and_their_licence(source_tree: Path, bullmq: Path) -> None:
+    done = build(source_tree, bullmq)
+    assert done.returncode == 0, done.stderr
+    files = contents_of_wheel(source_tree)
+    shipped = {Path(name).name: body for name, body in files.items() if "/official/" in name}
+    assert b"BullForce Labs AB" in shipped.pop("LICENSE-BullMQ.md")
+    assert {name: hashlib.sha256(body).hexdigest() for name, body in shipped.items()} == MANIFEST["scripts"]
+    assert any(name.endswith("licenses/THIRD_PARTY_NOTICES.md") for name in files)
+
+
+def test_one_altered_byte_fails_the_build(source_tree: Path, bullmq: Path) -> None:
+    flip_a_bit(bullmq / "bullmq" / "commands" / "pause-7.lua")
+    done = build(source_tree, bullmq)
+    assert done.returncode != 0
+    assert "altered: pause-7.lua" in done.stderr
+
+
+def test_an_altered_manifest_fails_the_build(source_tree: Path, bullmq: Path) -> None:
+    manifest = source_tree / "bulltask" / "lua" / "manifest.json"
+    pin = MANIFEST["scripts"]["pause-7.lua"]
+    manifest.write_text(manifest.read_text().replace(pin, pin[::-1]))
+    done = build(source_tree, bullmq)
+    assert done.returncode != 0
+    assert "altered: pause-7.lua" in done.stderr
+
+
+def test_a_missing_and_an_extra_script_fail_the_build(source_tree: Path, bullmq: Path) -> None:
+    commands = bullmq / "bullmq" / "commands"
+    (commands / "pause-7.lua").rename(commands / "pauseAll-7.lua")
+    done = build(source_tree, bullmq)
+    assert done.returncode != 0
+    assert "missing: pause-7.lua" in done.stderr
+    assert "not in the manifest: pauseAll-7.lua" in done.stderr
+
+
+def test_another_version_of_bullmq_fails_the_build(source_tree: Path, bullmq: Path) -> None:
+    pretend_version(bullmq, "2.99.0")
+    done = build(source_tree, bullmq)
+    assert done.returncode != 0
+    assert f"the build environment has bullmq==2.99.0, the manifest names {MANIFEST['source']}" in done.stderr
+
+
+def test_a_build_without_bullmq_says_what_to_do(source_tree: Path, tmp_path: Path) -> None:
+    done = build(source_tree, tmp_path)
+    assert done.returncode != 0
+    assert "bullmq is not installed in the build environment" in done.stderr
+
+
+def test_a_build_removes_scripts_that_the_manifest_no_longer_has(source_tree: Path, bullmq: Path) -> None:
+    official = source_tree / "bulltask" / "lua" / "official"
+    official.mkdir()
+    (official / "gone-1.lua").write_text("return 1")
+    done = build(source_tree, bullmq)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in official.glob("*.lua")} == set(MANIFEST["scripts"])
+
+
+def test_changing_an_own_script_is_a_conscious_act() -> None:
+    assert json.loads(PINS.read_text()) == own_hashes(), f"if every change is meant, run: {UPDATE}"
+
+
+def test_every_own_script_loads_by_its_name() -> None:
+    for path in own_scripts():
+        name, _, keys = path.stem.rpartition("-")
+        assert (loader.own(name).key_count, loader.own(name).body) == (int(keys), path.read_bytes())
+
+
+def test_every_own_script_starts_with_a_legend_of_its_keys_arguments_and_result() -> None:
+    for path in own_scripts():
+        text = path.read_text()
+        legend = text.partition("]]")[0]
+        assert legend.startswith("--[["), f"{path.name} does not start with a comment --[[ … ]]"
+        named = {int(key) for key in re.findall(r"KEYS\[(\d+)\]", legend)}
+        used = {int(key) for key in re.findall(r"KEYS\[(\d+)\]", text)}
+        expected = set(range(1, int(path.stem.rpartition("-")[2]) + 1))
+        assert named == used == expected, f"{path.name}: the legend names every KEYS[n] of the file name and no other"
+        arguments = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", text)}
+        explained = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", legend)}
+        assert arguments <= explained, f"{path.name}: the legend explains every ARGV[n]"
+        assert re.search(r"(?i)\breturns\b", legend), f"{path.name}: the legend says what the script returns"
+
+
+if __name__ == "__main__":
+    PINS.write_text(json.dumps(own_hashes(), indent=2) + "\n")
