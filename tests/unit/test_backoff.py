@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.backoff import Backoff, CustomBackoff, bullmq_delay_ms, reconnect_delay_ms, seed_delay_ms
+from bulltask.errors import ConfigError, DecodeError
+
+LONGEST_MS = 2**52
+HOUR_MS = 3_600_000
+
+delays = st.integers(0, 10**9)
+jitters = st.floats(0, 1)
+attempts = st.integers(1, 10**12)
+chances = st.floats(0, 1, exclude_max=True)
+backoffs = st.builds(
+    Backoff,
+    type=st.sampled_from(["fixed", "exponential"]),
+    delay_ms=delays,
+    jitter=jitters,
+    max_delay_ms=st.none() | delays,
+)
+
+
+def lowest() -> float:
+    return 0.0
+
+
+def middle() -> float:
+    return 0.5
+
+
+def highest() -> float:
+    return 1 - 2**-53
+
+
+# --- seed 002 section 8: jobs of bulltask -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "least_ms", "base_ms", "most_ms"),
+    [
+        (1, 800, 1_000, 1_200),
+        (2, 1_600, 2_000, 2_400),
+        (3, 3_200, 4_000, 4_800),
+        (4, 6_400, 8_000, 9_600),
+        (5, 12_800, 16_000, 19_200),
+        (6, 25_600, 32_000, 38_400),
+        (7, 51_200, 64_000, 76_800),
+        (8, 102_400, 128_000, 153_600),
+        (9, 204_800, 256_000, 307_200),
+        (10, 409_600, 512_000, 614_400),
+        # The seed's table says 48 to 72 minutes here; its formula gives this (PROTOCOL row 29).
+        (11, 819_200, 1_024_000, 1_228_800),
+        (12, 1_638_400, 2_048_000, 2_457_600),
+        (13, 3_276_800, HOUR_MS, HOUR_MS),
+        (14, HOUR_MS, HOUR_MS, HOUR_MS),
+        (1_000_000_000_000, HOUR_MS, HOUR_MS, HOUR_MS),
+    ],
+)
+def test_the_default_backoff_follows_the_schedule_of_the_seed(
+    attempt: int, least_ms: int, base_ms: int, most_ms: int
+) -> None:
+    assert seed_delay_ms(Backoff(), attempt, lowest) == least_ms
+    assert seed_delay_ms(Backoff(), attempt, middle) == base_ms
+    assert seed_delay_ms(Backoff(), attempt, highest) == most_ms
+
+
+@pytest.mark.parametrize("attempt", [0, -1])
+def test_before_the_first_attempt_the_first_delay_is_returned_as_it_is(attempt: int) -> None:
+    assert seed_delay_ms(Backoff(delay_ms=1_000), attempt, highest) == 1_000
+    assert seed_delay_ms(Backoff(delay_ms=1_000, max_delay_ms=300), attempt, highest) == 300
+
+
+@given(delay=delays, jitter=jitters, cap=st.none() | delays, attempt=attempts, chance=chances)
+def test_a_fixed_delay_is_constant(delay: int, jitter: float, cap: int | None, attempt: int, chance: float) -> None:
+    backoff = Backoff("fixed", delay, jitter, cap)
+    assert seed_delay_ms(backoff, attempt, lambda: chance) == delay
+
+
+@given(backoff=backoffs, attempt=st.integers(-5, 10**12), chance=chances)
+def test_a_delay_is_never_negative_nor_over_the_cap(backoff: Backoff, attempt: int, chance: float) -> None:
+    delay = seed_delay_ms(backoff, attempt, lambda: chance)
+    assert isinstance(delay, int)
+    assert 0 <= delay <= LONGEST_MS
+    if backoff.type == "exponential" and backoff.max_delay_ms is not None:
+        assert delay <= backoff.max_delay_ms
+
+
+@given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
+def test_jitter_stays_within_its_share_on_both_sides(delay: int, jitter: float, attempt: int, chance: float) -> None:
+    base = delay * 2 ** (attempt - 1)
+    got = seed_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
+    assert base * (1 - jitter) - 1 <= got <= base * (1 + jitter) + 1
+
+
+@given(delay=delays, cap=st.none() | delays, attempt=attempts)
+def test_without_jitter_the_delay_never_shrinks_from_one_attempt_to_the_next(
+    delay: int, cap: int | None, attempt: int
+) -> None:
+    backoff = Backoff("exponential", delay, 0.0, cap)
+    assert seed_delay_ms(backoff, attempt) <= seed_delay_ms(backoff, attempt + 1)
+
+
+@given(attempt=attempts)
+def test_a_custom_type_is_calculated_as_exponential(attempt: int) -> None:
+    assert seed_delay_ms(Backoff("mine"), attempt, middle) == seed_delay_ms(Backoff(), attempt, middle)
+
+
+def test_jitter_is_drawn_anew_for_each_delay() -> None:
+    assert len({seed_delay_ms(Backoff(delay_ms=10**6), 1) for _ in range(50)}) > 10
+
+
+# --- PROTOCOL 4.6: jobs of others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 700), (2, 1_400), (3, 2_800), (14, 5_734_400)])
+def test_a_foreign_exponential_backoff_doubles_without_a_cap(attempt: int, delay_ms: int) -> None:
+    assert bullmq_delay_ms(Backoff("exponential", 700, 0.0, None), attempt) == delay_ms
+
+
+@given(delay=delays, attempt=attempts)
+def test_a_foreign_fixed_backoff_is_constant_without_jitter(delay: int, attempt: int) -> None:
+    assert bullmq_delay_ms(Backoff("fixed", delay, 0.0, None), attempt) == delay
+
+
+@pytest.mark.parametrize("kind", ["fixed", "exponential"])
+def test_jitter_of_a_foreign_job_only_shortens(kind: str) -> None:
+    backoff = Backoff(kind, 1_000, 0.5, None)
+    assert bullmq_delay_ms(backoff, 1, lowest) == 500
+    assert bullmq_delay_ms(backoff, 1, middle) == 750
+    assert bullmq_delay_ms(backoff, 1, lambda: 0.999) == 999
+
+
+@given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
+def test_a_foreign_delay_lies_between_its_shortest_and_its_full_length(
+    delay: int, jitter: float, attempt: int, chance: float
+) -> None:
+    full = delay * 2 ** (attempt - 1)
+    got = bullmq_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
+    assert full * (1 - jitter) - 1 <= got <= full
+
+
+@given(backoff=backoffs, attempt=st.integers(-5, 10**12), chance=chances)
+def test_a_foreign_delay_is_never_negative_and_never_overflows(backoff: Backoff, attempt: int, chance: float) -> None:
+    delay = bullmq_delay_ms(backoff, attempt, lambda: chance)
+    assert isinstance(delay, int)
+    assert 0 <= delay <= LONGEST_MS
+
+
+def test_a_foreign_type_nobody_registered_neither_hangs_nor_spins() -> None:
+    assert bullmq_delay_ms(Backoff("theirs", 0, 0.0, None), 3) == 4_000
+    assert bullmq_delay_ms(Backoff("theirs", 200, 0.0, None), 3) == 800
+
+
+def test_no_delay_means_retry_at_once() -> None:
+    assert bullmq_delay_ms(Backoff("fixed", 0, 0.0, None), 1) == 0
+    assert bullmq_delay_ms(Backoff("exponential", 0, 0.5, None), 9) == 0
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_backoff_is_written_so_that_node_does_its_nearest() -> None:
+    expected = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": HOUR_MS}
+    assert Backoff().to_wire() == expected
+
+
+def test_a_fixed_backoff_carries_no_jitter_that_node_would_apply() -> None:
+    assert Backoff("fixed", 500).to_wire() == {"type": "fixed", "delay": 500, "jitter": 0, "maxDelay": HOUR_MS}
+    assert Backoff("fixed", 500, jitter=0.9).jitter == 0
+
+
+def test_the_jitter_of_a_foreign_fixed_backoff_survives() -> None:
+    stored = {"type": "fixed", "delay": 500, "jitter": 0.5}
+    backoff = Backoff.from_wire(stored)
+    assert backoff is not None
+    assert backoff.to_wire() == stored
+
+
+def test_the_name_of_a_custom_strategy_is_never_stored() -> None:
+    assert Backoff("fibonacci", 250).to_wire()["type"] == "exponential"
+
+
+@given(backoff=backoffs)
+def test_a_backoff_comes_back_from_json_as_it_was(backoff: Backoff) -> None:
+    assert Backoff.from_wire(json.loads(json.dumps(backoff.to_wire()))) == backoff
+
+
+def test_no_backoff_is_none() -> None:
+    assert Backoff.from_wire(None) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (5_000, Backoff("fixed", 5_000, 0.0, None)),
+        (0, Backoff("fixed", 0, 0.0, None)),
+        (1.5e3, Backoff("fixed", 1_500, 0.0, None)),
+        ({"type": "exponential", "delay": 1_000}, Backoff("exponential", 1_000, 0.0, None)),
+        ({"type": "fixed", "delay": 10, "jitter": 0.5}, Backoff("fixed", 10, 0.5, None)),
+        ({"type": "exponential", "delay": 10, "maxDelay": 99}, Backoff("exponential", 10, 0.0, 99)),
+        ({"type": "custom"}, Backoff("custom", 0, 0.0, None)),
+        ({"type": "fixed", "delay": -5}, Backoff("fixed", 0, 0.0, None)),
+        ({"type": "fixed", "delay": 10.4}, Backoff("fixed", 10, 0.0, None)),
+        ({"type": "fixed", "delay": 10**400}, Backoff("fixed", LONGEST_MS, 0.0, None)),
+        ({"type": "fixed", "delay": 1, "jitter": None, "maxDelay": None}, Backoff("fixed", 1, 0.0, None)),
+    ],
+)
+def test_what_bullmq_stores_is_understood(stored: object, expected: Backoff) -> None:
+    assert Backoff.from_wire(stored) == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        ("1000", "object"),
+        (True, "object"),
+        ([1_000], "object"),
+        (float("nan"), "object"),
+        ({}, "type"),
+        ({"delay": 5}, "type"),
+        ({"type": ["fixed"], "delay": 5}, "type"),
+        ({"type": None, "delay": 5}, "type"),
+        ({"type": "fixed", "delay": "5"}, "delay"),
+        ({"type": "fixed", "delay": True}, "delay"),
+        ({"type": "fixed", "delay": float("inf")}, "delay"),
+        ({"type": "fixed", "delay": 5, "jitter": 1.5}, "jitter"),
+        ({"type": "fixed", "delay": 5, "jitter": "much"}, "jitter"),
+        ({"type": "fixed", "delay": 5, "maxDelay": {}}, "maxDelay"),
+    ],
+)
+def test_a_malformed_stored_backoff_is_refused_with_its_reason(stored: object, named: str) -> None:
+    with pytest.raises(DecodeError, match=named):
+        Backoff.from_wire(stored)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["type", "delay", "jitter", "maxDelay"]), inner),
+)
+
+
+@given(stored=json_values)
+def test_any_stored_value_is_either_understood_or_refused(stored: object) -> None:
+    try:
+        backoff = Backoff.from_wire(stored)
+    except DecodeError:
+        return
+    assert backoff is None or bullmq_delay_ms(backoff, 1) >= 0
+
+
+# --- the value --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"type": ""}, "type"),
+        ({"type": 3}, "type"),
+        ({"delay_ms": -1}, "delay"),
+        ({"delay_ms": 1.5}, "delay"),
+        ({"delay_ms": True}, "delay"),
+        ({"delay_ms": 2**53}, "delay"),
+        ({"jitter": -0.1}, "jitter"),
+        ({"jitter": 1.1}, "jitter"),
+        ({"jitter": float("nan")}, "jitter"),
+        ({"jitter": "0.2"}, "jitter"),
+        ({"max_delay_ms": -1}, "max delay"),
+        ({"max_delay_ms": "1h"}, "max delay"),
+    ],
+)
+def test_an_impossible_backoff_is_refused_with_its_reason(arguments: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Backoff(**arguments)
+
+
+def test_a_backoff_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Backoff().delay_ms = 5  # type: ignore[misc]
+
+
+def test_a_custom_strategy_may_answer_in_seconds_or_as_a_timedelta() -> None:
+    strategies: list[CustomBackoff] = [lambda n, exc: 0.5 * n, lambda n, exc: timedelta(seconds=n)]
+    assert [strategy(2, ValueError()) for strategy in strategies] == [1.0, timedelta(seconds=2)]
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 100), (2, 200), (5, 1_600), (9, 25_600), (10, 30_000)])
+def test_reconnecting_follows_the_schedule_of_the_seed(attempt: int, delay_ms: int) -> None:
+    assert reconnect_delay_ms(attempt, middle) == delay_ms
+
+
+@given(attempt=st.integers(-5, 10**12), chance=chances)
+def test_reconnecting_stays_within_20_percent_of_100_ms_to_30_s(attempt: int, chance: float) -> None:
+    assert 80 <= reconnect_delay_ms(attempt, lambda: chance) <= 36_000
+
+
+def test_the_longest_reconnect_delays_still_differ_so_that_a_fleet_does_not_return_at_once() -> None:
+    assert reconnect_delay_ms(50, lowest) == 24_000
+    assert reconnect_delay_ms(50, highest) == 36_000
+
+
+def test_first_delay_and_cap_of_reconnecting_can_be_set() -> None:
+    assert [reconnect_delay_ms(n, middle, first_ms=10, cap_ms=50) for n in (1, 2, 3, 4, 99)] == [10, 20, 40, 50, 50]
