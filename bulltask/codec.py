@@ -1,0 +1,115 @@
+"""JSON as Node and Python both understand it, and nothing else.
+
+What goes out is what ``JSON.stringify`` would have written. What the two languages would read differently is refused
+here with the path to the culprit, before anything is sent or stored: NaN and Infinity stop every Node listener of
+the queue for good (PROTOCOL 2.3), integers beyond ±(2^53-1) are rounded silently by Node, and keys that are no
+strings come back as strings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
+
+__all__ = ["MAX_SAFE_INTEGER", "Json", "decode", "decode_text", "encode"]
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+"""A value of plain JSON. Tuples are accepted by :func:`encode` and come back as lists."""
+
+MAX_SAFE_INTEGER = 2**53 - 1
+"""The largest integer that JavaScript keeps exactly."""
+
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ATOMS = (str, bool, type(None))
+
+
+def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
+    """Return ``value`` as UTF-8 JSON.
+
+    Args:
+        value: ``None``, ``bool``, ``int``, ``float``, ``str``, lists, tuples and string-keyed dicts of these.
+        what: how messages call the value, such as ``"argument of task shop.add"``.
+        limit: most bytes allowed; ``None`` for no limit.
+
+    Raises:
+        EncodeError: it holds something that plain JSON cannot carry, or that Node would read differently.
+        PayloadTooLarge: it is longer than ``limit``.
+    """
+    try:
+        problem = next(_problems(value, ""), None)
+        if problem is not None:
+            raise EncodeError(f"{what}{problem}")
+        text = _dumps(value)
+    except RecursionError:
+        raise EncodeError(f"{what} is nested too deeply for JSON, or contains itself") from None
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:  # a lone surrogate: legal in a JSON escape, not in UTF-8
+        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    if limit is not None and len(data) > limit:
+        raise PayloadTooLarge(
+            f"{what} is {len(data):,} bytes of JSON, more than the limit of {limit:,}; store it elsewhere and send "
+            "a reference, or raise max_payload"
+        )
+    return data
+
+
+def decode(data: bytes | str | None, *, what: str = "value") -> Any:
+    """Return the value of a JSON text; ``None`` for a missing one.
+
+    Raises:
+        DecodeError: it is not JSON (the message names ``what`` and the position).
+    """
+    if data is None:
+        return None
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as exc:
+        raise DecodeError(f"{what} is not valid JSON: {exc}") from exc
+
+
+def decode_text(data: bytes | None) -> str:
+    """Return stored raw text; bytes that are no UTF-8 are shown as escapes instead of failing the reader."""
+    return "" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _problems(value: object, path: str) -> Iterator[str]:
+    """Yield what plain JSON cannot carry, with the way to it; a generator because only the first one is asked for."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return
+    if isinstance(value, bool | str):
+        return
+    if isinstance(value, int):
+        if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+            yield f"{path} is the integer {_short(value)}, beyond ±(2^53-1): Node would round it; send it as a string"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"{path} is {value}, which JSON does not have; send None or a string"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{path} has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
+            elif type(item) not in _ATOMS:
+                yield from _problems(item, f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            if type(item) not in _ATOMS:
+                yield from _problems(item, f"{path}[{index}]")
+    else:
+        yield (
+            f"{path} is of type {kind.__module__}.{kind.__qualname__}, which plain JSON cannot carry; "
+            "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
+        )
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**40 else f"of about {value.bit_length()} bits"

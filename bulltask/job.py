@@ -1,0 +1,332 @@
+"""A job as BullMQ stores it: what is written when it is added, what is read when it is picked up.
+
+Field and option names on the wire are BullMQ's (PROTOCOL 2). What only bulltask knows goes into one own key of the
+stored options, ``bulltask``, which Node keeps and ignores; its presence also tells a worker that the job was sent by
+bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bulltask import codec
+from bulltask.backoff import Backoff
+from bulltask.codec import Json
+from bulltask.errors import DecodeError, InvalidName
+from bulltask.states import JobState
+
+__all__ = [
+    "MAX_PRIORITY",
+    "ActiveJob",
+    "Finished",
+    "JobOptions",
+    "JobRef",
+    "JobSnapshot",
+    "NewJob",
+    "Progress",
+    "check_job_id",
+    "check_job_name",
+    "check_queue_name",
+]
+
+MAX_NAME: Final = 255
+MAX_PRIORITY: Final = 2**21 - 1
+"""Largest priority that every BullMQ accepts (5.62: 2^21, 6.x: one less)."""
+
+OWN_KEY: Final = "bulltask"
+Progress = Json
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Which job: the queue as the user spells it, and the id."""
+
+    queue: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of a job; :meth:`to_wire` gives them BullMQ's names.
+
+    Attributes:
+        attempts: tries in all, the first one included.
+        backoff: delay between tries; ``None`` retries at once.
+        delay_ms: time before the job may run, from the moment it is sent.
+        eta_ms: epoch milliseconds before which it must not run; the later one of both counts.
+        priority: 0 for none (runs before every other), else 1 (first) to 2,097,151 (last).
+        lifo: put it at the front of the queue.
+        keep_completed_ms, keep_failed_ms: how long the finished job is kept, ``None`` for ever.
+        expires_in_ms, expires_ms: time from sending, or epoch milliseconds, after which a worker fails the job
+            instead of running it.
+        headers: JSON text of the sender's headers, ``""`` for none.
+    """
+
+    attempts: int = 3
+    backoff: Backoff | None = field(default_factory=Backoff)
+    delay_ms: int = 0
+    eta_ms: int | None = None
+    priority: int = 0
+    lifo: bool = False
+    keep_completed_ms: int | None = None
+    keep_failed_ms: int | None = None
+    expires_in_ms: int | None = None
+    expires_ms: int | None = None
+    headers: str = ""
+
+    def delay_at(self, now_ms: int) -> int:
+        """Milliseconds from ``now_ms`` until the job may run."""
+        return max(self.delay_ms, 0 if self.eta_ms is None else self.eta_ms - now_ms)
+
+    def to_wire(self, job_id: str, now_ms: int) -> dict[str, object]:
+        """The map that the add scripts store as the job's ``opts`` when it is sent at ``now_ms`` (server time)."""
+        wire: dict[str, object] = {"attempts": self.attempts, "jobId": job_id}
+        if self.backoff is not None:
+            wire["backoff"] = self.backoff.to_wire()
+        if (delay_ms := self.delay_at(now_ms)) > 0:
+            wire["delay"] = delay_ms
+        if self.priority:
+            wire["priority"] = self.priority
+        if self.lifo:
+            wire["lifo"] = True
+        if self.keep_completed_ms is not None:
+            wire["removeOnComplete"] = _keep_to_wire(self.keep_completed_ms)
+        if self.keep_failed_ms is not None:
+            wire["removeOnFail"] = _keep_to_wire(self.keep_failed_ms)
+        own: dict[str, object] = {"v": 1}
+        if self.expires_in_ms is not None:
+            own["expires"] = now_ms + self.expires_in_ms
+        elif self.expires_ms is not None:
+            own["expires"] = self.expires_ms
+        if self.headers:
+            # A text inside the map: msgpack -> Lua -> cjson keeps only 14 digits and turns [] into {} (PROTOCOL 2.2).
+            own["headers"] = self.headers
+        wire[OWN_KEY] = own
+        return wire
+
+
+def _keep_to_wire(keep_ms: int) -> object:
+    """BullMQ counts ``age`` in whole seconds; zero means that nothing is kept."""
+    return {"age": max(1, keep_ms // 1000)} if keep_ms else True
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that was not sent yet: everything checked, the data already JSON."""
+
+    queue: str
+    id: str
+    name: str
+    data: bytes
+    options: JobOptions
+
+    @property
+    def ref(self) -> JobRef:
+        """The job's address."""
+        return JobRef(self.queue, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveJob:
+    """A job in a worker's hands.
+
+    ``data`` is still text: decoding it is a step of the attempt, so that a malformed job fails like any other.
+
+    Attributes:
+        attempts_made: finished tries before this one (BullMQ's ``atm``).
+        attempts_started: pick-ups, this one included (``ats``); larger than the above after a stall or a crash.
+        deferred_failure: text with which the job must fail instead of running (``defa``).
+        scheduler_id: the job scheduler that made it, ``""`` for none (``rjk``).
+    """
+
+    queue: str
+    id: str
+    name: str
+    data: bytes
+    opts: Mapping[str, Any]
+    timestamp_ms: int
+    priority: int
+    attempts_made: int
+    attempts_started: int
+    deferred_failure: str
+    scheduler_id: str
+    stacktrace: bytes | None
+
+    @classmethod
+    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> ActiveJob:
+        """Read the flat field list that ``moveToActive`` and fetch-next reply with.
+
+        Raises:
+            DecodeError: a field is not what BullMQ writes there; the message names job and field.
+        """
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        opts = codec.decode(raw.get(b"opts", b"{}"), what=f"field opts of job {job_id}")
+        if not isinstance(opts, dict):
+            raise DecodeError(f"field opts of job {job_id} is not a JSON object")
+        return cls(
+            queue=queue,
+            id=job_id,
+            name=codec.decode_text(raw.get(b"name")),
+            data=raw.get(b"data", b"null"),
+            opts=opts,
+            timestamp_ms=_int(raw, b"timestamp", job_id),
+            priority=_int(raw, b"priority", job_id),
+            attempts_made=_int(raw, b"atm", job_id),
+            attempts_started=_int(raw, b"ats", job_id),
+            deferred_failure=codec.decode_text(raw.get(b"defa")),
+            scheduler_id=codec.decode_text(raw.get(b"rjk")),
+            stacktrace=raw.get(b"stacktrace"),
+        )
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """bulltask's own options; empty for a job that another client sent."""
+        own = self.opts.get(OWN_KEY)
+        return own if isinstance(own, dict) else {}
+
+    @property
+    def is_ours(self) -> bool:
+        """True when bulltask sent the job."""
+        return bool(self.own)
+
+    @property
+    def attempts(self) -> int:
+        """Tries in all, as written in the job; 0 and 1 both mean a single one."""
+        return _number(self.opts.get("attempts"))
+
+    @property
+    def lifo(self) -> bool:
+        """True when retries go to the front of the queue."""
+        return self.opts.get("lifo") is True
+
+    @property
+    def expires_ms(self) -> int | None:
+        """Epoch milliseconds after which the job must not run any more."""
+        return _number(self.own["expires"]) if "expires" in self.own else None
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The sender's headers."""
+        text = self.own.get("headers")
+        value = codec.decode(text, what=f"headers of job {self.id}") if isinstance(text, str) else None
+        return value if isinstance(value, dict) else {}
+
+    def backoff(self) -> Backoff | None:
+        """The job's backoff, ``None`` for an immediate retry.
+
+        Raises:
+            DecodeError: it is malformed.
+        """
+        return Backoff.from_wire(self.opts.get("backoff"))
+
+    def keep(self, option: str) -> dict[str, int]:
+        """BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail`` (PROTOCOL 4.7)."""
+        wanted = self.opts.get(option)
+        if wanted is True:
+            return {"count": 0}
+        if isinstance(wanted, int) and not isinstance(wanted, bool):
+            return {"count": wanted}
+        if isinstance(wanted, dict):
+            return {key: _number(wanted[key]) for key in ("count", "age") if key in wanted}
+        return {"count": -1}
+
+    def traces(self) -> list[str]:
+        """The tracebacks of earlier attempts; a malformed field counts as none, so that the job can still fail."""
+        try:
+            found = codec.decode(self.stacktrace)
+        except DecodeError:
+            return []
+        return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+
+    def trace_limit(self) -> int | None:
+        """How many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
+        limit = self.opts.get("stackTraceLimit")
+        return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a job ended: the return value's JSON text, or the failure's raw text."""
+
+    completed: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """What Redis holds of a job at one moment; ``state`` is ``UNKNOWN`` when it holds nothing."""
+
+    state: JobState
+    returnvalue: str | None = None
+    failed_reason: str = ""
+    stacktrace: tuple[str, ...] = ()
+    progress: Json = None
+    attempts_made: int = 0
+
+
+def check_queue_name(name: str) -> str:
+    """Return ``name`` if BullMQ's clients accept it as a queue name.
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, or has a ``:`` or control characters.
+    """
+    if ":" in name:
+        raise InvalidName(f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'")
+    if name.count("{") != name.count("}") or name in {"{}", ""}:
+        raise InvalidName(f"queue name {name!r} is empty or its braces do not match")
+    return _check_text(name, "queue name")
+
+
+def check_job_name(name: str) -> str:
+    """Return ``name`` if it may be a task name.
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, or has control characters.
+    """
+    return _check_text(name, "task name")
+
+
+def check_job_id(job_id: str) -> str:
+    """Return ``job_id`` if Node's client would accept it too (PROTOCOL 2.2).
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, all digits (BullMQ's own counter makes those), starts with
+            ``0:``, has a ``:``, or has control characters.
+    """
+    if not isinstance(job_id, str):
+        raise InvalidName(f"job_id must be a text, not {job_id!r}")
+    if job_id.isdecimal():
+        raise InvalidName(f"job_id {job_id!r} is all digits: such ids belong to BullMQ's counter; put a letter in front")
+    if ":" in job_id:
+        raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
+    return _check_text(job_id, "job_id")
+
+
+def _check_text(text: str, what: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise InvalidName(f"a {what} must be a text that is not empty, not {text!r}")
+    if len(text) > MAX_NAME:
+        raise InvalidName(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
+    if _CONTROL.search(text):
+        raise InvalidName(f"{what} {text!r} has control characters")
+    return text
+
+
+def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> int:
+    value = raw.get(name)
+    if value is None:
+        return 0
+    try:
+        return int(float(value))  # Lua writes large numbers with an exponent
+    except (ValueError, OverflowError) as exc:
+        raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
+
+
+def _number(value: object) -> int:
+    """An option that should be a number; anything else counts as 0, as it does in BullMQ's scripts."""
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else 0

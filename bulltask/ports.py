@@ -1,0 +1,71 @@
+"""What tasks and results need from the layers below, as narrow protocols.
+
+They stand below both who uses them and who implements them, so a task needs no ``App`` and a result no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bulltask.config import Config
+from bulltask.job import Finished, JobRef, JobSnapshot, NewJob
+
+__all__ = ["ResultReader", "Sender"]
+
+
+class ResultReader(Protocol):
+    """Reads jobs and waits for their end."""
+
+    def snapshot(self, ref: JobRef) -> JobSnapshot:
+        """What Redis holds of the job now."""
+        ...
+
+    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+        """:meth:`snapshot` for asyncio."""
+        ...
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Wait until the job has ended.
+
+        Args:
+            ref: the job.
+            timeout_ms: how long, ``None`` for ever.
+            sent_ms: server time at which it was sent, if known: a job that was removed as soon as it ended is then
+                found in the event stream.
+
+        Raises:
+            ResultTimeout: it has not ended in time.
+            JobNotFound: there is no such job, and no event says how it ended.
+        """
+        ...
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio."""
+        ...
+
+
+class Sender(Protocol):
+    """Sends jobs and reads their results; an ``App`` is one."""
+
+    @property
+    def config(self) -> Config:
+        """The settings, frozen."""
+        ...
+
+    @property
+    def results(self) -> ResultReader:
+        """Where results are read."""
+        ...
+
+    def now_ms(self) -> int:
+        """The server's time as far as it is known."""
+        ...
+
+    def send(self, jobs: Sequence[NewJob]) -> None:
+        """Store the jobs; returns when Redis has acknowledged all of them."""
+        ...
+
+    async def asend(self, jobs: Sequence[NewJob]) -> None:
+        """:meth:`send` for asyncio."""
+        ...

@@ -1,0 +1,183 @@
+"""``AsyncResult``: what became of a job, for sync and async code alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+from bulltask import codec
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import TaskError
+from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.ports import ResultReader
+from bulltask.states import JobState
+
+__all__ = ["AsyncResult", "RemoteTraceback"]
+
+R = TypeVar("R")
+
+_PYTHON_TRACE = "Traceback (most recent call last):"
+
+
+class RemoteTraceback(Exception):
+    """The traceback of the worker, shown as the cause of an exception that was raised again here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text.rstrip()}\n"
+
+
+class AsyncResult(Generic[R]):
+    """The handle of one sent job.
+
+    Works for every job of the queue, also for those that Node sent or ran. Waiting uses the queue's event stream and
+    re-checks the job's state, so it neither polls nor hangs when events were trimmed.
+
+    Args:
+        job_id: the job's id.
+        queue: its queue as the user spells it.
+        reader: reads jobs and waits for them.
+        sent_ms: server time at which the job was sent, if this process sent it.
+    """
+
+    def __init__(self, job_id: str, queue: str, reader: ResultReader, sent_ms: int | None = None) -> None:
+        self._ref, self._reader, self._sent_ms = JobRef(queue, job_id), reader, sent_ms
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._ref.id
+
+    @property
+    def queue(self) -> str:
+        """The job's queue as the user spells it."""
+        return self._ref.queue
+
+    def get(self, timeout: Duration | None = None) -> R:
+        """Wait for the job to end and return the task's return value.
+
+        Args:
+            timeout: seconds or ``timedelta``; ``None`` waits for ever.
+
+        Raises:
+            ResultTimeout: it has not ended in time (the job goes on).
+            JobNotFound: Redis has no such job (any more) and no event says how it ended.
+            BrokerError: Redis could not be asked.
+            Exception: the task failed: the exception that it raised if its class is loaded in this process, with
+                the worker's traceback as cause; else ``TaskError`` with that traceback in its text.
+        """
+        finished = self._reader.wait(self._ref, _timeout_ms(timeout), self._sent_ms)
+        if not finished.completed:
+            raise self._failure(finished.text, self._reader.snapshot(self._ref))
+        return self._value(finished)
+
+    async def aget(self, timeout: Duration | None = None) -> R:
+        """:meth:`get` for asyncio; ``await result`` is the same without a timeout."""
+        finished = await self._reader.await_finished(self._ref, _timeout_ms(timeout), self._sent_ms)
+        if not finished.completed:
+            raise self._failure(finished.text, await self._reader.asnapshot(self._ref))
+        return self._value(finished)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.aget().__await__()
+
+    def snapshot(self) -> JobSnapshot:
+        """What Redis holds of the job now: state, progress, result, failure, tracebacks; one round trip."""
+        return self._reader.snapshot(self._ref)
+
+    async def asnapshot(self) -> JobSnapshot:
+        """:meth:`snapshot` for asyncio."""
+        return await self._reader.asnapshot(self._ref)
+
+    @property
+    def state(self) -> JobState:
+        """The job's state in BullMQ's words; ``JobState.UNKNOWN`` when Redis has no such job (any more)."""
+        return self.snapshot().state
+
+    def ready(self) -> bool:
+        """True when the job has completed or failed."""
+        return self.state.finished
+
+    def successful(self) -> bool:
+        """True when the job has completed."""
+        return self.state is JobState.COMPLETED
+
+    def failed(self) -> bool:
+        """True when the job has failed for good."""
+        return self.state is JobState.FAILED
+
+    @property
+    def progress(self) -> codec.Json:
+        """What the task last reported with ``update_progress``; ``None`` before that."""
+        return self.snapshot().progress
+
+    @property
+    def info(self) -> Any:
+        """Celery's ``info``: the return value when completed, the exception when failed, else the progress."""
+        snapshot = self.snapshot()
+        if snapshot.state is JobState.COMPLETED:
+            return self._value(Finished(True, snapshot.returnvalue or "null"))
+        if snapshot.state is JobState.FAILED:
+            return self._failure(snapshot.failed_reason, snapshot)
+        return snapshot.progress
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of the last failed attempt, ``None`` when none was stored."""
+        traces = self.snapshot().stacktrace
+        return traces[-1] if traces else None
+
+    def _value(self, finished: Finished) -> R:
+        value: R = codec.decode(finished.text or "null", what=f"return value of job {self.id}")
+        return value
+
+    def _failure(self, reason: str, snapshot: JobSnapshot) -> Exception:
+        trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
+        original = _rebuild(reason, trace)
+        if original is None:
+            return TaskError(reason, job_id=self.id, remote_traceback=trace)
+        original.__cause__ = RemoteTraceback(trace)
+        return original
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult {self.id} of queue {self.queue}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and other._ref == self._ref
+
+    def __hash__(self) -> int:
+        return hash(self._ref)
+
+
+def _timeout_ms(timeout: Duration | None) -> int | None:
+    return None if timeout is None else to_ms(timeout, "timeout")
+
+
+def _rebuild(reason: str, trace: str) -> Exception | None:
+    """Make the task's own exception from the last line of its traceback, or ``None`` where that is not safe.
+
+    What stands in Redis may have been written by anybody who can write there. So nothing is imported: the class must
+    be loaded already, be an ``Exception``, and be found under exactly that name; and its ``__init__`` is not called.
+    (CVE-2021-23727: Celery called whatever name it found.)
+    """
+    if not trace.startswith(_PYTHON_TRACE):
+        return None
+    tail = trace.rstrip()
+    if reason and tail.endswith(reason):
+        tail = tail[: -len(reason)].rstrip()
+    name = tail.rpartition("\n")[2].removesuffix(":").strip()
+    module_name, _, class_name = name.rpartition(".")
+    found = vars(sys.modules.get(module_name or "builtins") or object).get(class_name)
+    if not (isinstance(found, type) and issubclass(found, Exception) and found.__name__ == class_name):
+        return None
+    try:
+        exc = found.__new__(found, reason)
+        exc.args = (reason,) if reason and reason != class_name else ()
+        str(exc)  # a class may need attributes that only its __init__ sets
+    except Exception:
+        return None
+    return exc

@@ -1,0 +1,157 @@
+"""The asyncio client: one connection, any number of tasks; calls are pipelined as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.errors import BrokerError
+from bulltask.transport import faults
+from bulltask.transport.call import Call, command
+from bulltask.transport.endpoint import Endpoint
+
+__all__ = ["AsyncClient"]
+
+R = TypeVar("R")
+_TIME = command("TIME")
+
+
+class AsyncClient:
+    """Responsible for one connection that the tasks of one event loop share.
+
+    Every call is written at once and its reply is matched by order, so a hundred tasks need one connection and no
+    lock. A task that is cancelled leaves its place in the order: its reply is read and dropped, never handed to
+    another task (the fault behind CVE-2023-28858).
+
+    Args:
+        endpoint: the server.
+        clock: is set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
+        name: the connection's name in ``CLIENT LIST``.
+    """
+
+    def __init__(self, endpoint: Endpoint, clock: ServerClock | None = None, name: str | None = None) -> None:
+        self._endpoint, self._clock, self._name = endpoint, clock, name
+        self._connecting = asyncio.Lock()
+        self._connection: redis.asyncio.Connection | None = None
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def run(self, call: Call[R]) -> R:
+        """Make one call; raises what :meth:`bulltask.transport.client.Client.run` raises."""
+        reply = (await self._exchange([call.packed()]))[0]
+        if faults.is_noscript(reply):
+            reply = (await self._exchange([call.packed_with_body()]))[0]
+        return self._judge(call, reply)
+
+    async def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Make several calls in one round trip; raises what ``Client.run_many`` raises."""
+        replies = await self._exchange([call.packed() for call in calls])
+        for index, reply in enumerate(replies):
+            # One by one is enough here: the first body loads the script for the others, and EVAL cannot miss.
+            if faults.is_noscript(reply):
+                replies[index] = (await self._exchange([calls[index].packed_with_body()]))[0]
+        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def connect(self) -> None:
+        """Connect now instead of at the first call."""
+        await self._connected()
+
+    async def close(self) -> None:
+        """Close the connection; calls that still wait fail with ``BrokerUnavailable``."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+        await self._drop(ConnectionError("the client was closed"))
+
+    async def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
+        connection = await self._connected()
+        if self._clock is not None and self._clock.due:
+            await self._sync_clock(connection)
+        return await self._round_trip(connection, packed)
+
+    async def _round_trip(self, connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> list[Any]:
+        if connection is not self._connection:
+            fault = ConnectionError("the connection was replaced")
+            raise faults.no_connection(fault, self._endpoint.shown, connecting=False)
+        loop = asyncio.get_running_loop()
+        waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
+        # No await between taking the places and handing over the bytes, or two tasks' calls could swap order.
+        self._pending.extend(waiters)
+        try:
+            await connection.send_packed_command(packed, check_health=False)
+            async with asyncio.timeout(self._endpoint.command_timeout_ms / 1000):
+                return [await waiter for waiter in waiters]
+        except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
+            await self._drop(exc, only=connection)
+            raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc
+        finally:
+            for waiter in waiters:  # of a cancelled or failed exchange; done ones are not touched
+                waiter.cancel()
+                if not waiter.cancelled():
+                    waiter.exception()  # marks it as seen: it was reported once already
+
+    async def _connected(self) -> redis.asyncio.Connection:
+        async with self._connecting:
+            if self._connection is not None:
+                return self._connection
+            connection = self._endpoint.async_connection(self._name)
+            try:
+                await connection.connect()
+            except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
+                await connection.disconnect(nowait=True)
+                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from exc
+            self._connection = connection
+            self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
+            if self._clock is not None:
+                await self._sync_clock(connection)
+            return connection
+
+    async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
+        fault: BaseException = ConnectionError("the reader was stopped")
+        try:
+            while True:
+                try:
+                    reply: Any = await connection.read_response(disable_decoding=True)
+                except ResponseError as exc:  # an error reply: the answer to one call, not the end of the connection
+                    reply = exc
+                waiter = self._pending.popleft()
+                if not waiter.done():
+                    waiter.set_result(reply)
+        except faults.CONNECTION_FAULTS as exc:
+            fault = exc
+        finally:
+            await self._drop(fault, only=connection)
+
+    async def _drop(self, fault: BaseException, only: redis.asyncio.Connection | None = None) -> None:
+        if only is not None and only is not self._connection:
+            return  # another task has already replaced the broken connection
+        connection, self._connection = self._connection, None
+        pending, self._pending = self._pending, deque()
+        for waiter in pending:
+            if not waiter.done():
+                waiter.set_exception(ConnectionError(str(fault)))
+        if connection is not None:
+            with suppress(Exception):
+                await connection.disconnect(nowait=True)
+
+    async def _sync_clock(self, connection: redis.asyncio.Connection) -> None:
+        assert self._clock is not None
+        asked = mono_ms()
+        reply = self._judge(_TIME, (await self._round_trip(connection, [_TIME.packed()]))[0])
+        self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
+
+    def _judge(self, call: Call[R], reply: Any) -> R:
+        if isinstance(reply, BrokerError):
+            raise reply
+        if isinstance(reply, ResponseError):
+            raise faults.refused(reply, self._endpoint.shown) from reply
+        return call.judge(reply)

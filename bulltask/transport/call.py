@@ -1,0 +1,65 @@
+"""A call to Redis as a value: packed and judged the same way by the sync and the async client.
+
+Every script has one function that builds its :class:`Call` (``scripts_*.py``). The two clients only carry calls, so
+nothing about the protocol is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import hiredis
+
+from bulltask.lua.loader import Script
+
+__all__ = ["Arg", "Call", "as_is", "command", "script_call"]
+
+R = TypeVar("R")
+Arg = bytes | str | int | float
+
+
+def as_is(reply: Any) -> Any:
+    """The judge of calls whose reply needs no judging."""
+    return reply
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """One command or script call.
+
+    Attributes:
+        args: the command's words; for a script everything after the script itself (key count, keys, arguments).
+        judge: turns the raw reply into the result, or raises the error that a negative number stands for.
+        script: the script to run, ``None`` for a plain command.
+    """
+
+    args: tuple[Arg, ...]
+    judge: Callable[[Any], R]
+    script: Script | None = None
+
+    def packed(self) -> bytes:
+        """The bytes to send: ``EVALSHA``, or the plain command."""
+        if self.script is None:
+            return hiredis.pack_command(self.args)
+        return hiredis.pack_command(("EVALSHA", self.script.sha, *self.args))
+
+    def packed_with_body(self) -> bytes:
+        """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
+        assert self.script is not None
+        return hiredis.pack_command(("EVAL", self.script.body, *self.args))
+
+
+def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:
+    """Build the call of a plain command."""
+    return Call(words, judge)
+
+
+def script_call(
+    script: Script, keys: tuple[str, ...], args: tuple[Arg, ...], judge: Callable[[Any], R] = as_is
+) -> Call[R]:
+    """Build the call of a script; the number of keys must be the one in the script's file name."""
+    if len(keys) != script.key_count:
+        raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
+    return Call((script.key_count, *keys, *args), judge, script)

@@ -1,0 +1,191 @@
+"""The sync client: one connection, one call or one pipeline at a time; and a small pool of them for threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis
+from redis.exceptions import ResponseError
+
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.transport import faults
+from bulltask.transport.call import Call, command
+from bulltask.transport.endpoint import Endpoint
+
+__all__ = ["Client", "ClientPool"]
+
+R = TypeVar("R")
+_TIME = command("TIME")
+
+
+class Client:
+    """Responsible for one connection: carries calls, loads scripts that the server does not know, keeps the clock.
+
+    Not for several threads (see :class:`ClientPool`) and never across a fork: a child makes its own.
+
+    Args:
+        endpoint: the server.
+        clock: is set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that
+            only wait.
+        name: the connection's name in ``CLIENT LIST``.
+    """
+
+    def __init__(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None) -> None:
+        self._endpoint, self._clock, self._name = endpoint, clock, name
+        self._connection: redis.Connection | None = None
+
+    def run(self, call: Call[R]) -> R:
+        """Make one call.
+
+        Raises:
+            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailable`` nobody
+                knows whether the call was executed.
+            JobError: the script refused the operation.
+        """
+        reply = self._exchange([call.packed()])[0]
+        if faults.is_noscript(reply):
+            reply = self._exchange([call.packed_with_body()])[0]
+        return self._judge(call, reply)
+
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Make several calls in one round trip and return their results in order.
+
+        A script that the server does not know (``SCRIPT FLUSH``, a failover) fails only its own entries; these, and
+        no others, are sent again.
+
+        Raises:
+            BrokerError, JobError: as in :meth:`run`, for the first call that failed.
+        """
+        replies = self._exchange([call.packed() for call in calls])
+        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
+            again = self._exchange(_with_bodies([calls[index] for index in missing]))
+            for index, reply in zip(missing, again, strict=True):
+                replies[index] = reply
+        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def connect(self) -> None:
+        """Connect now instead of at the first call; see :meth:`run` for what may be raised."""
+        self._connected()
+
+    def close(self) -> None:
+        """Close the connection; a later call opens a new one."""
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._connection = None
+
+    def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
+        connection = self._connected()
+        if self._clock is not None and self._clock.due:
+            self._sync_clock(connection)
+        return self._round_trip(connection, packed)
+
+    def _round_trip(self, connection: redis.Connection, packed: Sequence[bytes]) -> list[Any]:
+        try:
+            connection.send_packed_command(packed, check_health=False)
+            return [_read(connection) for _ in packed]
+        except faults.CONNECTION_FAULTS as exc:
+            self.close()
+            raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc
+        except BaseException:
+            # An interrupt (a time limit, Ctrl-C) between sending and reading: the reply is still on its way and
+            # would be taken for the answer to the next call.
+            self.close()
+            raise
+
+    def _connected(self) -> redis.Connection:
+        if self._connection is None:
+            connection = self._endpoint.connection(self._name)
+            try:
+                connection.connect()
+            except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
+                connection.disconnect()
+                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from exc
+            self._connection = connection
+            if self._clock is not None:
+                self._sync_clock(connection)
+        return self._connection
+
+    def _sync_clock(self, connection: redis.Connection) -> None:
+        assert self._clock is not None
+        asked = mono_ms()
+        reply = self._judge(_TIME, self._round_trip(connection, [_TIME.packed()])[0])
+        self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
+
+    def _judge(self, call: Call[R], reply: Any) -> R:
+        if isinstance(reply, ResponseError):
+            raise faults.refused(reply, self._endpoint.shown) from reply
+        return call.judge(reply)
+
+
+def _read(connection: redis.Connection) -> Any:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except ResponseError as exc:  # one entry of a pipeline failed; the others have their own replies
+        return exc
+
+
+def _with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
+    """Send each missing script's body once; the entries after it find the script loaded.
+
+    Another ``SCRIPT FLUSH`` may come between, but every round executes at least the entries that carry a body.
+    """
+    seen: set[str] = set()
+    packed = []
+    for call in calls:
+        assert call.script is not None
+        packed.append(call.packed() if call.script.sha in seen else call.packed_with_body())
+        seen.add(call.script.sha)
+    return packed
+
+
+class ClientPool:
+    """Clients for any number of threads; safe across a fork (a child starts with none of its parent's)."""
+
+    def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
+        self._endpoint, self._clock, self._limit = endpoint, clock, limit
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Client] = []
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """Lend a client; at most ``limit`` idle ones are kept for later."""
+        if os.getpid() != self._pid:
+            # The parent's sockets are shared with it: reading from them would steal its replies. They are dropped
+            # without closing anything on the wire.
+            self._reset()
+        with self._lock:
+            client = self._idle.pop() if self._idle else Client(self._endpoint, self._clock)
+        try:
+            yield client
+        finally:
+            with self._lock:
+                keep = len(self._idle) < self._limit
+                if keep:
+                    self._idle.append(client)
+            if not keep:
+                client.close()
+
+    def run(self, call: Call[R]) -> R:
+        """:meth:`Client.run` on a lent client."""
+        with self.client() as client:
+            return client.run(call)
+
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """:meth:`Client.run_many` on a lent client."""
+        with self.client() as client:
+            return client.run_many(calls)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for client in idle:
+            client.close()

@@ -1,0 +1,83 @@
+"""Where Redis is and how connections to it are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from bulltask.config import Config
+from bulltask.errors import ConfigError
+from bulltask.urls import redact_url
+
+__all__ = ["Endpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server and the timeouts of connections to it.
+
+    No call is ever without a timeout: on a half-open connection both official BullMQ clients wait for ever
+    (RELIABILITY F11f). redis-py's own retries are off, because a call may only be repeated where its meaning allows
+    it, and that is decided by who makes the call.
+
+    Attributes:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+        connect_timeout_ms: time to connect.
+        command_timeout_ms: time for a reply.
+    """
+
+    url: str
+    connect_timeout_ms: int
+    command_timeout_ms: int
+
+    @classmethod
+    def from_config(cls, config: Config, url: str) -> Endpoint:
+        """The endpoint at ``url`` with the timeouts of ``config``."""
+        return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
+
+    def waiting(self, block_ms: int) -> Endpoint:
+        """The same server for calls that block up to ``block_ms`` on purpose."""
+        return replace(self, command_timeout_ms=block_ms + 5_000)
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return redact_url(self.url)
+
+    def connection(self, name: str | None) -> redis.Connection:
+        """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
+        options = self._options(name) | {"retry": Retry(NoBackoff(), 0)}
+        return _checked(redis.ConnectionPool.from_url, self.url, options).make_connection()
+
+    def async_connection(self, name: str | None) -> redis.asyncio.Connection:
+        """The same for asyncio."""
+        # Timeouts are the client's: redis-py's own would hand each write to a task of its own and so lose the order of
+        # calls that several tasks share.
+        options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
+        pool: redis.asyncio.ConnectionPool = _checked(redis.asyncio.ConnectionPool.from_url, self.url, options)
+        return pool.make_connection()
+
+    def _options(self, name: str | None) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "client_name": name,
+            "protocol": 2,
+            "health_check_interval": 0,
+            "socket_connect_timeout": self.connect_timeout_ms / 1000,
+            "socket_timeout": self.command_timeout_ms / 1000,
+        }
+        if not self.url.startswith("unix://"):
+            options["socket_keepalive"] = True
+        return options
+
+
+def _checked(make: Any, url: str, options: dict[str, Any]) -> Any:
+    try:
+        return make(url, **options)
+    except ValueError as exc:
+        raise ConfigError(f"broker_url {redact_url(url)} cannot be read: {exc}") from exc

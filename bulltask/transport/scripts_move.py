@@ -1,0 +1,207 @@
+"""The scripts that move a job between states; packing only (PROTOCOL 3.2).
+
+Every time is the server's, in milliseconds. A token proves that the caller holds the job's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from bulltask.lua import loader
+from bulltask.transport.call import Call, script_call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import Fetched, raise_for, read_fetch, text
+
+__all__ = [
+    "find_by_token",
+    "move_from_active_to_wait",
+    "move_stalled_jobs_to_wait",
+    "move_to_active",
+    "move_to_delayed",
+    "move_to_finished",
+    "renew_locks",
+    "retry_job",
+]
+
+Fields = Sequence[str | bytes]
+"""Hash fields to write with a move: name, value, name, value …"""
+
+
+def move_to_active(keys: QueueKeys, token: str, lock_ms: int, worker: str, now_ms: int) -> Call[Fetched]:
+    """``moveToActive``: take the next job, locked with ``token``; promotes delayed jobs that are due."""
+    places = (
+        keys.wait,
+        keys.active,
+        keys.prioritized,
+        keys.events,
+        keys.stalled,
+        keys.limiter,
+        keys.delayed,
+        keys.paused,
+        keys.meta,
+        keys.pc,
+        keys.marker,
+    )
+    options = msgpack.packb({"token": token, "lockDuration": lock_ms, "name": worker})
+    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, options), read_fetch)
+
+
+def move_to_finished(
+    keys: QueueKeys,
+    job_id: str,
+    token: str,
+    *,
+    completed: bool,
+    value: bytes,
+    keep: dict[str, int],
+    attempts: int,
+    fields: Fields,
+    fetch_next: bool,
+    lock_ms: int,
+    worker: str,
+    now_ms: int,
+) -> Call[Fetched]:
+    """``moveToFinished``: complete or fail the job, and take the next one in the same step if asked.
+
+    Args:
+        value: the return value's JSON, or the failure's raw text.
+        keep: BullMQ's ``keepJobs`` map; it must be there, or the script fails after the lock is gone.
+    """
+    target, prop = ("completed", "returnvalue") if completed else ("failed", "failedReason")
+    places = (
+        keys.wait,
+        keys.active,
+        keys.prioritized,
+        keys.events,
+        keys.stalled,
+        keys.limiter,
+        keys.delayed,
+        keys.paused,
+        keys.meta,
+        keys.pc,
+        keys.completed if completed else keys.failed,
+        keys.job(job_id),
+        keys.metrics_completed if completed else keys.metrics_failed,
+        keys.marker,
+    )
+    options = msgpack.packb(
+        {
+            "token": token,
+            "keepJobs": keep,
+            "lockDuration": lock_ms,
+            "attempts": attempts,
+            "maxMetricsSize": "",  # "" is off; a missing key makes the second job of a queue fail in Lua
+            "name": worker,
+        }
+    )
+    args = (job_id, now_ms, prop, value, target, int(fetch_next), keys.base, options, _pack(fields))
+
+    def judge(reply: Any) -> Fetched:
+        raise_for(reply, job_id, keys.name)
+        return read_fetch(reply)
+
+    return script_call(loader.official("moveToFinished"), places, args, judge)
+
+
+def move_to_delayed(
+    keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, counts: bool, fields: Fields, now_ms: int
+) -> Call[None]:
+    """``moveToDelayed``: the job is due again in ``delay_ms``; ``counts`` says whether an attempt was made."""
+    places = (
+        keys.marker,
+        keys.active,
+        keys.prioritized,
+        keys.delayed,
+        keys.job(job_id),
+        keys.events,
+        keys.meta,
+        keys.stalled,
+    )
+    args = (keys.base, now_ms, job_id, token, delay_ms, "0" if counts else "1", _pack(fields))
+    return script_call(loader.official("moveToDelayed"), places, args, _refusal(keys, job_id))
+
+
+def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
+    """``retryJob``: the job waits again at once; an attempt was made."""
+    places = (
+        keys.active,
+        keys.wait,
+        keys.paused,
+        keys.job(job_id),
+        keys.meta,
+        keys.events,
+        keys.delayed,
+        keys.prioritized,
+        keys.pc,
+        keys.marker,
+        keys.stalled,
+    )
+    args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
+    return script_call(loader.official("retryJob"), places, args, _refusal(keys, job_id))
+
+
+def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
+    """``moveJobFromActiveToWait``: give the job back; it is the next to be taken and no attempt is counted."""
+    places = (
+        keys.active,
+        keys.wait,
+        keys.stalled,
+        keys.paused,
+        keys.meta,
+        keys.limiter,
+        keys.prioritized,
+        keys.marker,
+        keys.events,
+    )
+    args = (job_id, token, keys.job(job_id))
+    return script_call(loader.official("moveJobFromActiveToWait"), places, args, _refusal(keys, job_id))
+
+
+def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
+    """``moveStalledJobsToWait``: jobs whose lock ran out wait again; the result is their ids."""
+    places = (
+        keys.stalled,
+        keys.wait,
+        keys.active,
+        keys.stalled_check,
+        keys.meta,
+        keys.paused,
+        keys.marker,
+        keys.events,
+    )
+    args = (max_stalled, keys.base, now_ms, interval_ms)
+    return script_call(loader.official("moveStalledJobsToWait"), places, args, _ids)
+
+
+def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
+    """Own ``renewLocks``: renew the locks of ``held`` (token, job id); the result is the ids whose lock is lost."""
+    pairs = [word for pair in held for word in pair]
+    return script_call(loader.own("renewLocks"), (keys.stalled,), (keys.base, lock_ms, *pairs), _ids)
+
+
+def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:
+    """Own ``findByToken``: the active jobs locked with one of ``tokens``, as (token, job id)."""
+
+    def judge(reply: Any) -> list[tuple[str, str]]:
+        words = _ids(reply)
+        return list(zip(words[::2], words[1::2], strict=True))
+
+    return script_call(loader.own("findByToken"), (keys.active,), (keys.base, *tokens), judge)
+
+
+def _pack(fields: Fields) -> bytes | str:
+    return msgpack.packb(list(fields)) if fields else ""
+
+
+def _ids(reply: Any) -> list[str]:
+    return [text(item) for item in reply or ()]
+
+
+def _refusal(keys: QueueKeys, job_id: str) -> Any:
+    def judge(reply: Any) -> None:
+        raise_for(reply, job_id, keys.name)
+
+    return judge

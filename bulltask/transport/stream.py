@@ -1,0 +1,254 @@
+"""Results through a queue's event stream: no polling, and no way to hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from bulltask import codec
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, JobNotFound, ResultTimeout
+from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_read import get_state, is_finished, read_fields, snapshot
+
+__all__ = ["RECHECK_MS", "Results"]
+
+RECHECK_MS: Final = 5_000
+"""A waiter looks at the job itself this often: events may have been trimmed before they were read."""
+
+_CLOCK_MARGIN_MS: Final = 2_000
+_PAGE: Final = 1_000
+Entry = tuple[str, dict[bytes, bytes]]
+
+
+class Results:
+    """Responsible for reading jobs and for waiting until they end; implements ``ports.ResultReader``.
+
+    Args:
+        pool: clients for short calls.
+        waiters: clients whose calls may block for :data:`RECHECK_MS`.
+        aclient: gives the running loop's client for short calls.
+        awatch: gives the running loop's watch on a queue.
+        keys: gives a queue's keys by the user's spelling.
+    """
+
+    def __init__(
+        self,
+        pool: ClientPool,
+        waiters: ClientPool,
+        aclient: Callable[[], AsyncClient],
+        awatch: Callable[[str], Watch],
+        keys: Callable[[str], QueueKeys],
+    ) -> None:
+        self._pool, self._waiters, self._aclient, self._awatch, self._keys = pool, waiters, aclient, awatch, keys
+
+    def snapshot(self, ref: JobRef) -> JobSnapshot:
+        keys = self._keys(ref.queue)
+        state, fields = self._pool.run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
+        return snapshot(ref.id, state, fields)
+
+    async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+        keys = self._keys(ref.queue)
+        state, fields = await self._aclient().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
+        return snapshot(ref.id, state, fields)
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
+        with self._waiters.client() as client:
+            while True:
+                # The stream's end is read before the state: what happens after this look is behind the cursor.
+                cursor, finished = self._look(client, keys, ref, sent_ms)
+                if finished is not None:
+                    return finished
+                finished = self._read_until(client, keys, ref, cursor, deadline_ms)
+                if finished is not None:
+                    return finished
+                if deadline_ms is not None and mono_ms() >= deadline_ms:
+                    raise _timed_out(ref, timeout_ms)
+
+    def _look(
+        self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None
+    ) -> tuple[str, Finished | None]:
+        try:
+            cursor, finished = client.run_many([_last_id(keys), is_finished(keys, ref.id)])
+        except JobNotFound:
+            since = _since(sent_ms)
+            if since is None:
+                raise
+            for _, fields in client.run(_history(keys, since)):
+                if (ended := _ending(fields, ref.id)) is not None:
+                    return since, ended
+            raise
+        return cursor, finished
+
+    def _read_until(
+        self, client: Client, keys: QueueKeys, ref: JobRef, cursor: str, deadline_ms: int | None
+    ) -> Finished | None:
+        recheck_ms = mono_ms() + RECHECK_MS
+        until_ms = recheck_ms if deadline_ms is None else min(recheck_ms, deadline_ms)
+        while (left_ms := until_ms - mono_ms()) > 0:
+            for entry_id, fields in client.run(_read_on(keys, cursor, left_ms)):
+                cursor = entry_id
+                if (ended := _ending(fields, ref.id)) is not None:
+                    return ended
+        return None
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        keys = self._keys(ref.queue)
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                async with self._awatch(ref.queue).on(ref.id) as ended:
+                    while True:
+                        finished = await self._alook(keys, ref, sent_ms)
+                        if finished is None:
+                            with suppress(TimeoutError):
+                                finished = await asyncio.wait_for(asyncio.shield(ended), RECHECK_MS / 1000)
+                        if finished is not None:
+                            return finished
+        except TimeoutError:
+            raise _timed_out(ref, timeout_ms) from None
+
+    async def _alook(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
+        client = self._aclient()
+        try:
+            return await client.run(is_finished(keys, ref.id))
+        except JobNotFound:
+            since = _since(sent_ms)
+            for _, fields in await client.run(_history(keys, since)) if since else ():
+                if (ended := _ending(fields, ref.id)) is not None:
+                    return ended
+            raise
+
+
+class Watch:
+    """Responsible for telling the tasks of one event loop when jobs of one queue end; one reader for all of them.
+
+    Args:
+        keys: the queue.
+        client: a client of its own: its calls block.
+    """
+
+    def __init__(self, keys: QueueKeys, client: AsyncClient) -> None:
+        self._keys, self._client = keys, client
+        self._waiting: dict[str, set[asyncio.Future[Finished]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._started: asyncio.Event = asyncio.Event()
+
+    def on(self, job_id: str) -> _Registration:
+        """Context manager: a future of the job's end, registered before the caller looks at the job's state."""
+        return _Registration(self, job_id)
+
+    async def enter(self, job_id: str) -> asyncio.Future[Finished]:
+        """Register a waiter and make sure that the reader stands at the stream's end."""
+        future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job_id, set()).add(future)
+        if self._reader is None or self._reader.done():
+            self._started.clear()
+            self._reader = asyncio.create_task(self._read(), name=f"bulltask-events-{self._keys.queue}")
+        await self._started.wait()
+        return future
+
+    async def leave(self, job_id: str, future: asyncio.Future[Finished]) -> None:
+        """Forget a waiter; the last one stops the reader and closes its connection."""
+        future.cancel()
+        waiters = self._waiting.get(job_id, set())
+        waiters.discard(future)
+        if not waiters:
+            self._waiting.pop(job_id, None)
+        if not self._waiting and self._reader is not None:
+            reader, self._reader = self._reader, None
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            await self._client.close()
+
+    async def _read(self) -> None:
+        cursor = ""
+        while True:
+            try:
+                cursor = cursor or await self._client.run(_last_id(self._keys))
+                self._started.set()
+                for entry_id, fields in await self._client.run(_read_on(self._keys, cursor, RECHECK_MS)):
+                    cursor = entry_id
+                    self._tell(fields)
+            except BrokerError:
+                # Waiters look at the job itself every few seconds and meet the same fault there, with its advice.
+                self._started.set()
+                await asyncio.sleep(0.2)
+
+    def _tell(self, fields: dict[bytes, bytes]) -> None:
+        job_id = codec.decode_text(fields.get(b"jobId"))
+        for future in self._waiting.get(job_id, ()):
+            ended = _ending(fields, job_id)
+            if ended is not None and not future.done():
+                future.set_result(ended)
+
+
+class _Registration:
+    def __init__(self, watch: Watch, job_id: str) -> None:
+        self._watch, self._job_id = watch, job_id
+
+    async def __aenter__(self) -> asyncio.Future[Finished]:
+        self._future = await self._watch.enter(self._job_id)
+        return self._future
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._watch.leave(self._job_id, self._future)
+
+
+def _last_id(keys: QueueKeys) -> Call[str]:
+    def judge(reply: Any) -> str:
+        return reply[0][0].decode() if reply else "0-0"
+
+    return command("XREVRANGE", keys.events, "+", "-", "COUNT", 1, judge=judge)
+
+
+def _read_on(keys: QueueKeys, cursor: str, block_ms: int) -> Call[list[Entry]]:
+    def judge(reply: Any) -> list[Entry]:
+        return _entries(reply[0][1]) if reply else []
+
+    block = max(1, min(block_ms, RECHECK_MS))
+    return command("XREAD", "COUNT", _PAGE, "BLOCK", block, "STREAMS", keys.events, cursor, judge=judge)
+
+
+def _history(keys: QueueKeys, since: str) -> Call[list[Entry]]:
+    return command("XRANGE", keys.events, since, "+", judge=_entries)
+
+
+def _entries(reply: Any) -> list[Entry]:
+    return [(entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in reply or ()]
+
+
+def _ending(fields: dict[bytes, bytes], job_id: str) -> Finished | None:
+    if codec.decode_text(fields.get(b"jobId")) != job_id:
+        return None
+    match fields.get(b"event"):
+        case b"completed":
+            return Finished(True, codec.decode_text(fields.get(b"returnvalue")))
+        case b"failed":
+            return Finished(False, codec.decode_text(fields.get(b"failedReason")))
+        case _:
+            return None
+
+
+def _since(sent_ms: int | None) -> str | None:
+    return None if sent_ms is None else f"{max(0, sent_ms - _CLOCK_MARGIN_MS)}-0"
+
+
+def _deadline(timeout_ms: int | None) -> int | None:
+    return None if timeout_ms is None else mono_ms() + timeout_ms
+
+
+def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeout:
+    return ResultTimeout(
+        f"job {ref.id} in queue {ref.queue} has not ended within {(timeout_ms or 0) / 1000:g} s; it goes on, and "
+        "get() may be called again"
+    )
+
+
