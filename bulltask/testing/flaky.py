@@ -1,0 +1,307 @@
+"""A TCP proxy that breaks the connection to Redis on command, for tests of what happens then.
+
+::
+
+    with FlakyProxy("127.0.0.1", 6379) as proxy:
+        app = App(broker=f"redis://127.0.0.1:{proxy.port}/0")
+        proxy.drop_replies(10, match="evalsha")   # the next ten scripts run, and nobody hears of it
+        for n in range(30):
+            add.delay(n, 1)
+        assert proxy.dropped == 10
+
+Faults add up (``latency`` and ``drop_replies`` work at the same time) until ``pass_all`` ends them. A method returns
+when its fault is in force, so the next byte that the test sends meets it.
+
+The unit of ``drop_replies``, ``partial_reply`` and ``inject_error`` is one command and its reply: the proxy reads
+RESP2 and RESP3, passes whole values on, and pairs the n-th reply with the n-th command. RESP3 pushes and RESP2
+pub/sub messages are nobody's reply and are never chosen. On a stream that is not RESP (TLS, inline commands) the unit
+is the chunk that one ``recv`` brought, and a chunk of reply answers all chunks sent before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import BulltaskError, ConfigError
+from bulltask.testing.flaky_faults import Aftermath, Canned, Counts, Faults, Pick
+from bulltask.testing.flaky_link import Link
+
+__all__ = ["FlakyProxy"]
+
+NO_LIMIT = 2**63
+
+
+class FlakyProxy:
+    """A TCP proxy on 127.0.0.1 to one server, in a thread of its own, with faults to switch on and off.
+
+    A context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process that
+    is forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only when
+    that process ends too: fork before the start, or start workers as programs.
+
+    Args:
+        host: the server's address.
+        port: the server's port.
+        seed: for ``drop_replies(probability=…)``; the same seed makes the same choices.
+
+    Attributes:
+        host: where the proxy listens, 127.0.0.1.
+        port: the port that it got from the OS; it keeps it while connections are refused.
+    """
+
+    def __init__(self, host: str, port: int, *, seed: int = 0) -> None:
+        self.host, self.port = "127.0.0.1", 0
+        self._upstream = (host, port)
+        self._chance = random.Random(seed)  # noqa: S311 (chooses faults, protects nothing)
+        self._faults, self._counts = Faults(), Counts()
+        self._links: set[Link] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # Life
+
+    def start(self) -> Self:
+        """Listen, and pass everything on. Returns the proxy itself; a second call does nothing."""
+        if self._loop is None:
+            # Bound but never listening: nobody else gets the port while connections are refused.
+            self._holder = _bound(self.host, 0)
+            self.port = self._holder.getsockname()[1]
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="flaky-proxy", daemon=True)
+            self._thread.start()
+            self.accept()
+        return self
+
+    def close(self) -> None:
+        """Reset every connection and end the thread; a second call does nothing."""
+        if self._loop is not None:
+            self._run(self._stop_listening())
+            self._run(self._reset())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._holder.close()
+            self._loop = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Faults of whole connections
+
+    def pass_all(self) -> None:
+        """End every fault: accept and pass on everything. Frozen connections stay frozen."""
+        self._change(self._faults.clear)
+        self.accept()
+
+    def latency(self, seconds: Duration) -> None:
+        """Deliver every byte later by ``seconds``, in each direction: a round trip takes twice that longer."""
+        self._change(partial(setattr, self._faults, "latency_ms", to_ms(seconds, "latency")))
+
+    def bandwidth(self, bytes_per_second: int) -> None:
+        """Let at most so many bytes pass in a second, per connection and direction."""
+        self._change(partial(setattr, self._faults, "bandwidth", _at_least_one("bytes_per_second", bytes_per_second)))
+
+    def slice(self, size: int) -> None:
+        """Write at most ``size`` bytes at a time, so that readers meet values that are cut anywhere."""
+        self._change(partial(setattr, self._faults, "slice", _at_least_one("size", size)))
+
+    def blackhole(self) -> None:
+        """Stall every connection, old and new, until ``pass_all``; what was sent meanwhile then arrives.
+
+        New connections succeed, as the kernel answers for the proxy, and then hear nothing.
+        """
+        self._change(self._faults.open.clear)
+
+    def freeze(self) -> None:
+        """Make the connections of this moment half-open for ever: bytes vanish, nothing is closed. New ones work.
+
+        The server's side stays open too: what it still sends, a popped job perhaps, is lost.
+        """
+        self._change(self._freeze)
+
+    def reset(self) -> None:
+        """End all connections with RST, frozen ones as well: "connection reset by peer"."""
+        self._run(self._reset())
+
+    def refuse(self) -> None:
+        """Refuse new connections until ``accept`` or ``pass_all``; living ones go on (see ``reset``)."""
+        self._run(self._stop_listening())
+
+    def accept(self) -> None:
+        """Accept connections again, on the same port."""
+        self._run(self._listen())
+
+    # Faults of single commands
+
+    def drop_replies(
+        self,
+        count: int | None = None,
+        *,
+        every: int = 1,
+        probability: float = 1.0,
+        match: str = "",
+        then: Aftermath = "reset",
+    ) -> None:
+        """Let commands run and lose their replies, together with the connection.
+
+        The proxy waits for the complete reply, so the command was executed. The rest of a pipeline is executed and
+        lost with it: the connection ends when all replies that are due have come.
+
+        Args:
+            count: how many replies to lose, ``None`` for no limit.
+            every: lose each n-th reply only.
+            probability: lose this share of them, chosen by the proxy's ``seed``.
+            match: consider only commands that contain this text in their first 4 KiB, in any case. Without it the
+                handshake of a new connection (HELLO, CLIENT SETINFO) is hit as well.
+            then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        if not 0 <= probability <= 1:
+            raise ConfigError(f"probability must be from 0 to 1, not {probability!r}")
+        pick = Pick(_limit(count), _at_least_one("every", every), probability, match, self._chance)
+        self._change(lambda: self._faults.lose_replies(pick, then))
+
+    def partial_reply(self, n_bytes: int, count: int | None = 1, *, match: str = "") -> None:
+        """Let only the first ``n_bytes`` of a reply through, then reset the connection.
+
+        The command was executed; what follows it in a pipeline may have been or not.
+
+        Args:
+            n_bytes: how much of the reply the client gets to see.
+            count: how many replies to cut, ``None`` for no limit.
+            match: as in ``drop_replies``.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        pick = Pick(_limit(count), match=match)
+        _at_least_one("n_bytes", n_bytes)
+        self._change(lambda: self._faults.cut_replies(pick, n_bytes))
+
+    def inject_error(self, message: str, count: int | None = 1, *, match: str = "") -> None:
+        """Answer commands with an error in the server's place; the server never sees them.
+
+        Args:
+            message: Redis' words, as in ``"READONLY You can't write against a read only replica."``; a ``-`` in front
+                is allowed.
+            count: how many commands to answer so, ``None`` for no limit.
+            match: as in ``drop_replies``.
+
+        Raises:
+            ConfigError: ``message`` is empty or has several lines, or ``count`` is out of range.
+        """
+        text = message.removeprefix("-")
+        if not text.strip() or "\r" in text or "\n" in text:
+            raise ConfigError(f"an error reply is one line of text, not {message!r}")
+        pick, reply = Pick(_limit(count), match=match), Canned(f"-{text}\r\n".encode())
+        self._change(lambda: self._faults.answer(pick, reply))
+
+    # What happened
+
+    @property
+    def connections(self) -> int:
+        """How many connections were accepted since the start."""
+        return self._counts["connections"]
+
+    @property
+    def dropped(self) -> int:
+        """How often ``drop_replies`` has struck; the command of that reply has run."""
+        return self._counts["dropped"]
+
+    @property
+    def injected(self) -> int:
+        """How many commands got an injected error for an answer."""
+        return self._counts["injected"]
+
+    def wait_for(self, condition: Callable[[FlakyProxy], bool], timeout: Duration = 10) -> None:
+        """Wait until ``condition(proxy)`` is true; it is asked again whenever one of the counters has changed.
+
+        Raises:
+            TimeoutError: it did not become true in time.
+        """
+        self._counts.wait_for(lambda: condition(self), to_ms(timeout, "timeout"))
+
+    # In the proxy's thread
+
+    async def _listen(self) -> None:
+        if self._listening is None:
+            listener = _bound(self.host, self.port)
+            listener.listen(512)
+            self._listening = asyncio.create_task(self._accept_from(listener))
+
+    async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+            self._listening = None
+
+    async def _accept_from(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            try:
+                while True:
+                    client, _ = await loop.sock_accept(listener)
+                    self._serve(client)
+            finally:
+                # close() alone would leave the port listening in processes that were forked meanwhile.
+                with suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, client: socket.socket) -> None:
+        link = Link(client, self._upstream, self._faults, self._counts)
+        self._links.add(link)
+        link.task.add_done_callback(lambda _: self._links.discard(link))
+        self._counts.add("connections")
+
+    def _freeze(self) -> None:
+        for link in self._links:
+            link.frozen = True
+
+    async def _reset(self) -> None:
+        if self._links:
+            await asyncio.wait([link.reset() for link in self._links])
+
+    def _change(self, change: Callable[[], object]) -> None:
+        async def call() -> None:
+            change()
+
+        self._run(call())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the proxy's thread; its effect is there when this returns."""
+        if self._loop is None:
+            work.close()
+            raise BulltaskError("the flaky proxy is not running: use it inside `with FlakyProxy(host, port) as proxy:`")
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    bound = socket.socket()
+    # Two sockets on one port, one that holds it and one that listens: Linux wants the first option, macOS the second.
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+    bound.bind((host, port))
+    bound.setblocking(False)
+    return bound
+
+
+def _limit(count: int | None) -> int:
+    return NO_LIMIT if count is None else _at_least_one("count", count)
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{name} must be 1 or more, not {value!r}")
+    return value

@@ -1,0 +1,135 @@
+"""The faults that are in force in a flaky proxy, and what they have done."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["MATCH_BYTES", "Aftermath", "Canned", "Counts", "Faults", "Pick"]
+
+Aftermath = Literal["reset", "freeze"]
+MATCH_BYTES = 4_096
+PIECES_PER_SECOND = 20  # a limited bandwidth is written in pieces of a twentieth of a second
+
+
+class Canned(bytes):
+    """A reply of the proxy's own making."""
+
+
+class Counts:
+    """Counters that a test can wait for."""
+
+    def __init__(self) -> None:
+        self._values = {"connections": 0, "dropped": 0, "injected": 0}
+        self._changed = threading.Condition()
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def add(self, name: str) -> None:
+        """Count one more, and let those who wait look again."""
+        with self._changed:
+            self._values[name] += 1
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_ms: int) -> None:
+        """Wait until ``condition()`` is true; it is asked again after each change.
+
+        Raises:
+            TimeoutError: it did not become true in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(condition, timeout_ms / 1000):
+                raise TimeoutError(f"still not true after {timeout_ms} ms; the flaky proxy has counted {self._values}")
+
+
+@dataclass
+class Pick:
+    """Which commands a fault hits: of those that contain ``match`` each n-th, by chance, until ``left`` is used up.
+
+    Attributes:
+        left: how many more to hit; the default hits none.
+        every: hit each n-th only.
+        probability: hit that share of them.
+        match: text that the command's first 4 KiB must contain, in any case.
+        chance: where ``probability`` gets its numbers from.
+        seen: how many commands matched so far.
+    """
+
+    left: int = 0
+    every: int = 1
+    probability: float = 1.0
+    match: str = ""
+    chance: random.Random = field(default_factory=random.Random)
+    seen: int = 0
+
+    def hits(self, command: bytes) -> bool:
+        """Return whether the fault hits this command; call it once for each."""
+        if self.left <= 0 or self.match.lower().encode() not in command[:MATCH_BYTES].lower():
+            return False
+        self.seen += 1
+        if self.seen % self.every or self.chance.random() >= self.probability:
+            return False
+        self.left -= 1
+        return True
+
+
+class Faults:
+    """The faults in force; used in the proxy's thread only."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()  # cleared: blackhole
+        self._cleared = asyncio.Event()
+        self.then: Aftermath = "reset"
+        self.clear()
+
+    def clear(self) -> None:
+        """End all faults, and wake up whoever waits because of one."""
+        self.latency_ms, self.bandwidth, self.slice = 0, 0, 0
+        self.drop = Pick()
+        self.cut, self.cut_bytes = Pick(), 0
+        self.error, self.error_reply = Pick(), Canned()
+        self.open.set()
+        self._cleared.set()
+        self._cleared = asyncio.Event()
+
+    def lose_replies(self, pick: Pick, then: Aftermath) -> None:
+        """Lose the replies of the commands that ``pick`` hits."""
+        self.drop, self.then = pick, then
+
+    def cut_replies(self, pick: Pick, n_bytes: int) -> None:
+        """Let through only ``n_bytes`` of the replies of the commands that ``pick`` hits."""
+        self.cut, self.cut_bytes = pick, n_bytes
+
+    def answer(self, pick: Pick, reply: Canned) -> None:
+        """Answer the commands that ``pick`` hits with ``reply``."""
+        self.error, self.error_reply = pick, reply
+
+    async def hold(self, read_at: float) -> None:
+        """Wait until bytes that were read at ``read_at`` (the loop's clock, seconds) may go on."""
+        await self._pause(read_at + self.latency_ms / 1000 - asyncio.get_running_loop().time())
+        await self.open.wait()
+
+    def piece(self, size: int) -> int:
+        """Return how many of ``size`` bytes to write at once."""
+        steady = max(1, self.bandwidth // PIECES_PER_SECOND) if self.bandwidth else size
+        return min(size, steady, self.slice or size)
+
+    async def pace(self, size: int) -> None:
+        """Wait as long as the ``size`` bytes just written take on their way."""
+        if self.bandwidth:
+            await self._pause(size / self.bandwidth)
+        elif self.slice:
+            await asyncio.sleep(0)  # the reader gets its chance to see this piece alone
+        await self.open.wait()
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._cleared.wait()
