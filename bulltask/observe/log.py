@@ -1,0 +1,220 @@
+"""Configures structlog for a worker: one line per event, and the worker's id on every line.
+
+On a terminal a line is meant for eyes (``key=value``, tracebacks below), everywhere else it is one JSON object.
+Times are UTC. What the user's tasks log with the standard library comes out in the same form, unless the app
+configured logging itself, in which case its records are left alone (Celery takes the root logger over; seed 002 §7
+and Celery's own users ask for the opposite).
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from bulltask.errors import ConfigError
+from bulltask.observe.log_listener import LogListener
+from bulltask.observe.writer import LineWriter
+from bulltask.urls import redact_text
+
+__all__ = ["LogListener", "configure"]
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+# ESC and its like would let the argument of a job paint over the operator's terminal.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+def configure(
+    *,
+    level: str,
+    worker_id: str | None,
+    json: bool | None = None,
+    stream: TextIO | None = None,
+    hijack_root: bool | None = None,
+) -> FilteringBoundLogger:
+    """Set up logging for this process and the children it forks; call it once, before the first fork.
+
+    structlog's global configuration is set too, so that ``structlog.get_logger()`` in a task writes the same lines,
+    unless the app has set it already.
+
+    Args:
+        level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``, in any case.
+        worker_id: ``{hostname}-{pid}-{random}`` (seed 002 §7), on every line; ``None`` outside of a worker.
+        json: JSON lines or text for a terminal; by default JSON unless ``stream`` is a terminal. Colours are used
+            on a terminal only, and not when ``NO_COLOR`` is set.
+        stream: where lines go, by default the present ``sys.stderr``.
+        hijack_root: what happens to records of the standard library's ``logging``: True writes them in place of
+            what the app has set up, False leaves them alone, ``None`` (the default) writes them when the app has
+            given the root logger no handler.
+
+    Returns:
+        The logger for the worker's own lines; it does not depend on the global configuration.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    number = LEVELS.get(level.lower())
+    if number is None:
+        raise ConfigError(f"log level {level!r} does not exist: use one of {', '.join(LEVELS)}")
+    out = stream if stream is not None else sys.stderr
+    terminal = out.isatty()
+    as_json = not terminal if json is None else json
+    context = _context(worker_id)
+    renderer = _renderer(as_json, colors=terminal and "NO_COLOR" not in os.environ)
+    writer = LineWriter(out, lambda count: _dropped_line(count, context, renderer))
+    stack = structlog.processors.StackInfoRenderer()
+    processors: list[Processor] = [structlog.contextvars.merge_contextvars, *context, stack, *renderer]
+    wrapper = structlog.make_filtering_bound_logger(number)
+    if not structlog.is_configured() or isinstance(structlog.get_config()["logger_factory"], _Factory):
+        structlog.configure(
+            processors=processors,
+            wrapper_class=wrapper,
+            logger_factory=_Factory(writer),
+            cache_logger_on_first_use=False,  # the app may still configure structlog its own way
+        )
+    if hijack_root or (hijack_root is None and all(isinstance(h, _Bridge) for h in logging.getLogger().handlers)):
+        _bridge(number, context, renderer, writer)
+    logger = structlog.wrap_logger(_Sink(writer), processors=processors, wrapper_class=wrapper)
+    return cast("FilteringBoundLogger", logger.bind())
+
+
+class _Sink:
+    """The end of structlog's chain: gets the rendered line."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self.msg = self.log = writer.write
+        self.debug = self.info = self.warn = self.warning = writer.write
+        self.error = self.exception = self.failure = self.err = self.critical = self.fatal = writer.write
+
+
+class _Factory:
+    """Makes structlog's sinks; its class tells our configuration from an app's."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._sink = _Sink(writer)
+
+    def __call__(self, *_: object) -> _Sink:
+        return self._sink
+
+
+class _Bridge(logging.Handler):
+    """Writes a record of the standard library as one of our lines."""
+
+    def __init__(self, formatter: logging.Formatter, writer: LineWriter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as exc:  # noqa: BLE001 - as logging itself does: a bad call to log() fails no task
+            record = logging.makeLogRecord(record.__dict__)
+            record.msg = f"A log call could not be formatted: {record.msg!r} ({type(exc).__name__}: {exc})"
+            record.args = record.exc_info = None
+            line = self.format(record)
+        self._writer.write(line)
+
+
+def _bridge(level: int, context: list[Processor], renderer: list[Processor], writer: LineWriter) -> None:
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            _trim,
+            *context,
+        ],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_Bridge(formatter, writer)]
+    root.setLevel(level)
+    logging.captureWarnings(capture=True)
+
+
+def _trim(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    fields["event"] = str(fields["event"]).rstrip("\n")  # the warnings module ends its texts with one
+    return fields
+
+
+def _context(worker_id: str | None) -> list[Processor]:
+    """What every line has, whoever wrote it."""
+
+    def add_worker_id(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+        if worker_id is not None:
+            fields.setdefault("worker_id", worker_id)
+        return fields
+
+    return [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), add_worker_id]
+
+
+def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
+    """From fields to one text; both forms end without a newline."""
+    before: list[Processor] = [structlog.processors.format_exc_info, _redact]
+    if as_json:
+        return [*before, _render_json]
+    # Not structlog's default for tracebacks: it shows local variables, and those hold passwords and people's data.
+    plain = structlog.dev.plain_traceback
+    return [
+        *before,
+        _for_terminals,
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain, sort_keys=False),
+    ]
+
+
+def _redact(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    for key, value in fields.items():
+        if isinstance(value, str) and "://" in value:
+            fields[key] = redact_text(value)
+    return fields
+
+
+def _for_terminals(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    if traceback := fields.pop("traceback", None):
+        fields.setdefault("exception", str(traceback).rstrip())
+    if "hint" in fields:
+        fields["hint"] = fields.pop("hint")  # last, where it is read
+    for key, value in fields.items():
+        if isinstance(value, str) and not value.isprintable():
+            fields[key] = value.translate(_CONTROL)
+    return fields
+
+
+def _render_json(_: WrappedLogger, __: str, fields: EventDict) -> str:
+    first = {key: fields.pop(key) for key in ("timestamp", "level", "event", "worker_id") if key in fields}
+    line = {**first, **fields}
+    try:
+        return jsonlib.dumps(line, default=_safe_repr, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # NaN, a key that is no text, a list that contains itself
+        return jsonlib.dumps({str(key): _plain(value) for key, value in line.items()})
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, str | int) else _safe_repr(value)
+
+
+def _safe_repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as exc:  # noqa: BLE001 - foreign code; the line matters more than one of its fields
+        return f"<{type(value).__name__}: its repr() raised {type(exc).__name__}>"
+
+
+def _dropped_line(count: int, context: Iterable[Processor], renderer: Iterable[Processor]) -> str:
+    fields: Any = {"event": "Log lines dropped", "count": count, "hint": "Nobody read this worker's log for a while"}
+    for step in (*context, *renderer):
+        fields = step(None, "warning", fields)
+    return str(fields)

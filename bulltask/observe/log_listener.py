@@ -1,0 +1,250 @@
+"""Turns events into log lines: the eight of seed 002 §7 with its texts and fields, and one for each other event.
+
+Field names are snake_case; durations and delays are seconds, moments are ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from bulltask import events
+
+__all__ = ["LogListener"]
+
+RESULT_CHARS = 200
+ERROR_CHARS = 2_000
+TRACEBACK_CHARS = 32_000
+
+NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
+DEATHS = {
+    "SIGKILL": "Unless somebody killed it, the kernel did for lack of memory: look at the limits of this machine or "
+    "container, lower --concurrency, or send such jobs to a queue of their own",
+    "SIGSEGV": NATIVE_CRASH,
+    "SIGBUS": NATIVE_CRASH,
+    "SIGILL": NATIVE_CRASH,
+    "SIGABRT": NATIVE_CRASH,
+}
+
+
+class LogListener:
+    """Responsible for the log lines of one process.
+
+    Args:
+        log: the logger that ``bulltask.observe.log.configure`` returned.
+    """
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+
+    def attach(self, bus: events.Bus) -> None:
+        """Subscribe to the events whose lines the logger's level lets through, and to no others.
+
+        So at level ``warning`` a bus wants no `JobCompleted`, and a child that runs 5,000 jobs a second does not
+        even build one.
+        """
+        lines: tuple[tuple[int, type[events.Event], Callable[[Any], None]], ...] = (
+            (logging.INFO, events.JobPickedUp, self._picked_up),
+            (logging.INFO, events.JobCompleted, self._completed),
+            (logging.ERROR, events.JobFailed, self._failed),
+            (logging.WARNING, events.JobRetried, self._retried),
+            (logging.INFO, events.JobReturned, self._returned),
+            (logging.ERROR, events.UnknownTaskSeen, self._unknown_task),
+            (logging.WARNING, events.LockLost, self._lock_lost),
+            (logging.WARNING, events.JobStalled, self._stalled),
+            (logging.WARNING, events.JobRecovered, self._recovered),
+            (logging.ERROR, events.JobCrashed, self._crashed),
+            (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
+            (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
+            (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
+            (logging.INFO, events.ChildStarted, self._child_started),
+            (logging.WARNING, events.ChildDied, self._child_died),
+            (logging.ERROR, events.RedisDisconnected, self._disconnected),
+            (logging.INFO, events.RedisReconnecting, self._reconnecting),
+            (logging.INFO, events.RedisReconnected, self._reconnected),
+            (logging.INFO, events.WorkerStarted, self._started),
+            (logging.INFO, events.WorkerStopping, self._stopping),
+            (logging.ERROR, events.WorkerStopped, self._stopped),
+        )
+        for level, kind, line in lines:
+            if self._log.is_enabled_for(level):
+                bus.subscribe(kind, line)
+
+    # ---- jobs ----
+
+    def _picked_up(self, event: events.JobPickedUp) -> None:
+        self._log.info("Job picked up", job_id=event.job_id, queue=event.queue, task=event.task, attempt=event.attempt)
+
+    def _completed(self, event: events.JobCompleted) -> None:
+        self._log.info(
+            "Job completed",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.task,
+            duration=_seconds(event.duration_ms),
+            result=_shorten(_REPR.repr(event.result), RESULT_CHARS),
+        )
+
+    def _failed(self, event: events.JobFailed) -> None:
+        self._log.error(
+            "Job failed",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.task,
+            duration=_seconds(event.duration_ms),
+            error=_shorten(event.error, ERROR_CHARS),
+            category=event.category,
+            attempts_made=event.attempts_made,
+            traceback=event.traceback[-TRACEBACK_CHARS:],  # the end of a traceback says most
+        )
+
+    def _retried(self, event: events.JobRetried) -> None:
+        self._log.warning(
+            "Job retried",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.task,
+            duration=_seconds(event.duration_ms),
+            error=_shorten(event.error, ERROR_CHARS),
+            category=event.category,
+            attempts_made=event.attempts_made,
+            delay=_seconds(event.delay_ms),
+        )
+
+    def _returned(self, event: events.JobReturned) -> None:
+        self._log.info("Job returned", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)
+
+    def _unknown_task(self, event: events.UnknownTaskSeen) -> None:
+        fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
+        if event.delay_ms is None:
+            hint = "The job was failed. Import the module of the task in this app, then retry the job"
+            self._log.error("Unknown task", **fields, hint=hint)
+        else:
+            hint = "Import the module of the task in this app, or give its jobs a queue of their own"
+            self._log.warning("Unknown task", **fields, delay=_seconds(event.delay_ms), hint=hint)
+
+    def _lock_lost(self, event: events.LockLost) -> None:
+        self._log.warning(
+            "Lock lost",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.task,
+            hint="The outcome was discarded, another worker has the job: Redis was out of reach, or this machine stood "
+            "still, for longer than the lock lasts",
+        )
+
+    def _stalled(self, event: events.JobStalled) -> None:
+        expired = event.lock_expired_at_ms
+        self._log.warning(
+            "Job stalled",
+            job_id=event.job_id,
+            queue=event.queue,
+            lock_expired_at=None if expired is None else _moment(expired),
+            hint="It runs again. Its worker's machine died, or could not reach Redis for longer than the lock lasts",
+        )
+
+    def _recovered(self, event: events.JobRecovered) -> None:
+        self._log.warning(
+            "Job recovered",
+            job_id=event.job_id,
+            queue=event.queue,
+            crashes=event.crashes,
+            waited=_seconds(event.waited_ms),
+            hint="It runs again, because the child that ran it died",
+        )
+
+    def _crashed(self, event: events.JobCrashed) -> None:
+        self._log.error(
+            "Job crashed",
+            job_id=event.job_id,
+            queue=event.queue,
+            crashes=event.crashes,
+            reason=event.reason,
+            hint=DEATHS.get(event.reason, "The job was failed: every child that ran it died. Run it alone to see why"),
+        )
+
+    # ---- the supervisor's duties ----
+
+    def _heartbeat(self, event: events.HeartbeatSucceeded) -> None:
+        self._log.debug("Heartbeat", queue=event.queue, locks=event.locks, duration=_seconds(event.duration_ms))
+
+    def _heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
+        self._log.warning(
+            "Heartbeat failed",
+            job_id=event.job_id,
+            queue=event.queue,
+            error=_shorten(event.error, ERROR_CHARS),
+            hint="If this goes on until the lock runs out, another worker takes the job: look at Redis and the network",
+        )
+
+    def _check_skipped(self, event: events.StalledCheckSkipped) -> None:
+        self._log.warning(
+            "Stalled check skipped",
+            queue=event.queue,
+            cycles=event.cycles,
+            hint="The check before still runs: Redis is slow, or too many jobs are active in one queue",
+        )
+
+    def _child_started(self, event: events.ChildStarted) -> None:
+        self._log.info("Child started", index=event.index, pid=event.pid)
+
+    def _child_died(self, event: events.ChildDied) -> None:
+        fields: dict[str, object] = {"index": event.index, "pid": event.pid, "reason": event.reason}
+        if event.reason in DEATHS:
+            fields["hint"] = DEATHS[event.reason]
+        self._log.warning("Child died", **fields, jobs=event.jobs)
+
+    # ---- connections and the worker's life ----
+
+    def _disconnected(self, event: events.RedisDisconnected) -> None:
+        self._log.error(
+            "Redis disconnected",
+            error=_shorten(event.error, ERROR_CHARS),
+            hint="The worker reconnects by itself and running jobs go on. If it lasts: is Redis up, is the URL right?",
+        )
+
+    def _reconnecting(self, event: events.RedisReconnecting) -> None:
+        if event.attempt & (event.attempt - 1) == 0:  # 1, 2, 4, 8 …: an outage of a night is not ten thousand lines
+            self._log.info("Redis reconnecting", attempt=event.attempt)
+
+    def _reconnected(self, event: events.RedisReconnected) -> None:
+        self._log.info("Redis reconnected", attempt=event.attempt, duration=_seconds(event.duration_ms))
+
+    def _started(self, event: events.WorkerStarted) -> None:
+        self._log.info(
+            "Worker started",
+            worker_id=event.worker_id,
+            app=event.app,
+            queues=list(event.queues),
+            concurrency=event.concurrency,
+            broker=event.broker,
+        )
+
+    def _stopping(self, event: events.WorkerStopping) -> None:
+        self._log.info("Worker stopping", how=event.how, running=event.running)
+
+    def _stopped(self, event: events.WorkerStopped) -> None:
+        write = self._log.error if event.exit_code else self._log.info
+        write("Worker stopped", exit_code=event.exit_code)
+
+
+_REPR = reprlib.Repr()  # looks at the first few elements only: a result of a million rows costs nothing
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = RESULT_CHARS
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 50
+
+
+def _shorten(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
+def _seconds(ms: float) -> float:
+    return round(ms / 1000, 6)
+
+
+def _moment(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
