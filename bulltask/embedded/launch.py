@@ -15,7 +15,19 @@ from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, ask, server_info
 from bulltask.errors import BrokerUnavailable
 
-__all__ = ["PortTaken", "ServerLog", "claim", "lock", "pick_port", "server_command", "wait_until_it_serves"]
+__all__ = [
+    "PORT_TRIES",
+    "PortTaken",
+    "ServerLog",
+    "claim",
+    "lock",
+    "open_lock",
+    "pick_port",
+    "server_command",
+    "wait_until_it_serves",
+]
+
+PORT_TRIES = 10  # ports that others may take between our choice and the server's bind
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -90,6 +102,19 @@ def lock(fd: int, operation: int, timeout: float) -> bool:
             return True
 
 
+def open_lock(path: Path) -> int:
+    """Open a lock file; make it and its directory, for their owner only, when they are not there.
+
+    Raises:
+        BrokerUnavailable: the directory cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BrokerUnavailable(f"cannot use {path.parent} for a server's data: {error}") from error
+
+
 def claim(data_dir: Path, timeout: float = 10.0) -> int:
     """Make the directory and lock it for one server; return the lock's file descriptor, to be given to the server.
 
@@ -103,11 +128,7 @@ def claim(data_dir: Path, timeout: float = 10.0) -> int:
     Raises:
         BrokerUnavailable: a running server has the directory, or it cannot be written.
     """
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(data_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise BrokerUnavailable(f"cannot use {data_dir} for the server's data: {error}") from error
+    fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
         return fd
     os.close(fd)
@@ -132,13 +153,19 @@ class ServerLog:
         except OSError:
             return ""
 
+    def tail(self) -> str:
+        """The last three lines since this start, in one, and where to read more."""
+        lines = self.text().strip().splitlines()[-3:]
+        return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
+
     def failure(self, port: int) -> BrokerUnavailable:
         """The error for a server that ended instead of serving."""
         text = self.text()
+        if "bind: Permission denied" in text:
+            return BrokerUnavailable(f"this user may not listen on port {port}: choose one from 1024 on")
         if "Address already in use" in text or "Failed listening on port" in text:
             return PortTaken(f"port {port} of {HOST} is taken by another process")
-        tail = " | ".join(text.strip().splitlines()[-3:]) or "it wrote no log"
-        return BrokerUnavailable(f"the server ended before it was ready: {tail} (see {self.path})")
+        return BrokerUnavailable(f"the server ended before it was ready: {self.tail()}")
 
 
 def wait_until_it_serves(
@@ -162,7 +189,7 @@ def wait_until_it_serves(
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:
-            if ask(port, "PING", password=password) == "+PONG":
+            if ask(port, "PING", password=password, timeout=0.5) == "+PONG":
                 info = server_info(port, password=password)
                 if info.get("process_id") == str(pid):
                     return info["run_id"]

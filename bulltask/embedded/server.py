@@ -15,13 +15,19 @@ from typing import Self
 
 from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.keeper import tie_to_parent
-from bulltask.embedded.launch import PortTaken, ServerLog, claim, pick_port, server_command, wait_until_it_serves
+from bulltask.embedded.launch import (
+    PORT_TRIES,
+    PortTaken,
+    ServerLog,
+    claim,
+    pick_port,
+    server_command,
+    wait_until_it_serves,
+)
 from bulltask.embedded.probe import HOST
 from bulltask.errors import BrokerUnavailable
 
 __all__ = ["EmbeddedServer"]
-
-_PORT_TRIES = 10
 
 
 class EmbeddedServer:
@@ -101,7 +107,7 @@ class EmbeddedServer:
         if self.running:
             return self.url
         chosen = self._port
-        for _ in range(_PORT_TRIES):
+        for _ in range(PORT_TRIES):
             try:
                 self._start_on(pick_port() if chosen is None else chosen, timeout)
             except PortTaken:
@@ -109,7 +115,7 @@ class EmbeddedServer:
                     raise
             else:
                 return self.url
-        raise BrokerUnavailable(f"{_PORT_TRIES} free ports were taken by others before the server could listen")
+        raise BrokerUnavailable(f"{PORT_TRIES} free ports were taken by others before the server could listen")
 
     def stop(self, *, timeout: float = 10.0) -> None:
         """Ask the server to end (``SIGTERM``), wait, and kill it when it has not ended after ``timeout`` seconds."""

@@ -1,0 +1,82 @@
+"""``bulltask server``: the Valkey of ``bulltask[embedded]``, or an installed one, in the foreground."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from bulltask.embedded.binary import find_binary
+from bulltask.embedded.join import start_announced
+from bulltask.embedded.launch import PortTaken, ServerLog, pick_port
+from bulltask.embedded.listener import find_listener
+from bulltask.embedded.place import Place
+from bulltask.embedded.server import EmbeddedServer
+from bulltask.errors import BrokerUnavailable
+
+__all__ = ["command", "server"]
+
+_ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port on 127.0.0.1.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the data goes.  [default: that of embedded://, ~/.local/share/bulltask]",
+)
+@click.option(
+    "--loglevel",
+    type=click.Choice(["debug", "verbose", "notice", "warning"]),
+    default="notice",
+    show_default=True,
+    help="What the server writes into server.log.",
+)
+def server(port: int, data_dir: Path | None, loglevel: str) -> None:
+    """Run a Valkey (or Redis) server for development, until Ctrl-C.
+
+    It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" find it.
+    """
+    try:
+        owned = _start(port, Place.named() if data_dir is None else Place.at(data_dir), loglevel)
+    except PortTaken:
+        raise click.ClickException(_port_taken(port)) from None
+    except BrokerUnavailable as error:
+        raise click.ClickException(str(error)) from error
+    log = ServerLog(owned.data_dir)
+    click.echo(
+        f"{owned.binary} ({owned.binary.path}) serves {owned.url}, process {owned.pid}; data in {owned.data_dir}, "
+        f"append-only file synced every second; Ctrl-C stops it"
+    )
+    _wait_for_an_end(owned)
+    if not owned.running:
+        raise click.ClickException(f"the server ended by itself: {log.tail()}")
+    owned.stop()
+
+
+command = server
+
+
+def _start(port: int, place: Place, loglevel: str) -> EmbeddedServer:
+    binary = find_binary()
+    for other in place.left_behind(binary):
+        click.echo(f"note: {binary} starts with no data; there is data of another server in {other}", err=True)
+    owned = EmbeddedServer(place.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
+    start_announced(owned, place)
+    return owned
+
+
+def _wait_for_an_end(owned: EmbeddedServer) -> None:
+    """Wait until the server has ended or somebody asks this process to."""
+    # Blocked for good: a second Ctrl-C must not interrupt the stop, which has its own time limit.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | {signal.SIGCHLD})
+    while owned.running and signal.sigwait(_ENDS | {signal.SIGCHLD}) not in _ENDS:
+        pass  # SIGCHLD: it has ended, or was stopped and goes on
+
+
+def _port_taken(port: int) -> str:
+    other = find_listener(port)
+    join = f", or set broker_url to redis://127.0.0.1:{port}/0 if that server will do" if other.is_server else ""
+    return f"port {port} is taken by {other.text}: choose another one, --port {pick_port()}{join}"

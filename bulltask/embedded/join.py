@@ -1,0 +1,224 @@
+"""``broker_url="embedded://"``: one server for all processes of a user that want it, started by the first."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bulltask.embedded import keeper
+from bulltask.embedded.binary import ServerBinary, find_binary
+from bulltask.embedded.launch import (
+    PORT_TRIES,
+    PortTaken,
+    ServerLog,
+    claim,
+    lock,
+    open_lock,
+    pick_port,
+    server_command,
+    wait_until_it_serves,
+)
+from bulltask.embedded.place import Place, Running
+from bulltask.embedded.server import EmbeddedServer
+from bulltask.errors import BrokerUnavailable, ConfigError
+
+__all__ = ["resolve_url", "start_announced", "start_or_join"]
+
+log = logging.getLogger(__name__)
+
+_URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
+_TURN_TIMEOUT = 90.0  # longer than a start may take
+_USE_TIMEOUT = 40.0  # longer than a keeper gives its server to end
+
+_used: dict[Path, int] = {}
+"""Descriptor of the ``users`` file of each directory whose server this process uses. Open until the process ends; a
+forked child has it as well, so the server also stays for a worker's children."""
+
+
+def resolve_url(broker_url: str) -> str:
+    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others as they are.
+
+    Args:
+        broker_url: any broker URL. ``NAME`` names the user's set of data (``default``), ``DB`` a database (0).
+
+    Raises:
+        ConfigError: it begins with ``embedded:`` and goes on as no such URL does.
+        BrokerUnavailable: as `start_or_join`.
+    """
+    if not broker_url.startswith("embedded:"):
+        return broker_url
+    match = _URL.fullmatch(broker_url)
+    if match is None:
+        raise ConfigError(
+            f"broker_url {broker_url!r} is none: write embedded://, embedded://NAME or embedded://NAME/DB"
+        )
+    return _start_or_join(Place.named(match["name"])).removesuffix("0") + (match["db"] or "0")
+
+
+def start_or_join(data_dir: Path | str | None = None) -> str:
+    """Make sure that the server of a directory runs, and use it until this process and its forked children end.
+
+    The first process starts it, the others join it. It belongs to none of them: it runs until the last one that
+    uses it has ended, by whatever end, ``kill -9`` included, and is then stopped in good order. Every change is in
+    the append-only file before it is acknowledged, so the next start goes on where this one ended.
+
+    A server is joined only when it names the run id that was written down for this directory. Call it again when
+    the server has died: it is started again, on the same port if that is still free.
+
+    Args:
+        data_dir: the directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files go into a
+            directory below it that is named after the server's line, such as ``valkey-9``.
+
+    Returns:
+        Its URL, ``redis://127.0.0.1:PORT/0``.
+
+    Raises:
+        BrokerUnavailable: there is no server program, the directory cannot be used, or the server did not start.
+    """
+    return _start_or_join(Place.named() if data_dir is None else Place.at(data_dir))
+
+
+def start_announced(server: EmbeddedServer, place: Place) -> None:
+    """Start a server that belongs to this process so that `start_or_join` of that place finds it.
+
+    Raises:
+        BrokerUnavailable: as `EmbeddedServer.start`; at once when a server runs there already.
+    """
+    with _turn(place):
+        other = place.running()
+        if other is not None:
+            directory, known = other
+            raise BrokerUnavailable(
+                f"a server runs already on the data in {directory}: {known.url}, process {known.pid}. "
+                f"Use that one, end the processes that use it, or name another directory"
+            )
+        server.start()
+        Running(server.pid, server.port, server.run_id).write(server.data_dir)
+
+
+def _start_or_join(place: Place) -> str:
+    binary = find_binary()
+    with _turn(place):
+        # Of whatever line: two environments with different servers installed must not end up with one each.
+        found = place.running()
+        if found is not None and _join(*found):
+            return found[1].url
+        for other in place.left_behind(binary):
+            log.warning("%s does not see the data of another server that was used last, in %s", binary, other)
+        return _start_here(binary, place.directory(binary))
+
+
+def _join(directory: Path, known: Running) -> bool:
+    """Use a running server; False when its last user went just now, and the server with it."""
+    new = _use(directory)
+    if known.still_runs():
+        return True
+    if new:
+        _leave(directory)
+    return False
+
+
+def _start_here(binary: ServerBinary, directory: Path) -> str:
+    known = Running.read(directory)
+    new = _use(directory)
+    try:
+        running = _start(binary, directory, known.port if known else None)
+        running.write(directory)
+    except BaseException:
+        if new:
+            _leave(directory)  # or the keeper would wait for this process for ever
+        raise
+    return running.url
+
+
+@contextmanager
+def _turn(place: Place) -> Iterator[None]:
+    """One at a time decides whether the server of a place has to be started."""
+    fd = open_lock(place.turn_file)
+    try:
+        if not lock(fd, fcntl.LOCK_EX, _TURN_TIMEOUT):
+            raise BrokerUnavailable(
+                f"another process has held {place.turn_file} for {_TURN_TIMEOUT:g} s: see server.log"
+            )
+        try:
+            yield
+        finally:
+            # Not by close alone: a child that another thread forked meanwhile has the descriptor, too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
+
+
+def _use(directory: Path) -> bool:
+    """Become a user of the directory's server; return False when this process is one already."""
+    fd = open_lock(directory / "users.lock")
+    held = _used.get(directory)
+    if held is not None and os.path.samestat(os.fstat(held), os.fstat(fd)):
+        os.close(fd)
+        return False
+    # The keeper of a server that nobody uses has the exclusive lock until that server is gone.
+    if not lock(fd, fcntl.LOCK_SH, _USE_TIMEOUT):
+        os.close(fd)
+        raise BrokerUnavailable(f"the server of {directory} has been stopping for {_USE_TIMEOUT} s: see its server.log")
+    _used[directory] = fd
+    return True
+
+
+def _leave(directory: Path) -> None:
+    os.close(_used.pop(directory))
+
+
+def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> Running:
+    # The last port first: processes whose server died find the new one without a new URL.
+    for _ in range(PORT_TRIES):
+        try:
+            return _start_on(binary, directory, last_port or pick_port())
+        except PortTaken:
+            last_port = None
+    raise BrokerUnavailable(f"{PORT_TRIES} free ports were taken by others before the server could listen")
+
+
+def _start_on(binary: ServerBinary, directory: Path, port: int) -> Running:
+    held = claim(directory)
+    server_log = ServerLog(directory)
+    status, keepers_end = os.pipe()
+    try:
+        try:
+            _run_keeper(directory, [keepers_end, held], server_command(binary, directory, port), server_log)
+        finally:
+            os.close(keepers_end)
+            os.close(held)
+        said = os.read(status, 32)  # its process id, or nothing: the keeper is gone
+        if said:
+            # From here on the pipe is readable when the keeper has ended, which is after its server.
+            run_id = wait_until_it_serves(port, int(said), lambda s: bool(select.select([status], [], [], s)[0]))
+            if run_id:
+                return Running(int(said), port, run_id)
+        raise server_log.failure(port)
+    finally:
+        os.close(status)
+
+
+def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log: ServerLog) -> None:
+    program = [sys.executable, "-I", "-S", keeper.__file__, str(directory / "users.lock"), *map(str, fds)]
+    with server_log.path.open("ab") as output:
+        try:
+            subprocess.run(  # noqa: S603 # our own program
+                [*program, "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=fds,
+                timeout=30,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BrokerUnavailable(f"the keeper of the embedded server did not start: {error}") from error

