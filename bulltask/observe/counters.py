@@ -1,0 +1,224 @@
+"""Counters of all processes of a worker in one piece of shared memory.
+
+Each process counts in a block of its own: block 0 is the supervisor's, block ``i + 1`` that of the child with index
+``i``. A block has one writer at a time, so counting needs no lock between processes, and the child that replaces a
+dead one goes on with its block, so totals never go back (Prometheus would take that for a restart). Nothing is
+written to disk, unlike in the multi-process mode of ``prometheus_client``, whose files of dead processes pile up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bulltask import events
+
+__all__ = ["BUCKETS", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Upper bounds in seconds, those of ``prometheus_client``; one more bucket takes what is slower."""
+
+# Cells of a block: doubles, whole up to 2**53 and written by one machine instruction, so a reader sees no half value.
+PID, CONNECTION, RECONNECTS = range(3)
+HEAD = 3
+# Cells of each queue, after the head.
+COMPLETED, FAILED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED, SECONDS = range(8)
+FIRST_BUCKET = 8
+QUEUE_CELLS = FIRST_BUCKET + len(BUCKETS) + 1
+CELL = 8  # bytes
+
+CONNECTED, DISCONNECTED = 1.0, 2.0  # 0: no connection was tried yet
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """The sums of one queue over all processes."""
+
+    completed: int
+    failed: int
+    retried: int
+    stalled: int
+    heartbeats: int
+    heartbeat_failures: int
+    skipped: int
+    seconds: float
+    """Sum of the durations of all attempts."""
+    buckets: tuple[int, ...]
+    """How many attempts took at most as long as each of `BUCKETS`, and, last, how many there were (cumulative)."""
+
+
+class MetricsMemory:
+    """Responsible for the memory that all processes of a worker count in; make it before the first fork.
+
+    Args:
+        queues: the queues of the worker, in the user's spelling.
+        blocks: one more than the fleet may ever have children.
+        fd: a file to keep the counters in, for children that are spawned instead of forked (``os.memfd_create``, its
+            descriptor inherited); an empty one is made as large as it must be. Without it the memory is anonymous.
+
+    Raises:
+        ValueError: there is no block, a queue is named twice, or the file is of another size.
+    """
+
+    def __init__(self, queues: Sequence[str], blocks: int, fd: int | None = None) -> None:
+        self.queues = tuple(queues)
+        self.blocks = blocks
+        if blocks < 1 or len(set(self.queues)) != len(self.queues):
+            raise ValueError(f"metrics need a block for the supervisor and each queue once: {blocks=}, {queues=}")
+        self._block_cells = HEAD + QUEUE_CELLS * len(self.queues)
+        size = self._block_cells * blocks * CELL
+        if fd is not None:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, size)
+            if os.fstat(fd).st_size != size:
+                raise ValueError(f"the file of the metrics must have {size} bytes, it has {os.fstat(fd).st_size}")
+        self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
+
+    def block(self, number: int) -> MetricsBlock:
+        """Return block ``number``: 0 is the supervisor's, ``index + 1`` that of the child with that index.
+
+        Raises:
+            IndexError: the memory was made for fewer processes.
+        """
+        if not 0 <= number < self.blocks:
+            raise IndexError(f"the metrics have {self.blocks} blocks, there is no block {number}")
+        start = number * self._block_cells
+        return MetricsBlock(self._cells[start : start + self._block_cells], self.queues)
+
+    def totals(self) -> Mapping[str, QueueTotals]:
+        """Return the sums by queue, as they are at this moment."""
+        return {name: self._queue_totals(HEAD + QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
+
+    def reconnects(self) -> int:
+        """Attempts to reach Redis again, of all processes that ever were."""
+        return int(sum(self._column(RECONNECTS)))
+
+    def connected(self) -> bool:
+        """False when a process that lives has lost Redis."""
+        states = zip(self._column(PID), self._column(CONNECTION), strict=True)
+        return not any(state == DISCONNECTED and _lives(int(pid)) for pid, state in states)
+
+    def live_children(self) -> int:
+        """How many children run at this moment."""
+        return sum(_lives(int(pid)) for pid in self._column(PID)[1:])
+
+    def _column(self, cell: int) -> Sequence[float]:
+        return self._cells[cell :: self._block_cells].tolist()
+
+    def _queue_totals(self, first: int) -> QueueTotals:
+        sums = [sum(self._column(first + cell)) for cell in range(QUEUE_CELLS)]
+        # The total is the sum of the buckets: a scrape in the middle of an update sees a histogram that adds up.
+        cumulative = itertools.accumulate(int(count) for count in sums[FIRST_BUCKET:])
+        return QueueTotals(
+            completed=int(sums[COMPLETED]),
+            failed=int(sums[FAILED]),
+            retried=int(sums[RETRIED]),
+            stalled=int(sums[STALLED]),
+            heartbeats=int(sums[HEARTBEATS]),
+            heartbeat_failures=int(sums[HEARTBEAT_FAILURES]),
+            skipped=int(sums[SKIPPED]),
+            seconds=sums[SECONDS],
+            buckets=tuple(cumulative),
+        )
+
+
+class MetricsBlock:
+    """The cells of one process; made by `MetricsMemory.block`."""
+
+    def __init__(self, cells: memoryview[float], queues: Sequence[str]) -> None:
+        self._cells = cells
+        self.queues = tuple(queues)
+        self._first = {name: HEAD + QUEUE_CELLS * at for at, name in enumerate(queues)}
+        self._lock = threading.Lock()  # += on shared memory is three steps; a pool of threads would lose some
+
+    def enter(self) -> None:
+        """Take the block over for this process: it lives, and has not lost Redis."""
+        self._cells[CONNECTION] = 0.0
+        self._cells[PID] = float(os.getpid())
+
+    def add(self, queue: str, cell: int, amount: int = 1) -> None:
+        """Add ``amount`` to a cell of ``queue``.
+
+        Raises:
+            KeyError: ``queue`` is none of the worker's (in the user's spelling).
+        """
+        at = self._first[queue] + cell
+        with self._lock:
+            self._cells[at] += amount
+
+    def attempt(self, queue: str, cell: int, duration_ms: float) -> None:
+        """Count an attempt that ended in ``cell`` (completed, failed, retried) and how long it took.
+
+        Raises:
+            KeyError: as `add`.
+        """
+        first = self._first[queue]
+        seconds = duration_ms / 1000
+        bucket = first + FIRST_BUCKET + bisect_left(BUCKETS, seconds)
+        with self._lock:
+            self._cells[first + cell] += 1
+            self._cells[bucket] += 1
+            self._cells[first + SECONDS] += seconds
+
+    def reconnecting(self) -> None:
+        """Count an attempt to reach Redis."""
+        with self._lock:
+            self._cells[RECONNECTS] += 1
+
+    def set_connected(self, connected: bool) -> None:
+        """Say whether this process can reach Redis."""
+        self._cells[CONNECTION] = CONNECTED if connected else DISCONNECTED
+
+
+class MetricsListener:
+    """Responsible for counting what happens in one process.
+
+    Args:
+        block: the block of this process.
+        queues: the queues whose events this process will emit.
+
+    Raises:
+        ValueError: a queue has no cells in the block; said here, not at its first event.
+    """
+
+    def __init__(self, block: MetricsBlock, queues: Sequence[str]) -> None:
+        if missing := set(queues) - set(block.queues):
+            raise ValueError(f"the metrics were made without {', '.join(sorted(missing))}: name it in MetricsMemory")
+        self._block = block
+
+    def attach(self, bus: events.Bus) -> None:
+        """Take the block over for the calling process and count the events of ``bus``; call it after the fork."""
+        block = self._block
+        block.enter()
+        bus.subscribe(events.JobCompleted, lambda e: block.attempt(e.queue, COMPLETED, e.duration_ms))
+        bus.subscribe(events.JobFailed, lambda e: block.attempt(e.queue, FAILED, e.duration_ms))
+        bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
+        # Never ran: no duration. It comes in place of JobFailed or JobRetried, not beside it.
+        bus.subscribe(events.UnknownTaskSeen, lambda e: block.add(e.queue, FAILED if e.delay_ms is None else RETRIED))
+        bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, FAILED))
+        bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
+        # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
+        bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
+        bus.subscribe(events.HeartbeatSucceeded, lambda e: block.add(e.queue, HEARTBEATS, e.locks))
+        bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
+        bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
+        bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
+        bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
+        bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
+
+
+def _lives(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

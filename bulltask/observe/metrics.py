@@ -1,0 +1,101 @@
+"""The ten metrics of seed 002 §7, for Prometheus, with its names and labels.
+
+Imported only when metrics are on: it loads ``prometheus_client``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from bulltask.observe.counters import BUCKETS, MetricsMemory, QueueTotals
+
+__all__ = ["MetricsCollector", "QueueLengths"]
+
+QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
+"""Asks Redis how many jobs are in each state (``wait``, ``active``, …) of each queue."""
+
+_BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")
+
+
+class MetricsCollector(Collector):
+    """Responsible for what one scrape sees.
+
+    Args:
+        memory: what the processes of this worker have counted.
+        worker_id: label of ``bullmq_active_workers``.
+        queue_lengths: called once in each scrape, never by two threads at a time. What it raises does not break
+            the scrape: the lengths are missing from it and the connection is reported as lost.
+    """
+
+    def __init__(self, memory: MetricsMemory, worker_id: str, queue_lengths: QueueLengths) -> None:
+        self._memory = memory
+        self._worker_id = worker_id
+        self._queue_lengths = queue_lengths
+        self._one_scrape = threading.Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics as they are now; every queue and status is there from the start, with 0."""
+        with self._one_scrape:
+            return [*self._jobs(self._memory.totals()), *self._connections()]
+
+    def _jobs(self, totals: Mapping[str, QueueTotals]) -> Iterator[Metric]:
+        processed = CounterMetricFamily(
+            "bullmq_jobs_processed_total", "Attempts that ended, by how they ended", labels=("queue", "status")
+        )
+        durations = HistogramMetricFamily(
+            "bullmq_job_duration_seconds", "How long attempts took, whatever their end", labels=("queue",)
+        )
+        for queue, total in totals.items():
+            processed.add_metric((queue, "completed"), total.completed)
+            processed.add_metric((queue, "failed"), total.failed)
+            processed.add_metric((queue, "retried"), total.retried)
+            durations.add_metric((queue,), list(zip(_BOUNDS, total.buckets, strict=True)), total.seconds)
+        yield processed
+        yield durations
+        for name, help_text, value in (
+            ("bullmq_stalled_jobs_total", "Jobs that lost their worker and went back to wait", attrgetter("stalled")),
+            ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
+            ("bullmq_heartbeat_failure_total", "Locks that could not be renewed", attrgetter("heartbeat_failures")),
+            (
+                "bullmq_stalled_checker_skipped_total",
+                "Stalled checks skipped, the one before still ran",
+                attrgetter("skipped"),
+            ),
+        ):
+            family = CounterMetricFamily(name, help_text, labels=("queue",))
+            for queue, total in totals.items():
+                family.add_metric((queue,), value(total))
+            yield family
+
+    def _connections(self) -> Iterator[Metric]:
+        lengths = GaugeMetricFamily("bullmq_queue_length", "Jobs in each state", labels=("queue", "state"))
+        connected = self._memory.connected()
+        try:
+            for queue, states in self._queue_lengths().items():
+                for state, length in states.items():
+                    lengths.add_metric((queue, state), length)
+        except Exception:  # noqa: BLE001 - the counters do not need Redis, and its absence is a metric itself
+            connected = False
+        yield lengths
+        workers = GaugeMetricFamily(
+            "bullmq_active_workers", "Child processes that run jobs of the queue", labels=("queue", "worker_id")
+        )
+        children = self._memory.live_children()
+        for queue in self._memory.queues:
+            workers.add_metric((queue, self._worker_id), children)
+        yield workers
+        status = GaugeMetricFamily(
+            "bullmq_redis_connection_status", "1 for the status that holds, 0 for the other", labels=("status",)
+        )
+        status.add_metric(("connected",), connected)
+        status.add_metric(("disconnected",), not connected)
+        yield status
+        yield CounterMetricFamily(
+            "bullmq_redis_reconnect_attempts_total", "Attempts to reach Redis again", value=self._memory.reconnects()
+        )
