@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from abc import ABC, abstractmethod
@@ -16,6 +17,8 @@ __all__ = ["Link"]
 
 CHUNK = 65_536
 CHUNKS_HELD = 16
+# What answers SUBSCRIBE and its like, once for each channel: a push in RESP3, an array in RESP2.
+CONFIRMATION = re.compile(rb"[*>]3\r\n\$\d+\r\n[ps]?(un)?subscribe\r\n")
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER without time to linger: close() sends RST in place of FIN
 
 
@@ -60,13 +63,20 @@ class Link:
             reply: a whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.
             opaque: whether the stream of replies is no RESP.
         """
-        pushed = reply.startswith(b">") and not opaque
-        if pushed or not self.due or isinstance(self.due[0], Canned):
+        if not self.due or isinstance(self.due[0], Canned):
+            return None
+        if not opaque and not self._answers(reply, self.due[0]):
             return None
         command = self.due.popleft()
         while opaque and self.due and not isinstance(self.due[0], Canned):
             command += self.due.popleft()
         return command
+
+    @staticmethod
+    def _answers(reply: bytes, command: bytes) -> bool:
+        if CONFIRMATION.match(reply):
+            return b"subscribe" in command.lower()  # else it is the second channel's: one reply more than commands
+        return not reply.startswith(b">")
 
     def canned(self) -> bytes:
         """Return the proxy's own replies whose turn has come."""
