@@ -1,0 +1,64 @@
+"""What belongs to an exception: what it was made from, and how to look at it without being hurt.
+
+Only deliberate links count: ``raise … from cause``, and the exception that a wrapper holds as ``.reason`` (urllib,
+urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` does not count: a bug in an
+``except ConnectionError:`` block has the connection error as its context, and would be retried as if the network had
+failed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["attribute", "chain_of", "first_argument", "text_of", "tree_of"]
+
+
+def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator[BaseException]:
+    """Yield ``exc`` and what it was made from, outermost first; each once, for causes may go in circles.
+
+    Args:
+        exc: where to begin.
+        skip: ``id()`` of exceptions to leave out, with what only they lead to.
+    """
+    stack, seen = [exc], set(skip)
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        made_from = (first_argument(each), attribute(each, "orig"), attribute(each, "reason"), each.__cause__)
+        stack.extend(one for one in made_from if isinstance(one, BaseException))
+
+
+def tree_of(exc: BaseException) -> Iterator[BaseException]:
+    """Yield the chain of ``exc`` and the chains of everything in its exception groups."""
+    stack, seen = [exc], set[int]()
+    while stack:
+        for each in list(chain_of(stack.pop(), frozenset(seen))):
+            seen.add(id(each))
+            yield each
+            if isinstance(each, BaseExceptionGroup):
+                stack.extend(each.exceptions)
+
+
+def attribute(thing: object, name: str) -> object:
+    """Return an attribute, ``None`` if there is none or its property raises (httpx's ``request`` may)."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001 - somebody's broken property must not hide the error that is being judged
+        return None
+
+
+def first_argument(exc: BaseException) -> object:
+    """Return ``exc.args[0]``, ``None`` if there is none."""
+    arguments = attribute(exc, "args")
+    return arguments[0] if isinstance(arguments, tuple) and arguments else None
+
+
+def text_of(exc: BaseException) -> str:
+    """Return ``str(exc)``, empty if that raises."""
+    try:
+        return str(exc)
+    except Exception:  # noqa: BLE001 - as above
+        return ""

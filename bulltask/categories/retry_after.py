@@ -1,0 +1,69 @@
+"""How long the other side asked us to wait."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from bulltask.categories.chain import attribute, tree_of
+from bulltask.categories.http import status_of
+from bulltask.clock import to_ms
+from bulltask.errors import ConfigError, TransientError
+
+__all__ = ["retry_after_ms"]
+
+_CAP_MS = 3_600_000  # a server may ask for a week, and the job would look lost
+
+
+def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
+    """Return how long to wait at least before the next attempt, if somebody said so.
+
+    That is ``TransientError.retry_after`` if the task gave one, as it is; else the ``Retry-After`` header of a 429 or
+    503 response (seconds or an HTTP date, at most 1 h) that an error of httpx, requests, aiohttp, urllib or of a client
+    built like one of these carries. Causes and the members of an ``ExceptionGroup`` count; the longest wins.
+
+    Args:
+        exc: the error of the attempt.
+        now: the time that a date is counted from: an aware ``datetime``, or epoch milliseconds.
+
+    Returns:
+        Milliseconds, 0 or more; ``None`` when nobody asked, or not in a way that can be understood.
+    """
+    every = list(tree_of(exc))
+    now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime) else now
+    said = [ms for each in every if (ms := _said_ms(each)) is not None]
+    asked = said or [ms for each in every if (ms := _header_ms(each, now_ms)) is not None]
+    return max(asked, default=None)
+
+
+def _said_ms(exc: BaseException) -> int | None:
+    if not isinstance(exc, TransientError) or exc.retry_after is None:
+        return None
+    try:
+        return to_ms(exc.retry_after)
+    except ConfigError:
+        return None  # raising here would lose the attempt's own error
+
+
+def _header_ms(exc: BaseException, now_ms: int) -> int | None:
+    if status_of(exc) not in {429, 503}:
+        return None
+    for holder in (attribute(exc, "response"), exc):
+        get = attribute(attribute(holder, "headers"), "get")
+        with suppress(Exception):  # somebody else's object, which only looks like headers
+            value = get("Retry-After") if callable(get) else None
+            if isinstance(value, str):
+                return _parsed_ms(value.strip(), now_ms)
+    return None
+
+
+def _parsed_ms(value: str, now_ms: int) -> int | None:
+    if value.isascii() and value.isdigit():
+        return min(int(value[:10]) * 1000, _CAP_MS)  # ten digits are three centuries
+    try:
+        moment = parsedate_to_datetime(value)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(max(0, round(aware.timestamp() * 1000) - now_ms), _CAP_MS)
