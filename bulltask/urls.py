@@ -10,6 +10,7 @@ __all__ = ["redact_text", "redact_url"]
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
 _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC starts a colour
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
@@ -25,8 +26,8 @@ def redact_url(url: str) -> str:
         url: a broker URL in any state, also one without its scheme; several ones with commas or semicolons between.
     """
     scheme, mark, rest = url.partition("://")
-    if not mark:
-        scheme, rest = "", url
+    if not _SCHEME.fullmatch(scheme):  # nothing before the mark that could be one: it is part of the password
+        scheme, mark, rest = "", "", url
     login_ends = _login_end(scheme, rest)
     shown = rest
     if login_ends >= 0:

@@ -38,7 +38,6 @@ class LineWriter:
     """
 
     patience_ms = 1000
-    lock_patience_ms = 100
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], str] = "{} log lines were dropped".format) -> None:
         self._stream = stream
@@ -91,9 +90,10 @@ class LineWriter:
         if self._torn:
             lines.insert(0, "")
         data = "\n".join(lines).encode(errors="backslashreplace")
-        locked = self._take_lock()
+        give_up = time.monotonic() + self.patience_ms / 1000
+        locked = self._take_lock(give_up)
         try:
-            sent = self._send(self._fd, data)
+            sent = self._send(self._fd, data, give_up)
         finally:
             if locked and self._lock_fd is not None:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)
@@ -101,32 +101,32 @@ class LineWriter:
         self._torn = self._late and sent > 0
         self.dropped = self.dropped + 1 if self._late else 0
 
-    def _send(self, fd: int, data: bytes) -> int:
+    def _send(self, fd: int, data: bytes, give_up: float) -> int:
         """Write ``data`` in pieces that do not block; return how much was taken in time."""
         if not self._waits:
             return os.write(fd, data)
-        sent, give_up = 0, time.monotonic() + (0 if self._late else self.patience_ms / 1000)
+        sent = 0
         while sent < len(data):
-            if not self._writable.poll(max(0.0, give_up - time.monotonic()) * 1000):
+            patience = 0.0 if self._late else max(0.0, give_up - time.monotonic())
+            if not self._writable.poll(patience * 1000):
                 break
             with contextlib.suppress(BlockingIOError):  # O_NONBLOCK was set by somebody who shares the stream
                 sent += os.write(fd, data[sent : sent + ATOMIC])
         return sent
 
-    def _take_lock(self) -> bool:
+    def _take_lock(self, give_up: float) -> bool:
         """Wait for the lock, but not for ever: a process that was stopped (SIGSTOP) may hold it.
 
         A line without the lock may be mixed with others; a supervisor that waits would lose its jobs' locks.
         """
         if self._lock_fd is None:
             return False
-        give_up = time.monotonic() + (0 if self._lock_stuck else self.lock_patience_ms / 1000)
         while True:
             try:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                self._lock_stuck = time.monotonic() >= give_up
-                if self._lock_stuck:
+                if self._lock_stuck or time.monotonic() >= give_up:
+                    self._lock_stuck = True  # the next line tries once
                     return False
                 select.select([], [], [], 0.001)  # the kernel has no wait for a file lock that ends in time
             else:

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from bulltask import events
+from bulltask.events import Bus, Event, JobCompleted, JobPickedUp, RedisReconnecting
+
+PICKED_UP = JobPickedUp("1", "mail", "mail.send", attempt=1)
+RECONNECTING = RedisReconnecting(attempt=2)
+
+FIELDS = {
+    "JobPickedUp": "job_id queue task attempt",
+    "JobCompleted": "job_id queue task duration_ms result",
+    "JobFailed": "job_id queue task duration_ms error category attempts_made traceback",
+    "JobRetried": "job_id queue task duration_ms error category attempts_made delay_ms",
+    "JobReturned": "job_id queue task reason",
+    "UnknownTaskSeen": "job_id queue name delay_ms",
+    "LockLost": "job_id queue task",
+    "JobStalled": "job_id queue lock_expired_at_ms",
+    "JobRecovered": "job_id queue crashes waited_ms",
+    "JobCrashed": "job_id queue crashes reason",
+    "HeartbeatSucceeded": "queue locks duration_ms",
+    "HeartbeatFailed": "queue job_id error",
+    "StalledCheckSkipped": "queue cycles",
+    "ChildStarted": "index pid",
+    "ChildDied": "index pid reason jobs",
+    "RedisDisconnected": "error",
+    "RedisReconnecting": "attempt",
+    "RedisReconnected": "attempt duration_ms",
+    "WorkerStarted": "worker_id app queues concurrency broker",
+    "WorkerStopping": "how running",
+    "WorkerStopped": "exit_code",
+}
+
+
+def kinds() -> list[type[Event]]:
+    return [
+        kind for name in events.__all__ if isinstance(kind := getattr(events, name), type) and kind not in {Event, Bus}
+    ]
+
+
+def test_the_events_and_the_order_of_their_fields_are_these() -> None:
+    found = {
+        kind.__name__: " ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+        for kind in kinds()
+    }
+    assert found == FIELDS
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_event_can_neither_be_changed_nor_grow(name: str) -> None:
+    kind = getattr(events, name)
+    event = kind(*range(len(FIELDS[name].split())))
+    assert issubclass(kind, Event)
+    assert not hasattr(event, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(event, FIELDS[name].split()[0], "other")
+
+
+def test_a_listener_hears_its_own_class_of_events_only() -> None:
+    bus = Bus()
+    heard: list[object] = []
+    bus.subscribe(JobPickedUp, heard.append)
+    bus.emit(RECONNECTING)
+    bus.emit(PICKED_UP)
+    assert heard == [PICKED_UP]
+
+
+def test_a_listener_of_the_base_class_hears_everything() -> None:
+    bus = Bus()
+    heard: list[object] = []
+    bus.subscribe(Event, heard.append)
+    bus.emit(RECONNECTING)
+    bus.emit(PICKED_UP)
+    assert heard == [RECONNECTING, PICKED_UP]
+
+
+def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
+    bus = Bus()
+    heard: list[object] = []
+    bus.subscribe(JobPickedUp, lambda _: heard.append("first"))
+    bus.subscribe(Event, lambda _: heard.append("second"))
+    bus.subscribe(JobPickedUp, lambda _: heard.append("third"))
+    bus.emit(PICKED_UP)
+    assert heard == ["first", "second", "third"]
+
+
+def test_a_bus_wants_only_what_somebody_listens_to() -> None:
+    bus = Bus()
+    assert not bus.wants(JobPickedUp)
+    bus.subscribe(JobPickedUp, lambda _: None)
+    assert bus.wants(JobPickedUp)
+    assert not bus.wants(JobCompleted)
+    bus.subscribe(Event, lambda _: None)
+    assert bus.wants(JobCompleted)
+
+
+def test_a_subscription_counts_from_the_next_event_on() -> None:
+    bus = Bus()
+    heard: list[object] = []
+    bus.emit(PICKED_UP)
+    bus.subscribe(JobPickedUp, heard.append)
+    bus.emit(PICKED_UP)
+    assert heard == [PICKED_UP]
+
+
+def broken(_: Event) -> None:
+    raise ValueError("no disk")
+
+
+def test_a_listener_that_raises_breaks_neither_the_caller_nor_the_other_listeners() -> None:
+    bus = Bus()
+    heard: list[object] = []
+    bus.subscribe(JobPickedUp, broken)
+    bus.subscribe(JobPickedUp, heard.append)
+    bus.emit(PICKED_UP)
+    assert heard == [PICKED_UP]
+
+
+def test_a_listener_that_raises_is_reported_once_for_each_class_of_event() -> None:
+    reports = []
+    bus = Bus(on_error=lambda name, event, exc: reports.append((name, event, str(exc))))
+    bus.subscribe(Event, broken)
+    for event in (PICKED_UP, PICKED_UP, RECONNECTING, RECONNECTING):
+        bus.emit(event)
+    name = f"{broken.__module__}.broken"
+    assert reports == [(name, PICKED_UP, "no disk"), (name, RECONNECTING, "no disk")]
+
+
+def test_an_error_handler_that_raises_does_not_break_the_caller() -> None:
+    def no_better(name: str, event: Event, exc: Exception) -> None:
+        raise RuntimeError(name) from exc
+
+    bus = Bus(on_error=no_better)
+    bus.subscribe(JobPickedUp, broken)
+    bus.emit(PICKED_UP)
+
+
+def test_a_request_to_exit_passes_through_a_listener() -> None:
+    def leave(_: Event) -> None:
+        raise SystemExit(3)
+
+    bus = Bus()
+    bus.subscribe(JobPickedUp, leave)
+    with pytest.raises(SystemExit):
+        bus.emit(PICKED_UP)
+
+
+def test_threads_that_emit_while_others_subscribe_lose_no_listener() -> None:
+    bus, started, stop = Bus(), threading.Event(), threading.Event()
+    heard: list[object] = []
+
+    def emit() -> None:
+        while not stop.is_set():
+            bus.emit(PICKED_UP)
+            started.set()
+
+    threads = [threading.Thread(target=emit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(10)
+    for _ in range(200):
+        bus.subscribe(JobPickedUp, lambda _: None)
+    bus.subscribe(JobCompleted, heard.append)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    done = JobCompleted("1", "mail", "mail.send", 1.0, None)
+    bus.emit(done)
+    assert heard == [done]
+    assert len(bus._routes[JobPickedUp] if JobPickedUp in bus._routes else bus._route(JobPickedUp)) == 200

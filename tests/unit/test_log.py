@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from bulltask import events
+from bulltask.errors import ConfigError
+from bulltask.events import Bus
+from bulltask.observe.log import LogListener, configure
+from bulltask.observe.writer import LineWriter
+
+WORKER = "node-1-12345-a1b2c3"
+TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
+ONE_OF_EACH: list[events.Event] = [
+    events.JobPickedUp("1", "mail", "mail.send", 1),
+    events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
+    events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
+    events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000),
+    events.JobReturned("1", "mail", "mail.send", "shutdown"),
+    events.UnknownTaskSeen("1", "mail", "mail.sned", 5000),
+    events.UnknownTaskSeen("1", "mail", "mail.sned", None),
+    events.LockLost("1", "mail", "mail.send"),
+    events.JobStalled("1", "mail", 1_700_000_000_123),
+    events.JobRecovered("1", "mail", 1, 12.0),
+    events.JobCrashed("1", "mail", 3, "SIGSEGV"),
+    events.HeartbeatSucceeded("mail", 10, 1.5),
+    events.HeartbeatFailed("mail", "1", "timed out"),
+    events.StalledCheckSkipped("mail", 1),
+    events.ChildStarted(0, 4711),
+    events.ChildDied(0, 4711, "SIGKILL", 1),
+    events.RedisDisconnected("connection refused"),
+    events.RedisReconnecting(1),
+    events.RedisReconnected(3, 1500.0),
+    events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host"),
+    events.WorkerStopping("warm", 2),
+    events.WorkerStopped(0),
+]
+KINDS = {type(event) for event in ONE_OF_EACH}
+
+
+def is_of_pytest(handler: logging.Handler) -> bool:
+    return type(handler).__module__.startswith("_pytest.")
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = filter(is_of_pytest, root.handlers)
+    root.setLevel(level)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Log:
+    """What one configuration of the log wrote."""
+
+    def __init__(self, stream: io.StringIO | None = None, *, level: str = "debug", **options: Any) -> None:
+        self.stream = stream or io.StringIO()
+        root = logging.getLogger()
+        root.handlers[:] = itertools.filterfalse(is_of_pytest, root.handlers)  # configure() would take it for the app's
+        self.logger = configure(level=level, worker_id=WORKER, stream=self.stream, **options)
+        self.bus = Bus()
+        LogListener(self.logger).attach(self.bus)
+
+    def texts(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.texts()]
+
+    def of(self, event: events.Event) -> dict[str, Any]:
+        """The fields of the only line that ``event`` makes, without those that every line has."""
+        self.bus.emit(event)
+        (line,) = self.lines()
+        assert line.pop("worker_id") == WORKER
+        assert line.pop("timestamp").endswith("Z")
+        return line
+
+
+# ---- the eight lines of seed 002 §7 ----
+
+
+def test_a_job_that_is_picked_up() -> None:
+    assert Log().of(ONE_OF_EACH[0]) == {
+        "level": "info",
+        "event": "Job picked up",
+        "job_id": "1",
+        "queue": "mail",
+        "task": "mail.send",
+        "attempt": 1,
+    }
+
+
+def test_a_job_that_completes_says_how_long_it_took_in_seconds_and_what_came_out() -> None:
+    line = Log().of(events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}))
+    assert (line["level"], line["event"]) == ("info", "Job completed")
+    assert (line["duration"], line["result"]) == (2.5, "{'sent': True}")
+
+
+def test_a_job_that_fails_brings_error_category_attempts_and_traceback() -> None:
+    line = Log().of(events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK))
+    assert (line["level"], line["event"]) == ("error", "Job failed")
+    assert (line["error"], line["category"], line["attempts_made"]) == ("no such user", "permanent", 1)
+    assert line["traceback"] == TRACEBACK
+
+
+def test_a_job_that_is_retried_says_when() -> None:
+    line = Log().of(events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000))
+    assert (line["level"], line["event"]) == ("warning", "Job retried")
+    assert (line["attempts_made"], line["delay"], line["error"]) == (1, 2.0, "timed out")
+
+
+@pytest.mark.parametrize(("epoch_ms", "shown"), [(1_700_000_000_123, "2023-11-14T22:13:20.123Z"), (None, None)])
+def test_a_job_that_stalled_says_when_its_lock_expired(epoch_ms: int | None, shown: str | None) -> None:
+    line = Log().of(events.JobStalled("1", "mail", epoch_ms))
+    assert (line["level"], line["event"], line["lock_expired_at"]) == ("warning", "Job stalled", shown)
+
+
+def test_a_heartbeat_that_fails_names_the_job() -> None:
+    line = Log().of(events.HeartbeatFailed("mail", "1", "timed out"))
+    assert (line["level"], line["event"]) == ("warning", "Heartbeat failed")
+    assert (line["job_id"], line["error"]) == ("1", "timed out")
+
+
+def test_losing_redis_is_an_error() -> None:
+    line = Log().of(events.RedisDisconnected("connection refused"))
+    assert (line["level"], line["event"], line["error"]) == ("error", "Redis disconnected", "connection refused")
+
+
+def test_finding_redis_again_is_not() -> None:
+    line = Log().of(events.RedisReconnected(3, 1500.0))
+    assert line == {"level": "info", "event": "Redis reconnected", "attempt": 3, "duration": 1.5}
+
+
+# ---- all lines ----
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
+    log = Log(json=as_json)
+    for number, event in enumerate(ONE_OF_EACH):
+        log.bus.emit(event)
+        started = [text for text in log.texts() if f"{WORKER}" in text]
+        assert len(started) == number + 1
+    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "Event", "Listener"}
+
+
+def test_a_line_that_somebody_can_act_on_says_how() -> None:
+    log = Log()
+    for event in ONE_OF_EACH:
+        log.bus.emit(event)
+    # Failed and retried jobs carry their error; the others say what to do or what becomes of the job.
+    without = {line["event"] for line in log.lines() if line["level"] in {"warning", "error"} and "hint" not in line}
+    assert without == {"Job failed", "Job retried"}
+
+
+def test_a_child_that_was_killed_says_that_memory_may_be_short() -> None:
+    assert "memory" in Log().of(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
+
+
+def test_an_outage_of_a_night_makes_a_dozen_lines() -> None:
+    log = Log()
+    for attempt in range(1, 5000):
+        log.bus.emit(events.RedisReconnecting(attempt))
+    assert [line["attempt"] for line in log.lines()] == [2**power for power in range(13)]
+
+
+def test_a_worker_that_stops_with_an_error_says_so() -> None:
+    assert Log().of(events.WorkerStopped(1))["level"] == "error"
+
+
+def test_a_long_result_is_shortened_and_a_huge_one_is_not_even_written_out() -> None:
+    class Rows(list[int]):
+        """Would be slow to write out."""
+
+    assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, "x" * 10_000))["result"]) <= 200
+    assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, Rows(range(10**6))))["result"]) <= 200
+
+
+# ---- levels ----
+
+
+def test_a_bus_wants_nothing_that_the_level_would_drop() -> None:
+    wanted = {
+        level: {kind for kind in KINDS if Log(level=level).bus.wants(kind)}
+        for level in ("debug", "info", "warning", "error", "critical")
+    }
+    hot = {events.JobPickedUp, events.JobCompleted}
+    assert wanted["debug"] == KINDS
+    assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded}
+    assert hot < wanted["info"]
+    assert not hot & wanted["warning"]
+    assert events.JobRetried in wanted["warning"] - wanted["error"]
+    assert events.JobFailed in wanted["error"]
+    assert wanted["critical"] == set()
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'loud' does not exist: use one of debug, info"):
+        configure(level="loud", worker_id=None)
+
+
+def test_the_case_of_a_level_does_not_matter() -> None:
+    assert Log(level="WARNING").logger.is_enabled_for(logging.WARNING)
+
+
+# ---- form ----
+
+
+def test_a_pipe_gets_json_and_a_terminal_text_in_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    pipe, terminal = Log(), Log(Terminal())
+    for log in (pipe, terminal):
+        log.bus.emit(ONE_OF_EACH[0])
+    assert pipe.lines()[0]["event"] == "Job picked up"
+    assert "\x1b[" in terminal.texts()[0]
+
+
+def test_text_that_is_asked_for_outside_of_a_terminal_has_no_colours() -> None:
+    log = Log(json=False)
+    log.bus.emit(ONE_OF_EACH[0])
+    assert log.texts()[0].endswith(f"job_id=1 queue=mail task=mail.send attempt=1 worker_id={WORKER}")
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    log = Log(Terminal())
+    log.bus.emit(ONE_OF_EACH[0])
+    assert "\x1b" not in log.stream.getvalue()
+
+
+def test_on_a_terminal_the_traceback_stands_below_its_line() -> None:
+    log = Log(json=False)
+    log.bus.emit(events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK))
+    first, *below = log.texts()
+    assert "Job failed" in first
+    assert "\n".join(below) + "\n" == TRACEBACK
+
+
+def test_the_argument_of_a_job_cannot_steer_the_terminal() -> None:
+    log = Log(json=False)
+    log.bus.emit(events.JobRetried("\x1b[2J", "mail", "\x9b2J", 1.0, "bell\x07", "unknown", 1, 0))
+    assert not set(log.stream.getvalue()) & {"\x1b", "\x9b", "\x07"}
+
+
+def fail_with(error: Exception, secret: str = "") -> None:
+    raise error
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_whatever_is_logged_the_line_is_valid_json() -> None:
+    log = Log()
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (float("nan"), {(1, 2): 3}, endless, Broken(), object(), b"\xff", "\ud800", "a\nb"):
+        log.logger.info("odd", value=value)
+
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    lines = [json.loads(text, parse_constant=no_constants) for text in log.texts()]
+    assert len(lines) == 8
+    assert all(line["worker_id"] == WORKER for line in lines)
+
+
+def test_an_exception_is_a_field_of_the_json_without_local_variables() -> None:
+    log = Log()
+    try:
+        fail_with(LookupError("no such user"), secret="hunter" + "2")
+    except LookupError:
+        log.logger.exception("ours")
+    (line,) = log.lines()
+    assert line["exception"].endswith("LookupError: no such user")
+    assert "hunter2" not in line["exception"]
+
+
+# ---- other people's loggers ----
+
+
+def test_what_tasks_log_with_the_standard_library_looks_the_same() -> None:
+    log = Log(level="info")
+    tasks = logging.getLogger("shop.tasks")
+    tasks.info("sent %d mails", 3, extra={"order": 17})
+    tasks.debug("not shown")
+    (line,) = log.lines()
+    assert (line["level"], line["event"], line["logger"]) == ("info", "sent 3 mails", "shop.tasks")
+    assert (line["order"], line["worker_id"]) == (17, WORKER)
+
+
+def test_a_wrong_log_call_makes_a_line_and_not_a_failed_task() -> None:
+    log = Log()
+    logging.getLogger("shop.tasks").info("sent %d mails", "three")
+    (line,) = log.lines()
+    assert "could not be formatted" in line["event"]
+    assert line["worker_id"] == WORKER
+
+
+def test_a_warning_of_python_becomes_a_line() -> None:
+    log = Log()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=True)
+        warnings.warn("this will go away", UserWarning, stacklevel=1)
+        logging.captureWarnings(capture=False)
+    (line,) = log.lines()
+    assert line["logger"] == "py.warnings"
+    assert "this will go away" in line["event"]
+
+
+def test_an_app_that_configured_logging_itself_is_left_alone() -> None:
+    own = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(own)
+    log = Log()
+    logging.getLogger("shop.tasks").warning("mine")
+    assert logging.getLogger().handlers == [own]
+    assert own.stream.getvalue() == "mine\n"
+    assert log.texts() == []
+
+
+def test_the_root_logger_can_be_taken_over_or_left_by_order() -> None:
+    own = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(own)
+    Log(hijack_root=True).logger.info("ours")
+    assert own not in logging.getLogger().handlers
+    logging.getLogger().handlers[:] = []
+    Log(hijack_root=False)
+    assert logging.getLogger().handlers == []
+
+
+def test_configuring_twice_does_not_write_twice() -> None:
+    Log()
+    log = Log()
+    logging.getLogger("shop.tasks").warning("once")
+    structlog.get_logger().warning("once more")
+    assert [line["event"] for line in log.lines()] == ["once", "once more"]
+
+
+def test_structlog_in_a_task_writes_the_same_lines_with_what_was_bound() -> None:
+    log = Log()
+    structlog.contextvars.bind_contextvars(job_id="7")
+    structlog.get_logger().info("halfway", done=0.5)
+    (line,) = log.lines()
+    assert (line["job_id"], line["done"], line["worker_id"]) == ("7", 0.5, WORKER)
+
+
+def test_an_app_that_configured_structlog_itself_is_left_alone() -> None:
+    mine = io.StringIO()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(mine))
+    log = Log()
+    structlog.get_logger().info("mine")
+    log.logger.info("ours")
+    assert "mine" in mine.getvalue()
+    assert [line["event"] for line in log.lines()] == ["ours"]
+
+
+# ---- secrets ----
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_no_line_shows_the_password_of_a_url(as_json: bool) -> None:
+    log = Log(json=as_json)
+    url = "redis://user:s3cr3t@host:6379/0"
+    log.bus.emit(events.RedisDisconnected(f"Error 111 connecting to {url}"))
+    log.bus.emit(events.JobFailed("1", "q", "t", 1.0, url, "unknown", 1, f"{TRACEBACK}ValueError: {url}\n"))
+    log.bus.emit(events.JobCompleted("1", "q", "t", 1.0, [url]))
+    log.bus.emit(events.WorkerStarted(WORKER, "shop", ("q",), 1, url))
+    log.logger.info("nested", config={"broker": [url]}, quoted='redis://:"s3cr3t"@host')
+    try:
+        fail_with(ConnectionError('unix:///sock?password="s3cr3t"'))
+    except ConnectionError:
+        log.logger.exception(url)
+        logging.getLogger("shop").exception("%s", url)
+    assert "s3cr3t" not in log.stream.getvalue()
+    assert log.stream.getvalue().count("***") >= 9
+
+
+# ---- the writer ----
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, Any]]:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        yield reader, stream
+    os.close(reader)
+
+
+def read_all(reader: int) -> bytes:
+    os.set_blocking(reader, False)
+    parts = []
+    try:
+        while part := os.read(reader, 1 << 16):
+            parts.append(part)
+    except BlockingIOError:
+        pass
+    return b"".join(parts)
+
+
+def test_a_reader_that_stopped_holds_the_worker_up_once_and_briefly(pipe: tuple[int, Any]) -> None:
+    reader, stream = pipe
+    lines = LineWriter(stream, lambda count: f"{count} are gone")
+    lines.patience_ms = 50
+    for number in range(1000):
+        lines.write(f"{number} {'x' * 1000}")  # ten times what a pipe holds
+    lost = lines.dropped
+    assert lost > 900
+    before = read_all(reader)
+    lines.write("back again")
+    lines.close()
+    assert len(before) // 1000 == 1000 - lost
+    assert read_all(reader).decode().splitlines() == [f"{lost} are gone", "back again"]
+
+
+def test_the_line_about_dropped_lines_has_the_form_of_all_lines(pipe: tuple[int, Any]) -> None:
+    reader, stream = pipe
+    log = configure(level="info", worker_id=WORKER, stream=stream, hijack_root=False)
+    sink: Any = log._logger  # type: ignore[attr-defined]
+    writer: LineWriter = sink.msg.__self__
+    writer.dropped = 3
+    log.info("back again")
+    writer.close()
+    gone, back = (json.loads(text) for text in read_all(reader).splitlines())
+    assert (gone["event"], gone["count"], gone["level"], gone["worker_id"]) == (
+        "Log lines dropped",
+        3,
+        "warning",
+        WORKER,
+    )
+    assert back["event"] == "back again"
+
+
+def test_a_long_line_that_was_cut_off_does_not_spoil_the_next(pipe: tuple[int, Any]) -> None:
+    reader, stream = pipe
+    lines = LineWriter(stream, lambda count: f"{count} gone")
+    lines.patience_ms = 50
+    lines.write("x" * 200_000)
+    cut = read_all(reader)
+    lines.write("whole")
+    lines.close()
+    assert set(cut) == {ord("x")}
+    assert read_all(reader) == b"\n1 gone\nwhole\n"
+
+
+def test_a_reader_that_left_does_not_fail_the_writer() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        lines = LineWriter(stream)
+        lines.write("nobody hears")
+        assert lines.dropped == 1
+        lines.close()
+
+
+def test_a_closed_stream_does_not_fail_the_writer() -> None:
+    stream = io.StringIO()
+    lines = LineWriter(stream)
+    stream.close()
+    lines.write("nobody hears")
+    assert lines.dropped == 1
+
+
+def test_threads_write_whole_lines(tmp_path: Any) -> None:
+    with (tmp_path / "worker.log").open("w") as stream:
+        lines = LineWriter(stream)
+        texts = [letter * 5000 for letter in "abcd"]
+
+        def write(text: str) -> None:
+            for _ in range(100):
+                lines.write(text)
+
+        threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lines.close()
+    assert sorted((tmp_path / "worker.log").read_text().splitlines()) == sorted(texts * 100)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.urls import redact_text, redact_url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://[::1]:6379/0?db=2", "redis://[::1]:6379/0?db=2"),
+        ("embedded://", "embedded://"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+        ("redis://me:pw@host:6379/0", "redis://me:***@host:6379/0"),
+        ("redis://:pw@host", "redis://***@host"),
+        ("redis://pw@host", "redis://***@host"),  # the user says "pw" and means a password
+        ("rediss://me:pw@host/0?ssl_keyfile=a.pem", "rediss://me:***@host/0?ssl_keyfile=a.pem"),
+        ("unix:///run/redis.sock?password=pw&db=1", "unix:///run/redis.sock?password=***&db=1"),
+        ("redis://host?%70assword=pw", "redis://host?%70assword=***"),
+        ("redis+sentinel://:pw@a:1,b:2/m?sentinel_password=q", "redis+sentinel://***@a:1,b:2/m?sentinel_password=***"),
+        ("redis://:p@s/s?w#d@host:1/2", "redis://***@host:1/2"),  # invalid, and typed all the same
+        ("redis://:a://b@host", "redis://***@host"),
+        ("redis://:a@one:1;redis://:b@two:2", "redis://***@two:2"),
+        ("me:pw@host:6379", "me:***@host:6379"),
+        (":p://w@host:6379", "***@host:6379"),
+        ("https://me:pw@example.org/@name", "https://me:***@example.org/@name"),
+        ("https://example.org/@name", "https://example.org/@name"),
+        ("https://example.org/?token=abc", "https://example.org/?token=***"),
+        ("postgres://me:p/w@host/db", "postgres://me:***@host/db"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.sampled_from(["redis", "rediss", "unix", ""]))
+def test_no_password_survives_whatever_is_in_it(secret: str, scheme: str) -> None:
+    marked = f"S3{secret}3S"
+    prefix = f"{scheme}://" if scheme else ""
+    for url in (f"{prefix}:{marked}@host:6379/0", f"{prefix}user:{quote(marked, safe='')}@host:6379/0"):
+        shown = redact_url(url)
+        assert "S3" not in shown
+        assert "3S" not in shown
+        assert shown.endswith("***@host:6379/0")
+
+
+@given(st.text())
+def test_nothing_that_is_typed_as_a_url_raises(text: str) -> None:
+    redact_url(text)
+    redact_text(text)
+
+
+def test_every_url_of_a_text_loses_its_password_and_the_rest_stays() -> None:
+    text = "Error 111 connecting to redis://:pw@host:6379/0.\nTried 'redis://me:pw@b' too; ask ops@example.org"
+    shown = "Error 111 connecting to redis://***@host:6379/0.\nTried 'redis://me:***@b' too; ask ops@example.org"
+    assert redact_text(text) == shown
+
+
+def test_a_line_of_json_is_still_json_when_its_urls_were_redacted() -> None:
+    line = {"a": "redis://:pw@host", "b": "redis://host?password=pw", "c": ["x@y", "redis://h"], "d": "a@b"}
+    shown = json.loads(redact_text(json.dumps(line), json=True))
+    assert shown == {"a": "redis://***@host", "b": "redis://host?password=***", "c": ["x@y", "redis://h"], "d": "a@b"}
+
+
+def test_a_text_without_a_url_comes_back_as_it_is() -> None:
+    text = "password=hunter2 is not ours to judge"
+    assert redact_text(text) is text
