@@ -40,8 +40,8 @@ def lasting_processes() -> set[int]:
 
 
 @pytest.fixture(scope="session")
-def _leftovers(session_mark: str) -> Leftovers:
-    return Leftovers(session_mark)
+def _leftovers(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
+    return Leftovers(session_mark, tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,14 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  #
 class Leftovers:
     """Responsible for naming the processes that outlive the test that started them.
 
-    A process counts when it descends from this one, or when it was started with this session's mark in its
-    environment: that finds daemons and orphans, too.
+    A process counts when it is a child of this one, when it was started with this session's mark in its environment,
+    or when it works in this session's temporary directory. The last two find daemons and orphans; Redis and Valkey
+    overwrite their environment with their title, but they change into their data directory.
     """
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, directory: Path) -> None:
         self._mark = f"{MARK}={mark}".encode()
+        self._directory = directory.resolve()
         self._strangers: set[int] = set()
 
     def find(self, allowed: set[int]) -> dict[int, str]:
@@ -32,7 +34,8 @@ class Leftovers:
         found = {pid: _command(pid) for pid in sorted(ours)}
         return {pid: text for pid, text in found.items() if text and not any(name in text for name in _HELPERS)}
 
-    def end(self, pids: set[int]) -> None:
+    @staticmethod
+    def end(pids: set[int]) -> None:
         """Kill them, each by its id, and reap those that are children."""
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -43,12 +46,14 @@ class Leftovers:
     def _is_ours(self, pid: int) -> bool:
         if _parent(pid) == os.getpid():
             return True
+        process = Path(f"/proc/{pid}")
         try:
-            started_with = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if self._mark in (process / "environ").read_bytes().split(b"\0"):
+                return True
+            if (process / "cwd").readlink().is_relative_to(self._directory):
+                return True
         except OSError:
             return False
-        if self._mark in started_with:
-            return True
         self._strangers.add(pid)
         return False
 
