@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bulltask import events
+from bulltask.events import Bus
+from bulltask.observe.counters import BUCKETS, MetricsListener, MetricsMemory
+from bulltask.observe.metrics import MetricsCollector
+
+WORKER = "node-1-12345-a1b2c3"
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def listening(memory: MetricsMemory, block: int) -> Bus:
+    bus = Bus(on_error=lambda name, event, exc: pytest.fail(f"{name} {event} {exc!r}"))
+    MetricsListener(memory.block(block), memory.queues).attach(bus)
+    return bus
+
+
+def no_lengths() -> Mapping[str, Mapping[str, int]]:
+    return {}
+
+
+def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(memory, WORKER, lengths))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_ten_metrics_have_these_names_types_and_labels() -> None:
+    registry = CollectorRegistry()
+    lengths = {"mail": {"wait": 1}}
+    registry.register(MetricsCollector(MetricsMemory(["mail"], 1), WORKER, lambda: lengths))
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    found = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
+    assert found == {
+        "bullmq_jobs_processed": ("counter", {"queue", "status"}),
+        "bullmq_job_duration_seconds": ("histogram", {"queue"}),
+        "bullmq_queue_length": ("gauge", {"queue", "state"}),
+        "bullmq_stalled_jobs": ("counter", {"queue"}),
+        "bullmq_heartbeat_success": ("counter", {"queue"}),
+        "bullmq_heartbeat_failure": ("counter", {"queue"}),
+        "bullmq_active_workers": ("gauge", {"queue", "worker_id"}),
+        "bullmq_redis_connection_status": ("gauge", {"status"}),
+        "bullmq_redis_reconnect_attempts": ("counter", set()),
+        "bullmq_stalled_checker_skipped": ("counter", {"queue"}),
+    }
+    # The parser takes "_total" off the names of counters; on the wire it is there.
+    names = {sample.name for family in families if family.type == "counter" for sample in family.samples}
+    assert all(name.endswith("_total") for name in names)
+
+
+def test_every_counter_is_there_with_zero_before_the_first_job() -> None:
+    samples = scrape(MetricsMemory(["mail", "sms"], 3))
+    for queue in ("mail", "sms"):
+        for status in ("completed", "failed", "retried"):
+            assert samples["bullmq_jobs_processed_total", (("queue", queue), ("status", status))] == 0
+        assert samples["bullmq_job_duration_seconds_count", (("queue", queue),)] == 0
+        assert samples["bullmq_stalled_jobs_total", (("queue", queue),)] == 0
+
+
+def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
+    memory = MetricsMemory(["mail", "sms"], 2)
+    bus = listening(memory, 1)
+    for _ in range(3):
+        bus.emit(events.JobCompleted("1", "mail", "t", 10.0, None))
+    for _ in range(2):
+        bus.emit(events.JobRetried("1", "mail", "t", 10.0, "e", "transient", 1, 0))
+    bus.emit(events.JobFailed("1", "sms", "t", 10.0, "e", "permanent", 1, ""))
+    mail, sms = memory.totals()["mail"], memory.totals()["sms"]
+    assert (mail.completed, mail.retried, mail.failed) == (3, 2, 0)
+    assert (sms.completed, sms.retried, sms.failed) == (0, 0, 1)
+
+
+def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = listening(memory, 0)
+    bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
+    bus.emit(events.UnknownTaskSeen("1", "mail", "t", 5000))
+    total = memory.totals()["mail"]
+    assert (total.failed, total.retried, total.buckets[-1]) == (2, 1, 0)
+
+
+def test_the_duration_of_every_attempt_falls_into_its_bucket() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = listening(memory, 1)
+    for duration_ms in (0.0, 5.0, 5.1, 700.0, 10_000.0, 10_001.0):
+        bus.emit(events.JobCompleted("1", "mail", "t", duration_ms, None))
+    samples = scrape(memory)
+    buckets = {bound: samples["bullmq_job_duration_seconds_bucket", (("le", bound), ("queue", "mail"))]
+               for bound in ("0.005", "0.01", "0.5", "0.75", "10.0", "+Inf")}  # fmt: skip
+    assert buckets == {"0.005": 2, "0.01": 3, "0.5": 3, "0.75": 4, "10.0": 5, "+Inf": 6}
+    assert samples["bullmq_job_duration_seconds_count", (("queue", "mail"),)] == 6
+    assert samples["bullmq_job_duration_seconds_sum", (("queue", "mail"),)] == pytest.approx(20.7111)
+
+
+def test_the_buckets_include_those_of_the_seed() -> None:
+    assert set(BUCKETS) >= {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}
+
+
+def test_the_supervisors_duties_are_counted() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = listening(memory, 0)
+    bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
+    bus.emit(events.HeartbeatSucceeded("mail", 5, 1.0))
+    bus.emit(events.HeartbeatFailed("mail", "1", "timed out"))
+    bus.emit(events.StalledCheckSkipped("mail", 2))
+    bus.emit(events.JobStalled("1", "mail", None))
+    bus.emit(events.JobRecovered("2", "mail", 1, 10.0))
+    samples, mail = scrape(memory), (("queue", "mail"),)
+    assert samples["bullmq_heartbeat_success_total", mail] == 15
+    assert samples["bullmq_heartbeat_failure_total", mail] == 1
+    assert samples["bullmq_stalled_checker_skipped_total", mail] == 2
+    assert samples["bullmq_stalled_jobs_total", mail] == 2
+
+
+def status_of(samples: dict[Sample, float]) -> tuple[float, float]:
+    name = "bullmq_redis_connection_status"
+    return samples[name, (("status", "connected"),)], samples[name, (("status", "disconnected"),)]
+
+
+def test_the_connection_is_lost_while_one_process_has_lost_it() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus, other = listening(memory, 0), listening(memory, 1)
+    assert status_of(scrape(memory)) == (1, 0)
+    bus.emit(events.RedisDisconnected("refused"))
+    assert status_of(scrape(memory)) == (0, 1)
+    for attempt in (1, 2):
+        bus.emit(events.RedisReconnecting(attempt))
+    other.emit(events.RedisReconnecting(1))
+    bus.emit(events.RedisReconnected(2, 10.0))
+    samples = scrape(memory)
+    assert status_of(samples) == (1, 0)
+    assert samples["bullmq_redis_reconnect_attempts_total", ()] == 3
+
+
+def test_a_new_process_does_not_inherit_the_lost_connection_of_the_one_before() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    listening(memory, 1).emit(events.RedisDisconnected("refused"))
+    assert not memory.connected()
+    listening(memory, 1)
+    assert memory.connected()
+
+
+def test_the_lengths_of_the_queues_are_asked_for_at_each_scrape() -> None:
+    states = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
+    lengths = {"mail": {state: number for number, state in enumerate(states)}}
+    samples = scrape(MetricsMemory(["mail"], 1), lambda: lengths)
+    for number, state in enumerate(states):
+        assert samples["bullmq_queue_length", (("queue", "mail"), ("state", state))] == number
+
+
+def test_a_scrape_without_redis_still_has_the_counters() -> None:
+    def unreachable() -> Mapping[str, Mapping[str, int]]:
+        raise ConnectionError("refused")
+
+    memory = MetricsMemory(["mail"], 2)
+    listening(memory, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+    samples = scrape(memory, unreachable)
+    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "completed"))] == 1
+    assert status_of(samples) == (0, 1)
+    assert not any(name == "bullmq_queue_length" for name, _ in samples)
+
+
+def test_two_scrapes_at_once_do_not_ask_redis_at_once() -> None:
+    inside, most = 0, 0
+    change = threading.Lock()
+
+    def lengths() -> Mapping[str, Mapping[str, int]]:
+        nonlocal inside, most
+        with change:
+            inside += 1
+            most = max(most, inside)
+        threading.Event().wait(0.01)
+        with change:
+            inside -= 1
+        return {}
+
+    collector = MetricsCollector(MetricsMemory(["mail"], 1), WORKER, lengths)
+    threads = [threading.Thread(target=collector.collect) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_threads_of_one_child_lose_no_count() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = listening(memory, 1)
+    event = events.JobCompleted("1", "mail", "t", 1.0, None)
+
+    def run() -> None:
+        for _ in range(5000):
+            bus.emit(event)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert memory.totals()["mail"].completed == memory.totals()["mail"].buckets[-1] == 20_000
+
+
+def test_counting_wants_no_event_that_has_no_metric() -> None:
+    bus = listening(MetricsMemory(["mail"], 2), 1)
+    assert not bus.wants(events.JobPickedUp)
+    assert bus.wants(events.JobCompleted)
+
+
+def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
+    fd = os.memfd_create("metrics")
+    try:
+        first, second = MetricsMemory(["mail"], 2, fd), MetricsMemory(["mail"], 2, fd)
+        listening(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+        assert second.totals()["mail"].completed == 1
+        with pytest.raises(ValueError, match="must have"):
+            MetricsMemory(["mail", "sms"], 2, fd)
+    finally:
+        os.close(fd)
+
+
+def test_a_block_that_does_not_exist_is_refused() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    for number in (-1, 2):
+        with pytest.raises(IndexError, match=f"2 blocks, there is no block {number}"):
+            memory.block(number)
+
+
+def test_memory_without_blocks_or_with_one_queue_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="each queue once"):
+        MetricsMemory(["mail"], 0)
+    with pytest.raises(ValueError, match="each queue once"):
+        MetricsMemory(["mail", "mail"], 1)
+
+
+def test_a_queue_that_was_forgotten_is_named_at_once() -> None:
+    with pytest.raises(ValueError, match="without sms"):
+        MetricsListener(MetricsMemory(["mail"], 1).block(0), ["mail", "sms"])
+
+
+@pytest.mark.parametrize("module", ["bulltask.events", "bulltask.observe.log", "bulltask.observe.counters"])
+def test_a_worker_without_metrics_does_not_load_prometheus(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
