@@ -1,0 +1,252 @@
+"""Metrics of several processes, scraped over HTTP from the forked exporter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bulltask.errors import ConfigError
+from bulltask.observe.exporter import bind
+from tests.support.processes import wait_for_end
+from tests.support.programs import Program, run_program
+
+pytestmark = pytest.mark.process
+
+# A small supervisor. It does one command per line of its input and answers each with one line of JSON.
+SUPERVISOR = """
+import json, os, signal, sys
+from bulltask import events
+from bulltask.events import Bus
+from bulltask.observe.counters import MetricsListener, MetricsMemory
+from bulltask.observe.exporter import bind, run_exporter
+from bulltask.observe.metrics import MetricsCollector
+from bulltask.process import die_with_parent
+
+QUEUES = ("mail", "sms")
+memory = MetricsMemory(QUEUES, blocks=4)
+parent = os.getpid()
+children = {}
+
+def lengths():
+    with open(sys.argv[1]) as file:  # stands for Redis: it can go away
+        return json.load(file)
+
+def exporter():
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    if pid := os.fork():
+        listener.close()
+        return {"pid": pid, "port": port}
+    run_exporter(listener, MetricsCollector(memory, "node-1-1-abc", lengths), parent)
+
+def child(index, jobs):
+    ready, tell = os.pipe()
+    if pid := os.fork():
+        children[index] = pid
+        os.close(tell)
+        assert os.read(ready, 1) == b"!"
+        os.close(ready)
+        return {"pid": pid}
+    die_with_parent(signal.SIGKILL, parent)
+    bus = Bus()
+    MetricsListener(memory.block(index + 1), QUEUES).attach(bus)
+    for number in range(jobs):
+        bus.emit(events.JobCompleted(str(number), "mail", "t", 20.0, None))
+    bus.emit(events.JobFailed("x", "sms", "t", 1.0, "error", "permanent", 1, ""))
+    if jobs == 0:
+        bus.emit(events.RedisDisconnected("refused"))
+    os.write(tell, b"!")
+    signal.pause()
+
+def kill(index):
+    os.kill(children[index], signal.SIGKILL)
+    return {"status": os.waitpid(children.pop(index), 0)[1]}
+
+def handle_signals():  # as the real one does: handlers, a wake-up pipe and blocked signals that a fork inherits
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    return {}
+
+def stop_exporter(pid):
+    os.kill(pid, signal.SIGTERM)
+    return {"status": os.waitpid(pid, 0)[1]}
+
+MetricsListener(memory.block(0), QUEUES).attach(Bus())
+for line in sys.stdin:
+    name, *arguments = json.loads(line)
+    print(json.dumps(globals()[name](*arguments)), flush=True)
+"""
+
+
+LABELS = ("queue", "status", "state", "worker_id", "le")
+
+
+class Supervisor:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.port = 0
+
+    def do(self, *command: object) -> dict[str, Any]:
+        self.program.say(json.dumps(command))
+        answer: dict[str, Any] = json.loads(self.program.line())
+        self.port = answer.get("port", self.port)
+        return answer
+
+    def scrape(self) -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            text = response.read().decode()
+        return {
+            " ".join([sample.name, *(sample.labels[name] for name in LABELS if name in sample.labels)]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def supervisor(tmp_path) -> Iterator[Supervisor]:
+    (tmp_path / "lengths.json").write_text('{"mail": {"wait": 3, "paused": 0}, "sms": {"wait": 4}}')
+    with run_program(SUPERVISOR, str(tmp_path / "lengths.json")) as program:
+        yield Supervisor(program)
+
+
+def test_a_scrape_adds_up_what_all_children_counted_and_the_dead_ones_too(supervisor: Supervisor) -> None:
+    supervisor.do("exporter")
+    for index, jobs in enumerate((100, 20, 3)):
+        supervisor.do("child", index, jobs)
+    before = supervisor.scrape()
+    supervisor.do("kill", 1)
+    without = supervisor.scrape()
+    supervisor.do("child", 1, 1000)  # its replacement
+    after = supervisor.scrape()
+
+    completed = [samples["bullmq_jobs_processed_total mail completed"] for samples in (before, without, after)]
+    assert completed == [123, 123, 1123]
+    workers = [samples["bullmq_active_workers mail node-1-1-abc"] for samples in (before, without, after)]
+    assert workers == [3, 2, 3]
+    assert after["bullmq_jobs_processed_total sms failed"] == 4
+    assert after["bullmq_job_duration_seconds_bucket mail 0.01"] == 0
+    assert after["bullmq_job_duration_seconds_bucket mail 0.025"] == 1123
+    assert after["bullmq_job_duration_seconds_count mail"] == 1123
+    assert after["bullmq_job_duration_seconds_sum mail"] == pytest.approx(1123 * 0.02)
+    assert after["bullmq_queue_length mail wait"] == 3
+    assert after["bullmq_queue_length sms wait"] == 4
+
+
+def test_a_scrape_works_without_redis_and_says_so(supervisor: Supervisor, tmp_path) -> None:
+    supervisor.do("exporter")
+    supervisor.do("child", 0, 5)
+    (tmp_path / "lengths.json").unlink()
+    samples = supervisor.scrape()
+    assert samples["bullmq_jobs_processed_total mail completed"] == 5
+    assert samples["bullmq_redis_connection_status connected"] == 0
+    assert samples["bullmq_redis_connection_status disconnected"] == 1
+
+
+def test_a_dead_child_takes_its_lost_connection_with_it(supervisor: Supervisor) -> None:
+    supervisor.do("exporter")
+    supervisor.do("child", 0, 0)  # loses Redis
+    assert supervisor.scrape()["bullmq_redis_connection_status connected"] == 0
+    supervisor.do("kill", 0)
+    assert supervisor.scrape()["bullmq_redis_connection_status connected"] == 1
+
+
+def test_the_exporter_ends_at_sigterm_whatever_the_supervisor_set_up(supervisor: Supervisor) -> None:
+    supervisor.do("handle_signals")
+    pid = supervisor.do("exporter")["pid"]
+    supervisor.scrape()
+    assert supervisor.do("stop_exporter", pid) == {"status": 0}
+
+
+def test_the_exporter_ignores_what_is_meant_for_the_supervisor(supervisor: Supervisor) -> None:
+    pid = supervisor.do("exporter")["pid"]
+    supervisor.scrape()  # its signals are set up
+    for number in ("INT", "QUIT", "HUP", "TSTP", "TTIN", "TTOU", "USR1", "USR2"):
+        os.kill(pid, signal.Signals[f"SIG{number}"])
+    assert supervisor.scrape()["bullmq_queue_length mail wait"] == 3
+
+
+def test_the_exporter_dies_with_its_supervisor(supervisor: Supervisor) -> None:
+    pid = supervisor.do("exporter")["pid"]
+    supervisor.scrape()
+    supervisor.program.send(signal.SIGKILL)
+    wait_for_end(pid)
+    with bind("127.0.0.1", supervisor.port) as again:  # and with it the port is free
+        assert again.getsockname()[1] == supervisor.port
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_a_scrape(supervisor: Supervisor) -> None:
+    supervisor.do("exporter")
+    with socket.create_connection(("127.0.0.1", supervisor.port)) as silent:
+        silent.send(b"GET /metr")
+        assert supervisor.scrape()["bullmq_queue_length mail wait"] == 3
+
+
+def test_other_paths_are_not_found(supervisor: Supervisor) -> None:
+    supervisor.do("exporter")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{supervisor.port}/secrets", timeout=10)
+    with refused.value:
+        assert refused.value.code == 404
+
+
+def test_a_port_that_is_taken_is_refused_before_the_fork() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: Address already in use\. Choose another metrics port"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no such host", 0)])
+def test_an_address_that_is_not_ours_is_refused(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match="metrics cannot be served on"):
+        bind(host, port)
+
+
+def test_metrics_can_be_served_on_ipv6() -> None:
+    with bind("::1", 0) as listener:
+        assert listener.family == socket.AF_INET6
+
+
+ORPHAN = """
+import os, signal, sys
+from bulltask.process import die_with_parent
+
+middle = os.getpid()
+ready, tell = os.pipe()
+gone, leave = os.pipe()
+child = os.fork()
+if child:
+    os.read(ready, 1)
+    print(child, flush=True)
+    os._exit(0)
+os.close(leave)
+if sys.argv[1] == "late":  # the parent dies before the wish is made
+    os.write(tell, b"!")
+    os.read(gone, 1)
+    die_with_parent(signal.SIGKILL, middle)
+else:
+    assert die_with_parent(signal.SIGKILL, middle)
+    os.write(tell, b"!")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_process_dies_with_its_parent_even_when_that_was_quicker(when: str) -> None:
+    with run_program(ORPHAN, when) as program:
+        pid = int(program.line())
+        assert program.process.wait(10) == 0
+        wait_for_end(pid)
