@@ -410,8 +410,8 @@ def serve(port: int, *options: str) -> Iterator[Program]:
         yield program
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_and_term(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_term_and_hangup(tmp_path, number):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
         line = program.line()
