@@ -38,7 +38,7 @@ _ERRNO = verdicts(
     permanent="EINVAL EBADF ENAMETOOLONG ELOOP EROFS EXDEV ENOEXEC ENOSYS E2BIG EFBIG EAFNOSUPPORT EPROTONOSUPPORT",
 )
 _REDIS_WORDS = verdicts(
-    transient="LOADING BUSY OOM READONLY MISCONF CLUSTERDOWN MASTERDOWN TRYAGAIN NOREPLICAS NOGOODSLAVE",
+    transient="LOADING BUSY OOM READONLY MISCONF CLUSTERDOWN MASTERDOWN TRYAGAIN NOREPLICAS NOGOODSLAVE MOVED ASK",
     permanent="NOAUTH WRONGPASS NOPERM WRONGTYPE CROSSSLOT DENIED",
 )
 
@@ -111,7 +111,8 @@ _KNOWN = _table(
     (by_status_error, "aiohttp", "ClientResponseError"),
     (_by_content_type, "aiohttp", "ContentTypeError"),
     (TRANSIENT, "aiohttp", "ClientConnectionError ClientPayloadError UploadAbortedError"),
-    (PERMANENT, "aiohttp", "ServerFingerprintMismatch InvalidURL NonHttpUrlClientError TooManyRedirects"),
+    (PERMANENT, "aiohttp", "ClientConnectorCertificateError ServerFingerprintMismatch"),
+    (PERMANENT, "aiohttp", "InvalidURL NonHttpUrlClientError TooManyRedirects"),
     # mail, files over the network
     (_by_smtp, "smtplib", "SMTPResponseException SMTPRecipientsRefused"),
     (TRANSIENT, "smtplib", "SMTPServerDisconnected SMTPConnectError"),
