@@ -130,7 +130,13 @@ class BrokerError(BulltaskError):
 
 
 class BrokerUnavailable(BrokerError, ConnectionError):
-    """Nothing answers at the broker URL, or not in time."""
+    """Nothing answers at the broker URL, or not in time.
+
+    Attributes:
+        refused: the machine answered that nothing listens there; asking again soon costs nobody anything.
+    """
+
+    refused = False
 
 
 class BrokerAuthError(BrokerError):

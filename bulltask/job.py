@@ -183,6 +183,11 @@ class ActiveJob:
             stacktrace=raw.get(b"stacktrace"),
         )
 
+    @classmethod
+    def broken(cls, queue: str, job_id: str, problem: str) -> ActiveJob:
+        """Stand-in for a job whose hash cannot be read: it fails with ``problem`` instead of stalling for ever."""
+        return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None)
+
     @property
     def own(self) -> Mapping[str, Any]:
         """bulltask's own options; empty for a job that another client sent."""

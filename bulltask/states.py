@@ -36,7 +36,8 @@ class SlotState(IntEnum):
 
     FREE = 0
     RESERVED = 1  # a fetch is under way: the token may hold a job that nobody has seen yet
-    ACTIVE = 2  # a job runs, or its outcome is being written
+    ACTIVE = 2  # a job runs
+    SETTLING = 3  # its outcome is being written, and the token may already hold the next job
 
 
 class RunState(IntEnum):

@@ -45,6 +45,16 @@ class Endpoint:
         """The same server for calls that block up to ``block_ms`` on purpose."""
         return replace(self, command_timeout_ms=block_ms + 5_000)
 
+    def within(self, timeout_ms: int | None) -> Endpoint:
+        """The same server for calls that may take ``timeout_ms`` at the most."""
+        if timeout_ms is None:
+            return self
+        return replace(
+            self,
+            connect_timeout_ms=min(self.connect_timeout_ms, timeout_ms),
+            command_timeout_ms=min(self.command_timeout_ms, timeout_ms),
+        )
+
     @property
     def shown(self) -> str:
         """The URL without its password."""

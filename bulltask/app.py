@@ -1,0 +1,263 @@
+"""``App``: settings, tasks, and the way to Redis."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from bulltask import embedded
+from bulltask.categories import Categorizer
+from bulltask.codec import Json
+from bulltask.config import Conf, Config
+from bulltask.job import NewJob
+from bulltask.ports import ResultReader
+from bulltask.registry import shared
+from bulltask.registry.context import Context
+from bulltask.registry.discovery import import_related
+from bulltask.registry.naming import task_name
+from bulltask.registry.options import CallOptions, TaskOptions, build_job
+from bulltask.registry.task import AnyTask, AsyncTask, Signature, Task
+from bulltask.registry.tasks import Tasks
+from bulltask.result import AsyncResult
+from bulltask.transport.broker import Broker
+
+__all__ = ["App", "shared_task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskDecorator(Protocol):
+    """What ``@app.task(…)`` with options returns: turns a function into a task of its type."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class BoundTaskDecorator(Protocol):
+    """The same for ``bind=True``: the function's first parameter is the :class:`Context`."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+
+class App:
+    """A bulltask application.
+
+    Args:
+        name: shown in logs.
+        broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for a server of bulltask's own on
+            this machine (development). The environment's ``BULLTASK_BROKER_URL`` wins.
+        settings: any other setting of ``bulltask.config``.
+
+    Raises:
+        ConfigError: a setting has a wrong name or value.
+    """
+
+    def __init__(self, name: str, broker_url: str | None = None, **settings: object) -> None:
+        self.name = name
+        self.conf = Conf(settings if broker_url is None else {**settings, "broker_url": broker_url})
+        self.tasks = Tasks(shared.SHARED)
+        self.categorizer = Categorizer()
+        self._autodiscover: list[Callable[[], list[str]]] = []
+        self._lock = threading.RLock()
+        self._broker: Broker | None = None
+        self._pid = os.getpid()
+        shared.set_current(self)
+
+    # ---- tasks ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, /, *, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
+    @overload
+    def task(self, /, *, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
+
+    def task(
+        self, function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
+    ) -> Any:
+        """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
+
+        Args:
+            function: a plain function or an ``async def``.
+            bind: the function's first parameter is its :class:`Context` (``self`` in Celery).
+            name: the task's name; ``module.function`` if left out.
+            options: see :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without end.
+
+        Raises:
+            DuplicateTask: the name belongs to another function.
+            ConfigError, TypeError: an option has a wrong value or name.
+        """
+        return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
+
+    def autodiscover_tasks(
+        self, packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None = "tasks"
+    ) -> None:
+        """Import ``package.tasks`` of each package when a worker starts (Celery's ``autodiscover_tasks``)."""
+        self._autodiscover.append(lambda: import_related(packages, related_name))
+
+    def load_tasks(self) -> list[str]:
+        """Import ``include`` and what ``autodiscover_tasks`` named; a worker does this before it forks."""
+        imported = import_related(self.conf.include if not isinstance(self.conf.include, str) else
+                                  [part.strip() for part in self.conf.include.split(",")], None)
+        for discover in self._autodiscover:
+            imported += discover()
+        return imported
+
+    # ---- sending -------------------------------------------------------------------------------------------------
+
+    def send_task(
+        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[Any]:
+        """Send a job by task name; the task need not be known here (Celery's ``send_task``).
+
+        Args:
+            name: the task's name.
+            args: positional arguments; for a task that is not registered here they are stored as a JSON array, and
+                cannot be mixed with ``kwargs``.
+            kwargs: keyword arguments.
+            options: as in :meth:`bulltask.registry.task.AnyTask.apply_async`.
+        """
+        return self.send_many([self._unregistered(name, args, kwargs or {}, options)])[0]
+
+    async def asend_task(
+        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[Any]:
+        """:meth:`send_task` for asyncio."""
+        return (await self.asend_many([self._unregistered(name, args, kwargs or {}, options)]))[0]
+
+    def send_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
+        """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
+
+        Raises:
+            BrokerError: a round trip failed for good; the ones before it are stored. Calls that set ``job_id`` may
+                simply be sent again.
+        """
+        jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
+        self.send(jobs)
+        return [self.result(job.id, job.queue, sent=True) for job in jobs]
+
+    async def asend_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
+        """:meth:`send_many` for asyncio."""
+        jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
+        await self.asend(jobs)
+        return [self.result(job.id, job.queue, sent=True) for job in jobs]
+
+    def result(self, job_id: str, queue: str | None = None, *, sent: bool = False) -> AsyncResult[Any]:
+        """Return the handle of any job, also one that Node sent.
+
+        Args:
+            job_id: the job's id.
+            queue: its queue; the default queue if left out.
+            sent: this process has just sent it.
+        """
+        return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
+
+    def _unregistered(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> NewJob:
+        task: AnyTask[Any, Any] | None = self.tasks.get(name)
+        call = CallOptions.of(options)
+        if task is not None:
+            return task.build(task.arguments.bind(args, kwargs), call)
+        if args and kwargs:
+            raise TypeError(
+                f"task {name!r} is not registered here, so positional and keyword arguments cannot be combined; "
+                "give all of them as kwargs"
+            )
+        data: Json = list(args) if args else dict(kwargs)
+        return build_job(name, data, TaskOptions(), call, self.config)
+
+    # ---- what tasks and results need (ports.Sender) --------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The settings; frozen from the first use on."""
+        return self.conf.freeze()
+
+    @property
+    def broker(self) -> Broker:
+        """The way to Redis; made on first use, and anew in a forked child."""
+        if self._broker is None or self._pid != os.getpid():
+            with self._lock:
+                if self._broker is None or self._pid != os.getpid():
+                    self._broker, self._pid = Broker(self.config, self._resolve_url()), os.getpid()
+        return self._broker
+
+    @property
+    def results(self) -> ResultReader:
+        """Where results are read."""
+        return self.broker.results
+
+    def now_ms(self) -> int:
+        """The server's time, epoch milliseconds (this machine's before the first connection)."""
+        return self.broker.clock.now_ms()
+
+    def send(self, jobs: Sequence[NewJob]) -> None:
+        """Store jobs; see :class:`bulltask.transport.produce.Producer`."""
+        self.broker.producer.send(jobs)
+
+    async def asend(self, jobs: Sequence[NewJob]) -> None:
+        """:meth:`send` for asyncio."""
+        await self.broker.producer.asend(jobs)
+
+    def close(self) -> None:
+        """Close idle connections; the app may be used again."""
+        if self._broker is not None:
+            self._broker.close()
+
+    def _resolve_url(self) -> str:
+        return embedded.resolve_url(self.config.broker_url)
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.tasks)} tasks>"
+
+
+@overload
+def shared_task(function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+@overload
+def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def shared_task(*, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
+@overload
+def shared_task(*, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
+
+
+def shared_task(
+    function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
+) -> Any:
+    """Make a function a task of every app, for libraries that do not know theirs; options as in :meth:`App.task`."""
+    return _decorate(function, shared.current_sender, shared.add_shared, bind=bind, name=name, options=options)
+
+
+def _decorate(
+    function: Callable[..., Any] | None,
+    sender: Callable[[], Any],
+    add: Callable[[AnyTask[Any, Any]], None],
+    *,
+    bind: bool,
+    name: str | None,
+    options: Mapping[str, Any],
+) -> Any:
+    given = dict(options)
+    if "max_retries" in given and given["max_retries"] is None:
+        given["endless"] = True
+    said = TaskOptions(**given)
+
+    def decorate(target: Callable[..., Any]) -> AnyTask[Any, Any]:
+        kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
+        task = kind(target, name or task_name(target), said, sender, bind=bind)
+        add(task)
+        return task
+
+    return decorate if function is None else decorate(function)

@@ -1,0 +1,74 @@
+"""``bulltask worker``: reads the flags and runs a worker."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from bulltask.cli.loading import app_options, load_app
+from bulltask.config import LOG_LEVELS
+
+__all__ = ["command"]
+
+SETTINGS: Final = {
+    "concurrency": "worker_concurrency",
+    "async_concurrency": "worker_async_concurrency",
+    "hostname": "worker_name",
+    "loglevel": "loglevel",
+    "metrics_port": "metrics_port",
+    "metrics_host": "metrics_host",
+    "lock_duration": "lock_duration",
+    "stalled_interval": "stalled_interval",
+    "max_stalled_count": "max_stalled_count",
+    "max_crashes": "max_crashes",
+    "shutdown_timeout": "shutdown_timeout",
+}
+"""Flag to setting; a flag that was not given leaves the setting alone."""
+
+
+@click.command("worker")
+@app_options
+@click.option("-Q", "--queues", help="Queues to serve, comma-separated; default: those of the app's tasks.")
+@click.option("-X", "--exclude-queues", help="Queues to leave out, comma-separated.")
+@click.option("-c", "--concurrency", help="Child processes, or 'auto' for one a core.")
+@click.option("--async-concurrency", type=int, help="Async jobs at once in each child (100).")
+@click.option("-n", "--hostname", help="Name of this worker.")
+@click.option("-l", "--loglevel", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Least level that is logged.")
+@click.option("-I", "--include", help="Modules to import for their tasks, comma-separated.")
+@click.option("--metrics-port", type=int, help="Serve Prometheus metrics here; off if not given.")
+@click.option("--metrics-host", help="Address of the metrics (127.0.0.1).")
+@click.option("--lock-duration", type=float, help="Seconds a job's lock lasts unless renewed (30).")
+@click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (30).")
+@click.option("--max-stalled-count", type=int, help="Stalls after which a job fails (1).")
+@click.option("--max-crashes", type=int, help="Dead children after which a job fails (2).")
+@click.option("--shutdown-timeout", type=float, help="Seconds running jobs have at a warm stop (30).")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    app: str | None,
+    broker: str | None,
+    queues: str | None,
+    exclude_queues: str | None,
+    include: str | None,
+    **flags: Any,
+) -> None:
+    """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
+    from bulltask.worker.run import default_queues, run_worker
+
+    found = load_app(ctx, app, broker)
+    for flag, setting in SETTINGS.items():
+        if flags.get(flag) is not None:
+            found.conf.override(setting, flags[flag])
+    if include:
+        found.conf.override("include", [*found.conf.include, *_names(include)])
+    found.load_tasks()
+    left_out = set(_names(exclude_queues))
+    served = [name for name in (_names(queues) or default_queues(found)) if name not in left_out]
+    if not served:
+        raise click.UsageError("no queue is left to serve: -X leaves out all of them")
+    ctx.exit(run_worker(found, served))
+
+
+def _names(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]

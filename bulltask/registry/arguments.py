@@ -1,0 +1,94 @@
+"""Python calls as the plain JSON that a Node developer would write, and back.
+
+``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` keep their
+parameters' names. From other clients a JSON array is taken as positional arguments and any other value that is no
+object as the only argument.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bulltask.errors import JobRefusedError
+
+__all__ = ["Arguments"]
+
+_Kind = inspect.Parameter
+
+
+class Arguments:
+    """The signature of one task's function.
+
+    Args:
+        function: the function.
+        task: the task's name, for messages.
+        skip_first: the first parameter is the context (``bind=True``) and no argument.
+    """
+
+    def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[1 if skip_first else 0 :]
+        self._task = task
+        self._signature = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        by_kind: dict[Any, list[str]] = {}
+        for parameter in parameters:
+            by_kind.setdefault(parameter.kind, []).append(parameter.name)
+        self._positional_only = by_kind.get(_Kind.POSITIONAL_ONLY, [])
+        self._either = by_kind.get(_Kind.POSITIONAL_OR_KEYWORD, [])
+        self._more_args = next(iter(by_kind.get(_Kind.VAR_POSITIONAL, [])), None)
+        self._more_kwargs = next(iter(by_kind.get(_Kind.VAR_KEYWORD, [])), None)
+        self._by_name = not self._positional_only and self._more_args is None and self._more_kwargs is None
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the call's arguments by parameter name; parameters left at their default are left out.
+
+        Raises:
+            TypeError: the arguments do not fit the signature, as Python itself would say it.
+        """
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self._task}() {exc}") from None
+        data = dict(bound.arguments)
+        if self._more_args in data:
+            data[self._more_args] = list(data[self._more_args])
+        return data
+
+    def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return stored data as positional and keyword arguments that fit the signature.
+
+        Raises:
+            JobRefusedError: they do not fit; the message names task and argument.
+        """
+        args, kwargs = self._split(data)
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise JobRefusedError(f"the job's data does not fit {self._task}{self._signature}: {exc}") from None
+        return args, kwargs
+
+    def _split(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if data is None:
+            return (), {}
+        if isinstance(data, list):
+            return tuple(data), {}
+        if not isinstance(data, dict):
+            return (data,), {}
+        return ((), data) if self._by_name else self._split_mapping(dict(data))
+
+    def _split_mapping(self, left: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = list(self._positional_only)
+        more = left.pop(self._more_args, None) if self._more_args else None
+        if more:
+            names += self._either  # they stand before *args, so they can only be given by position
+        args = [left.pop(name) for name in names if name in left]
+        if more:
+            args += more if isinstance(more, list) else [more]
+        packed = left.pop(self._more_kwargs, None) if self._more_kwargs else None
+        if isinstance(packed, dict):
+            left = {**left, **packed}
+        elif packed is not None and self._more_kwargs:
+            left[self._more_kwargs] = packed
+        return tuple(args), left

@@ -1,0 +1,136 @@
+"""``self`` of a bound task: what the task may know of its job, and what it may say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Never, Protocol
+
+from bulltask import codec
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import Retry
+
+__all__ = ["Context", "Reporter", "Request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The job that runs, in Celery's words.
+
+    Attributes:
+        id: the job's id, ``""`` when the task was called directly.
+        task: the task's name.
+        queue: the queue as the user spells it.
+        args, kwargs: the call.
+        retries: finished tries before this one (BullMQ's ``atm``).
+        attempts: tries in all that the job may have.
+        deliveries: how often a worker took the job, this time included (``ats``).
+        headers: what the sender gave as ``headers=``.
+        timestamp_ms: when the job was added, epoch milliseconds.
+        called_directly: no worker is involved; the task was called as a function.
+    """
+
+    id: str = ""
+    task: str = ""
+    queue: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    retries: int = 0
+    attempts: int = 1
+    deliveries: int = 1
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    timestamp_ms: int = 0
+    called_directly: bool = False
+
+
+class Reporter(Protocol):
+    """Carries what a task says about its job to Redis."""
+
+    def update_progress(self, progress: bytes) -> None:
+        """Store the progress, JSON."""
+        ...
+
+    async def aupdate_progress(self, progress: bytes) -> None:
+        """The same for asyncio."""
+        ...
+
+    def log(self, line: str) -> None:
+        """Append a line to the job's log."""
+        ...
+
+    async def alog(self, line: str) -> None:
+        """The same for asyncio."""
+        ...
+
+
+class _Nowhere:
+    """The reporter of a task that was called directly."""
+
+    def update_progress(self, progress: bytes) -> None: ...
+
+    async def aupdate_progress(self, progress: bytes) -> None: ...
+
+    def log(self, line: str) -> None: ...
+
+    async def alog(self, line: str) -> None: ...
+
+
+class Context:
+    """First argument of a task declared with ``bind=True``.
+
+    Each attempt has its own, so async tasks that run side by side do not share one.
+    """
+
+    def __init__(self, request: Request, reporter: Reporter | None = None) -> None:
+        self.request = request
+        self._reporter = reporter or _Nowhere()
+
+    def update_progress(self, progress: codec.Json) -> None:
+        """Store how far the job is and tell everybody who listens (BullMQ's ``updateProgress``).
+
+        Args:
+            progress: any JSON; boards show a number from 0 to 100, or an object.
+
+        Raises:
+            EncodeError: it is no plain JSON.
+            JobNotFound: the job was removed meanwhile.
+            BrokerError: Redis could not be told.
+        """
+        self._reporter.update_progress(self._encode(progress))
+
+    async def aupdate_progress(self, progress: codec.Json) -> None:
+        """:meth:`update_progress` for async tasks."""
+        await self._reporter.aupdate_progress(self._encode(progress))
+
+    def log(self, line: str) -> None:
+        """Append a line to the job's log in Redis, where boards show it (BullMQ's ``job.log``)."""
+        self._reporter.log(str(line))
+
+    async def alog(self, line: str) -> None:
+        """:meth:`log` for async tasks."""
+        await self._reporter.alog(str(line))
+
+    def retry(
+        self, *, countdown: Duration | None = None, exc: BaseException | None = None, max_retries: int | None = None
+    ) -> Never:
+        """End this attempt and try the job again; ``raise self.retry(…)`` reads well and does the same.
+
+        Args:
+            countdown: seconds or ``timedelta`` before the next attempt; the job's backoff if left out.
+            exc: the exception to fail with when no attempt is left.
+            max_retries: how many retries this call allows; never more than the job's own ``attempts`` leave.
+
+        Raises:
+            Retry: always (a ``BaseException``: ``except Exception`` does not swallow it).
+            Exception: ``exc``, when the task was called directly.
+        """
+        if self.request.called_directly and exc is not None:
+            raise exc
+        delay_ms = None if countdown is None else to_ms(countdown, "countdown")
+        raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
+
+    def _encode(self, progress: codec.Json) -> bytes:
+        return codec.encode(progress, what=f"progress of job {self.request.id}")
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.request.task} job {self.request.id or '(called directly)'}>"

@@ -1,0 +1,142 @@
+"""Finding the app behind ``-A`` and the modules with tasks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+from bulltask.errors import AppNotFound
+
+__all__ = ["find_app", "import_related", "work_in"]
+
+A = TypeVar("A")
+
+ATTRIBUTES: Final = ("app", "bulltask", "application")
+SUBMODULES: Final = ("app", "bulltask", "tasks", "main", "worker")
+
+
+def work_in(directory: str | None = None) -> None:
+    """Make ``directory`` (default: the current one) importable first, as running a script from there would."""
+    path = os.path.abspath(directory or os.getcwd())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def find_app(spec: str, kind: type[A]) -> A:
+    """Return the app that ``-A`` names.
+
+    ``pkg.mod:name`` is exactly that (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the one named
+    ``app``, ``bulltask`` or ``application``, else the only one there is. For a package without one, its submodules
+    ``app``, ``bulltask``, ``tasks``, ``main`` and ``worker`` are tried. ``pkg.mod.name`` works too, as in Celery.
+
+    Args:
+        spec: what the user wrote.
+        kind: the class that an app is an instance of.
+
+    Raises:
+        AppNotFound: nothing was found; the message lists what was tried. An error inside the user's own modules is
+            not hidden by it.
+    """
+    tried: list[str] = []
+    if ":" in spec:
+        module_name, _, name = spec.partition(":")
+        found = _named(module_name, name, kind, tried)
+    else:
+        found = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
+    if found is None:
+        lines = "".join(f"\n  - {line}" for line in tried)
+        raise AppNotFound(f"no bulltask App found at {spec!r}; tried, from {os.getcwd()}:{lines}")
+    return found
+
+
+def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None) -> list[str]:
+    """Import ``package.related_name`` of each package that has it; return what was imported (Celery's autodiscover).
+
+    Args:
+        packages: package names, or a function that gives them.
+        related_name: the submodule, ``None`` to import the packages themselves.
+    """
+    imported = []
+    for package in packages() if callable(packages) else packages:
+        name = f"{package}.{related_name}" if related_name else package
+        importlib.import_module(package)
+        if related_name is None or importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+            imported.append(name)
+    return imported
+
+
+def _named(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | None:
+    module = _import(module_name, tried)
+    if module is None:
+        return None
+    found: Any = module
+    for part in name.removesuffix("()").split("."):
+        if not hasattr(found, part):
+            tried.append(f"{module_name}: has no {name!r}; {_apps_in(module, kind)}")
+            return None
+        found = getattr(found, part)
+    if name.endswith("()") or inspect.isfunction(found):
+        found = found()
+    if not isinstance(found, kind):
+        tried.append(f"{module_name}:{name} is {type(found).__name__}, not an App")
+        return None
+    return found
+
+
+def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
+    module = _import(module_name, tried)
+    if module is None:
+        return None
+    for name in ATTRIBUTES:
+        found = getattr(module, name, None)
+        if isinstance(found, kind):
+            return found
+    apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
+    if len(apps) == 1:
+        return next(iter(apps.values()))[1]
+    names = ", ".join(sorted(name for name, _ in apps.values()))
+    tried.append(f"{module_name}: has several apps ({names}); say which: -A {module_name}:NAME" if apps else
+                 f"{module_name}: has no App")
+    return None
+
+
+def _in_submodules(module_name: str, kind: type[A], tried: list[str]) -> A | None:
+    package = sys.modules.get(module_name)
+    if package is None or not hasattr(package, "__path__"):
+        return None
+    for name in SUBMODULES:
+        full = f"{module_name}.{name}"
+        if importlib.util.find_spec(full) is None:
+            tried.append(f"{full}: does not exist")
+        elif (found := _in_module(full, kind, tried)) is not None:
+            return found
+    return None
+
+
+def _dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
+    module_name, _, name = spec.rpartition(".")
+    if not module_name or spec in sys.modules:
+        return None
+    return _named(module_name, name, kind, tried)
+
+
+def _import(name: str, tried: list[str]) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not (name == exc.name or name.startswith(f"{exc.name}.")):
+            raise  # the module exists; something that it imports does not
+        tried.append(f"{name}: cannot be imported ({exc})")
+        return None
+
+
+def _apps_in(module: ModuleType, kind: type[Any]) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, kind))
+    return f"its apps are {', '.join(names)}" if names else "it has no App"

@@ -1,0 +1,189 @@
+"""What a task says about its jobs, what one call says, and the job that comes of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
+
+import uuid_utils
+
+from bulltask import codec
+from bulltask.backoff import Backoff, CustomBackoff
+from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.config import Config
+from bulltask.errors import ConfigError
+from bulltask.job import MAX_PRIORITY, JobOptions, NewJob, check_job_id, check_job_name, check_queue_name
+
+__all__ = ["CallOptions", "TaskOptions", "build_job"]
+
+ENDLESS: Final = 2**31 - 2
+"""``max_retries=None``: as many as BullMQ can count."""
+
+Exceptions = tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """Options of ``@app.task``; ``None`` takes the app's setting. Names are Celery's.
+
+    Attributes:
+        queue: the queue of its jobs.
+        priority: 1 (first) to 2,097,151 (last); none runs before every priority (BullMQ's order, not Celery's).
+        expires: seconds, ``timedelta`` or ``datetime`` after which a job is failed instead of run.
+        max_retries: retries after the first try (3 attempts are ``max_retries=2``); see ``endless``.
+        endless: retry without limit.
+        retry_backoff: first delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
+            for the fixed ``default_retry_delay``, or a function of (attempts made, exception) to seconds.
+        retry_backoff_max: longest delay.
+        retry_jitter: share by which a delay varies; ``True`` is 0.2.
+        default_retry_delay: the fixed delay where ``retry_backoff`` is ``False``.
+        autoretry_for: exceptions that are retried although they are not transient.
+        dont_autoretry_for: exceptions that are never retried.
+        result_expires, result_failure_expires: how long the finished job is kept; ``None`` takes the app's setting.
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    expires: Duration | datetime | None = None
+    max_retries: int | None = None
+    endless: bool = False
+    retry_backoff: bool | Duration | CustomBackoff | None = None
+    retry_backoff_max: Duration | None = None
+    retry_jitter: bool | float | None = None
+    default_retry_delay: Duration = 180
+    autoretry_for: Exceptions = ()
+    dont_autoretry_for: Exceptions = ()
+    result_expires: Duration | None = None
+    result_failure_expires: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            check_queue_name(self.queue)
+        _priority(self.priority)
+        for name in ("autoretry_for", "dont_autoretry_for"):
+            kinds = getattr(self, name)
+            if not (isinstance(kinds, tuple) and all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds)):
+                raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r}")
+        for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
+            if (value := getattr(self, name)) is not None:
+                to_ms(value, name)
+
+    @property
+    def custom_backoff(self) -> CustomBackoff | None:
+        """The function that computes delays, where the task has one."""
+        return self.retry_backoff if isinstance(self.retry_backoff, Callable) else None  # type: ignore[arg-type]
+
+    def backoff(self, config: Config) -> Backoff:
+        """The backoff that is written into the task's jobs."""
+        most_ms = config.retry_backoff_max_ms
+        if self.retry_backoff_max is not None:
+            most_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
+        jitter = config.retry_jitter if self.retry_jitter is None else float(self.retry_jitter or 0)
+        if self.retry_jitter is True:
+            jitter = 0.2
+        if self.retry_backoff is False:
+            delay_ms = to_ms(self.default_retry_delay, "default_retry_delay")
+            return Backoff("fixed", delay_ms, 0.0, most_ms)
+        first_ms = config.retry_backoff_ms
+        if not (self.retry_backoff is None or self.retry_backoff is True or callable(self.retry_backoff)):
+            first_ms = to_ms(self.retry_backoff, "retry_backoff")
+        return Backoff("exponential", first_ms, jitter, most_ms)
+
+    def attempts(self, config: Config) -> int:
+        """Tries in all."""
+        if self.endless:
+            return ENDLESS + 1
+        return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """Options of one call (``apply_async``, ``send_task``); they win over the task's.
+
+    Attributes:
+        countdown: seconds or ``timedelta`` before the job may run.
+        eta: moment before which it must not run; a naive one is UTC.
+        expires: seconds, ``timedelta`` or ``datetime`` after which it is failed instead of run.
+        priority, queue, max_retries: as in :class:`TaskOptions`.
+        job_id: the job's id; sending the same id again adds nothing. Made here (UUIDv7) when left out.
+        headers: JSON for the worker's ``self.request.headers``.
+        lifo: take it before the jobs that wait already.
+    """
+
+    countdown: Duration | None = None
+    eta: datetime | None = None
+    expires: Duration | datetime | None = None
+    priority: int | None = None
+    queue: str | None = None
+    job_id: str | None = None
+    headers: Mapping[str, Any] | None = None
+    max_retries: int | None = None
+    lifo: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> CallOptions:
+        """Build the options from keywords.
+
+        Raises:
+            TypeError: a name is unknown; the message lists the known ones.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        return cls(**given)
+
+
+def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
+    """Merge everything that was said about a call into the job that will be sent; nothing is sent here.
+
+    Raises:
+        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the call is wrong; the message names
+            the task.
+    """
+    options = JobOptions(
+        attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,
+        backoff=task.backoff(config),
+        delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
+        eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
+        priority=_priority(task.priority if call.priority is None else call.priority),
+        lifo=call.lifo,
+        keep_completed_ms=_keep(task.result_expires, config.result_expires_ms),
+        keep_failed_ms=_keep(task.result_failure_expires, config.failure_expires_ms),
+        headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
+        **_expiry(task.expires if call.expires is None else call.expires),
+    )
+    return NewJob(
+        queue=check_queue_name(call.queue or task.queue or config.default_queue),
+        id=str(uuid_utils.uuid7()) if call.job_id is None else check_job_id(call.job_id),
+        name=check_job_name(name),
+        data=codec.encode(data, what=f"the arguments of task {name}", limit=config.max_payload),
+        options=options,
+    )
+
+
+def _priority(value: int | None) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
+        raise ConfigError(f"priority must be a whole number from 0 (none) and 1 (first) to {MAX_PRIORITY}, not {value!r}")
+    return value
+
+
+def _retries(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ENDLESS:
+        raise ConfigError(f"max_retries must be a whole number of 0 or more, not {value!r}")
+    return value
+
+
+def _keep(own: Duration | None, default_ms: int | None) -> int | None:
+    return default_ms if own is None else to_ms(own, "result_expires")
+
+
+def _expiry(expires: Duration | datetime | None) -> dict[str, int]:
+    if expires is None:
+        return {}
+    if isinstance(expires, datetime):
+        return {"expires_ms": to_epoch_ms(expires, "expires")}
+    return {"expires_in_ms": to_ms(expires, "expires")}

@@ -1,0 +1,168 @@
+"""A task: a function that can also be sent to a worker."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from bulltask.job import NewJob
+from bulltask.ports import Sender
+from bulltask.registry.arguments import Arguments
+from bulltask.registry.context import Context, Request
+from bulltask.registry.naming import where
+from bulltask.registry.options import CallOptions, TaskOptions, build_job
+from bulltask.result import AsyncResult
+
+__all__ = ["AnyTask", "AsyncTask", "Signature", "Task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature(Generic[R]):
+    """A call that was not made yet: ``add.s(1, 2)``; arguments are already checked.
+
+    ``app.send_many`` sends any number of them, of any tasks, in one round trip per thousand.
+    """
+
+    task: AnyTask[Any, R]
+    data: Mapping[str, Any]
+    options: CallOptions
+
+    def set(self, **options: Any) -> Signature[R]:
+        """Return the same call with options of ``apply_async`` added: ``add.s(1, 2).set(countdown=5)``."""
+        said = {name: getattr(self.options, name) for name in CallOptions.__slots__}
+        return Signature(self.task, self.data, CallOptions.of({**said, **options}))
+
+    def job(self) -> NewJob:
+        """The job that this call becomes; a new id each time unless one was set."""
+        return self.task.build(self.data, self.options)
+
+
+class AnyTask(Generic[P, R]):
+    """What sync and async tasks have in common.
+
+    Args:
+        function: the function itself.
+        name: the task's name, which is the job's name in BullMQ.
+        options: what the decorator said.
+        sender: gives the app that sends; asked at every send, so that shared tasks find theirs late.
+        bind: the function takes a :class:`Context` first.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: TaskOptions,
+        sender: Callable[[], Sender],
+        *,
+        bind: bool,
+    ) -> None:
+        self.function, self.name, self.options, self.bind = function, name, options, bind
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.arguments = Arguments(function, name, skip_first=bind)
+        self._sender = sender
+        functools.update_wrapper(cast(Any, self), function)
+
+    @property
+    def location(self) -> str:
+        """``file:line`` of the function."""
+        return where(self.function)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Send the call with the task's own options; returns once Redis has it.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            EncodeError, PayloadTooLarge: they cannot travel. In both cases nothing was sent.
+            BrokerError: Redis could not be reached or refused.
+        """
+        return self._send(self.build(self.arguments.bind(args, kwargs), CallOptions()))
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
+        return await self._asend(self.build(self.arguments.bind(args, kwargs), CallOptions()))
+
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[R]:
+        """Send the call with options (Celery's name; it is not a coroutine: see :meth:`aapply_async`).
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
+                ``max_retries``, ``lifo``: see :class:`bulltask.registry.options.CallOptions`.
+
+        Raises:
+            TypeError: an option is unknown; and what :meth:`delay` raises.
+        """
+        return self._send(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
+
+    async def aapply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[R]:
+        """:meth:`apply_async` for asyncio."""
+        return await self._asend(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
+
+    def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+        """Send one job for each tuple of positional arguments, a thousand in a round trip.
+
+        All calls are checked before the first one is sent.
+        """
+        jobs = [self.build(self.arguments.bind(args, {}), CallOptions()) for args in calls]
+        sender = self._sender()
+        sender.send(jobs)
+        return [self._result(sender, job) for job in jobs]
+
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+        """Return the call without making it (Celery's ``s``); wrong arguments raise ``TypeError`` here."""
+        return Signature(self, self.arguments.bind(args, kwargs), CallOptions())
+
+    def build(self, data: Any, call: CallOptions) -> NewJob:
+        """The job for already bound arguments; sends nothing."""
+        return build_job(self.name, data, self.options, call, self._sender().config)
+
+    def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function here, with a context of its own if it is bound."""
+        if not self.bind:
+            return self.function(*args, **kwargs)
+        request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
+        return self.function(Context(request), *args, **kwargs)
+
+    def _send(self, job: NewJob) -> AsyncResult[R]:
+        sender = self._sender()
+        sender.send([job])
+        return self._result(sender, job)
+
+    async def _asend(self, job: NewJob) -> AsyncResult[R]:
+        sender = self._sender()
+        await sender.asend([job])
+        return self._result(sender, job)
+
+    def _result(self, sender: Sender, job: NewJob) -> AsyncResult[R]:
+        return AsyncResult(job.id, job.queue, sender.results, sender.now_ms())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} at {self.location}>"
+
+
+class Task(AnyTask[P, R]):
+    """A task made of a plain function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now; nothing is sent."""
+        return cast(R, self.direct(args, kwargs))
+
+
+class AsyncTask(AnyTask[P, R]):
+    """A task made of an ``async def``; many run at once on a child's event loop."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Return the function's coroutine; nothing is sent."""
+        return cast(Awaitable[R], self.direct(args, kwargs))

@@ -1,0 +1,62 @@
+"""Tasks by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bulltask.errors import DuplicateTask, UnknownTask
+from bulltask.registry.task import AnyTask
+
+__all__ = ["Tasks"]
+
+
+class Tasks(Mapping[str, AnyTask[Any, Any]]):
+    """Responsible for finding a task by its name; a name belongs to one function.
+
+    Args:
+        shared: tasks of ``shared_task``, which every app has too.
+    """
+
+    def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
+        self._own: dict[str, AnyTask[Any, Any]] = {}
+        self._shared = {} if shared is None else shared
+
+    def add(self, task: AnyTask[Any, Any]) -> None:
+        """Register a task.
+
+        A module that is imported again under the same name (``importlib.reload``) replaces its own tasks.
+
+        Raises:
+            DuplicateTask: another function has the name; the message says where both are.
+        """
+        other = self.get(task.name)
+        if other is not None and other.location != task.location:
+            raise DuplicateTask(
+                f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
+                "give one of them another name with @app.task(name='…')"
+            )
+        self._own[task.name] = task
+
+    def __getitem__(self, name: str) -> AnyTask[Any, Any]:
+        found = self._own.get(name) or self._shared.get(name)
+        if found is None:
+            near = difflib.get_close_matches(name, list(self), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownTask(f"no task is named {name!r}{hint}")
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the task, or ``default``; the worker's hot path, so no message is made."""
+        return self._own.get(name) or self._shared.get(name) or default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._shared
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from (name for name in self._shared if name not in self._own)
+
+    def __len__(self) -> int:
+        return len(set(self._own) | set(self._shared))

@@ -1,0 +1,88 @@
+"""One app's way to Redis: the clients, the clock, the keys, and who sends and reads with them."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from bulltask.clock import ServerClock
+from bulltask.config import Config
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.keys import QueueKeys, wire_name
+from bulltask.transport.produce import Producer
+from bulltask.transport.stream import RECHECK_MS, Results, Watch
+
+__all__ = ["Broker"]
+
+T = TypeVar("T")
+
+
+class _PerLoop(Generic[T]):
+    """One object for each running event loop, forgotten with the loop."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
+
+    def get(self) -> T:
+        loop = asyncio.get_running_loop()
+        if (found := self._made.get(loop)) is None:
+            found = self._made[loop] = self._make()
+        return found
+
+
+class Broker:
+    """Responsible for everything that an app needs of Redis; connects when first used.
+
+    Args:
+        config: the app's settings.
+        url: the server; ``config.broker_url`` unless that was ``embedded://``.
+    """
+
+    def __init__(self, config: Config, url: str) -> None:
+        self.config = config
+        self.endpoint = Endpoint.from_config(config, url)
+        self.clock = ServerClock()
+        self.pool = ClientPool(self.endpoint, self.clock)
+        self._waiters = ClientPool(self.endpoint.waiting(RECHECK_MS), None)
+        self._keys: dict[str, QueueKeys] = {}
+        aclient = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock)).get
+        watches = _PerLoop[dict[str, Watch]](dict)
+        self.producer = Producer(self.pool, aclient, self.keys, self.clock, config)
+        self.results = Results(
+            self.pool, self._waiters, aclient, lambda queue: self._watch(watches.get(), queue), self.keys
+        )
+
+    def keys(self, queue: str) -> QueueKeys:
+        """The keys of a queue, by the user's spelling."""
+        found = self._keys.get(queue)
+        if found is None:
+            name = wire_name(queue, hash_tag=self.config.queue_hash_tag)
+            found = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
+        return found
+
+    def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> Client:
+        """A client of one's own, for a child or a supervisor; ``timeout_ms`` shortens how long anything may take."""
+        return Client(self.endpoint.within(timeout_ms), self.clock, name)
+
+    def waiting_client(self, block_ms: int, name: str | None = None) -> Client:
+        """A client whose calls may block up to ``block_ms``."""
+        return Client(self.endpoint.waiting(block_ms), None, name)
+
+    def aclient(self) -> AsyncClient:
+        """An asyncio client of one's own, for the running loop."""
+        return AsyncClient(self.endpoint, self.clock)
+
+    def close(self) -> None:
+        """Close idle connections; the broker may be used again."""
+        self.pool.close()
+        self._waiters.close()
+
+    def _watch(self, made: dict[str, Watch], queue: str) -> Watch:
+        if queue not in made:
+            made[queue] = Watch(self.keys(queue), AsyncClient(self.endpoint.waiting(RECHECK_MS)))
+        return made[queue]

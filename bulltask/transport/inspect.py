@@ -1,0 +1,64 @@
+"""Questions about a server and its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_read import get_counts
+
+__all__ = ["STATES", "ServerFacts", "jobs_under", "queue_lengths", "server_facts"]
+
+STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a worker wants to know before it starts.
+
+    Attributes:
+        version: the Redis version that the server is compatible with.
+        eviction: its ``maxmemory_policy``; anything but ``noeviction`` may drop jobs silently.
+        persistent: an append-only file or snapshots are on, as far as the server says.
+    """
+
+    version: tuple[int, ...]
+    eviction: str
+    persistent: bool
+
+
+def server_facts(client: Client) -> ServerFacts:
+    """Ask the server about itself."""
+    info = client.run(command("INFO", judge=_info))
+    numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
+    return ServerFacts(
+        version=numbers,
+        eviction=info.get("maxmemory_policy", "noeviction"),
+        persistent=info.get("aof_enabled") == "1",
+    )
+
+
+def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
+    """How many jobs each queue has in each state, by the user's spelling; one round trip."""
+    counts = client.run_many([get_counts(keys, STATES) for keys in queues])
+    return {keys.queue: found for keys, found in zip(queues, counts, strict=True)}
+
+
+def jobs_under(client: Client, keys: QueueKeys) -> int:
+    """How many jobs wait under exactly these keys."""
+    calls: list[Call[Any]] = [
+        command("LLEN", keys.wait),
+        command("LLEN", keys.paused),
+        command("ZCARD", keys.prioritized),
+        command("ZCARD", keys.delayed),
+    ]
+    return sum(client.run_many(calls))
+
+
+def _info(reply: Any) -> dict[str, str]:
+    lines = reply.decode("utf-8", "replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,0 +1,154 @@
+"""A child's event loop: many async tasks at once, on a thread beside the main one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, BrokerUnavailable, JobError
+from bulltask.transport.aclient import AsyncClient
+from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.work import Outcome, Picked
+from bulltask.worker.outage import Outage
+from bulltask.worker.slots import ChildBlock, Slot
+from bulltask.worker.wakeups import Wakeups
+
+__all__ = ["AsyncLoop"]
+
+_WAIT_MS = 60_000
+
+
+class AsyncLoop:
+    """Responsible for running async tasks, and for the child's free slots.
+
+    The thread starts with the first async job; a child that only meets sync tasks never has one. The main thread goes
+    on taking jobs while a slot is free, and a sync task that it runs meanwhile takes turns with this loop.
+
+    Args:
+        slots: every slot of the child.
+        attempts: runs attempts.
+        settler: writes outcomes; its bus is this thread's own.
+        client: makes the loop's client.
+        outage: this loop's view of an outage.
+        block: counts the child's jobs.
+        wakeups: wakes the main thread when a slot is free again.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        attempts: Attempts,
+        settler: Settler,
+        client: Callable[[], AsyncClient],
+        outage: Outage,
+        block: ChildBlock,
+        wakeups: Wakeups,
+    ) -> None:
+        self._free = deque(slots)
+        self._count = len(slots)
+        self._attempts, self._settler, self._make_client = attempts, settler, client
+        self._outage, self._block, self._wakeups = outage, block, wakeups
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: AsyncClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        self._lent: set[Slot] = set()
+
+    def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
+        """Wait for a free slot; ``None`` once the child is closing."""
+        while not closing():
+            if self._free:
+                return self._free.popleft()
+            self._wakeups.wait(_WAIT_MS)
+        return None
+
+    def done_with(self, slot: Slot) -> None:
+        """The main thread gives a slot back, unless its job went to the event loop."""
+        if slot not in self._lent:
+            self._free.append(slot)
+
+    def start(self, picked: Picked, attempt: Attempt) -> None:
+        """Run an async attempt; its slot comes back when the job is settled."""
+        self._lent.add(picked.slot)
+        loop = self._loop or self._start_thread()
+        loop.call_soon_threadsafe(self._spawn, picked, attempt)
+
+    def drain(self) -> None:
+        """Wait until every job is settled, then end the thread."""
+        while len(self._free) < self._count:
+            self._wakeups.wait(_WAIT_MS)
+        if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._close_client(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def client(self) -> AsyncClient:
+        """The loop's client; only for code that runs on the loop."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def _start_thread(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop = asyncio.new_event_loop()
+
+        def run() -> None:
+            asyncio.set_event_loop(loop)
+            loop.run_forever()
+
+        self._thread = threading.Thread(target=run, name="bulltask-async", daemon=True)
+        self._thread.start()
+        return loop
+
+    def _spawn(self, picked: Picked, attempt: Attempt) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(picked, attempt), name=f"job {picked.job.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, picked: Picked, attempt: Attempt) -> None:
+        started = time.monotonic()
+        outcome = await self._attempts.acall(attempt)
+        try:
+            await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
+        finally:
+            picked.slot.free(mono_ms())
+            self._lent.discard(picked.slot)
+            self._free.append(picked.slot)
+            self._wakeups.wake()
+
+    async def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
+        unsure = False
+        picked.slot.settle(mono_ms())
+        while True:
+            try:
+                await self.client().run(self._settler.call(picked, outcome, fetch_next=False))
+            except JobError:
+                written = unsure and await self._was_ours(picked)
+            except BrokerError as exc:
+                unsure = unsure or isinstance(exc, BrokerUnavailable)
+                await asyncio.sleep(self._outage.failed(exc) / 1000)
+                continue
+            else:
+                written = True
+            self._outage.over()
+            self._block.count_job()
+            if written:
+                self._settler.tell(picked, outcome, duration_ms)
+            else:
+                self._settler.tell_lost(picked)
+            return
+
+    async def _was_ours(self, picked: Picked) -> bool:
+        try:
+            return await self.client().run(self._settler.was_ours(picked))
+        except BrokerError:
+            return False
+
+    async def _close_client(self) -> None:
+        if self._client is not None:
+            await self._client.close()

@@ -1,0 +1,116 @@
+"""One attempt at a job: find the task, check what can be checked, call it, judge what it raised.
+
+``begin`` and ``judge`` are the same for sync and async tasks; only the call between them differs.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask import codec
+from bulltask.app import App
+from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, PermanentError
+from bulltask.job import ActiveJob
+from bulltask.registry.context import Context, Reporter, Request
+from bulltask.registry.task import AnyTask
+from bulltask.worker.child.verdict import judge
+from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
+
+__all__ = ["Attempt", "Attempts"]
+
+_FIRST_PAUSE_MS: Final = 1_000
+_LONGEST_PAUSE_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A job whose task was found and whose arguments fit."""
+
+    job: ActiveJob
+    task: AnyTask[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Attempts:
+    """Responsible for running attempts.
+
+    Args:
+        app: tasks, settings, error categories.
+        reporter: gives what carries a bound task's progress and log lines for a job.
+    """
+
+    def __init__(self, app: App, reporter: Callable[[ActiveJob], Reporter]) -> None:
+        self._app, self._config, self._reporter = app, app.config, reporter
+
+    def begin(self, job: ActiveJob) -> Attempt | Outcome:
+        """Return the attempt, or its outcome where the task must not or cannot be called."""
+        task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
+        try:
+            self._check(job)
+            if task is None:
+                return self._unknown(job)
+            args, kwargs = task.arguments.unbind(codec.decode(job.data, what=f"data of job {job.id}"))
+            if task.bind:
+                args = (self._context(job, args, kwargs), *args)
+        except DecodeError as exc:
+            return judge(JobRefusedError(str(exc)), job, task, self._app)
+        except PermanentError as exc:
+            return judge(exc, job, task, self._app)
+        return Attempt(job, task, args, kwargs)
+
+    def call(self, attempt: Attempt) -> Outcome:
+        """Run a sync task.
+
+        Whatever it raises ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
+        """
+        try:
+            # A copy, so that context variables that one task sets are not seen by the next one.
+            result = contextvars.copy_context().run(attempt.task.function, *attempt.args, **attempt.kwargs)
+            return self._completed(attempt, result)
+        except BaseException as exc:
+            return judge(exc, attempt.job, attempt.task, self._app)
+
+    async def acall(self, attempt: Attempt) -> Outcome:
+        """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
+        try:
+            return self._completed(attempt, await attempt.task.function(*attempt.args, **attempt.kwargs))
+        except BaseException as exc:
+            return judge(exc, attempt.job, attempt.task, self._app)
+
+    def _check(self, job: ActiveJob) -> None:
+        if job.deferred_failure:
+            raise PermanentError(job.deferred_failure)
+        if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
+            raise ExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
+
+    def _unknown(self, job: ActiveJob) -> Outcome:
+        if self._config.unknown_task == "fail":
+            raise JobRefusedError(f"no task is named {job.name!r} in app {self._app.name} (task_unknown='fail')")
+        pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
+        return Postponed(min(pause_ms, _LONGEST_PAUSE_MS))
+
+    def _context(self, job: ActiveJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
+        request = Request(
+            id=job.id,
+            task=job.name,
+            queue=job.queue,
+            args=args,
+            kwargs=kwargs,
+            retries=job.attempts_made,
+            attempts=max(1, job.attempts),
+            deliveries=job.attempts_started,
+            headers=job.headers,
+            timestamp_ms=job.timestamp_ms,
+        )
+        return Context(request, self._reporter(job))
+
+    def _completed(self, attempt: Attempt, result: object) -> Completed | Failed:
+        what = f"the return value of task {attempt.job.name}"
+        try:
+            return Completed(codec.encode(result, what=what, limit=self._config.max_payload), result)
+        except Exception as exc:  # not the task's fault, and trying again would not help: fail, whatever is left
+            return Failed(str(exc), "", "permanent")

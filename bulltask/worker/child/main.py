@@ -1,0 +1,127 @@
+"""A child from the fork to its exit."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bulltask.app import App
+from bulltask.events import Bus
+from bulltask.job import ActiveJob
+from bulltask.process import die_with_parent
+from bulltask.registry.context import Reporter
+from bulltask.states import RunState
+from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.reporter import JobReporter
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.source import JobSource
+from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
+from bulltask.worker.slots import ChildBlock
+from bulltask.worker.wakeups import Wakeups
+
+__all__ = ["ChildPlan", "run_child"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """Everything a child needs from the supervisor.
+
+    Attributes:
+        app: the application, tasks loaded.
+        queues: the worker's queues as the user spells them.
+        worker_id: of the whole worker.
+        block: the child's part of the shared memory.
+        bus: makes the child's bus, listeners attached; called after the fork.
+        let_go: closes what the child inherited and must not touch (the supervisor's connections and pipes).
+    """
+
+    app: App
+    queues: Sequence[str]
+    worker_id: str
+    block: ChildBlock
+    bus: Callable[[], Bus]
+    let_go: Callable[[], None]
+
+
+def run_child(plan: ChildPlan, parent_pid: int) -> None:
+    """Work until told to close, then end the process; never returns."""
+    code: int = Exit.BOOT_FAILED
+    try:
+        _own_process(parent_pid)
+        plan.let_go()
+        loop = _assemble(plan)
+        plan.block.run_state = RunState.RUN
+        loop.run()
+        plan.block.run_state = RunState.CLOSED
+        code = Exit.OK
+    except BaseException:
+        traceback.print_exc()
+        code = Exit.BOOT_FAILED if plan.block.run_state is RunState.INIT else Exit.FAILED
+    finally:
+        _leave(code)
+
+
+def _own_process(parent_pid: int) -> None:
+    """Become a process of one's own: nothing of the supervisor's signal handling stays."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C in a terminal reaches every process of the group; only the supervisor decides what it means. A handler
+    # instead of SIG_IGN, because programs that a task starts would inherit the latter.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    # A child whose supervisor is gone has nobody who renews its locks: another worker will run its job. It must be
+    # gone by then, and the kernel sees to it whatever the child is doing.
+    die_with_parent(signal.SIGKILL, parent_pid)
+    gc.enable()
+
+
+def _assemble(plan: ChildPlan) -> SyncLoop:
+    app, config = plan.app, plan.app.config
+    broker = app.broker  # the child's own: App makes a new one after a fork
+    wakeups = Wakeups()
+    bus = plan.bus()
+    slots = plan.block.slots()
+
+    def reporter(job: ActiveJob) -> Reporter:
+        return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())
+
+    attempts = Attempts(app, reporter)
+    settler = Settler(config, broker.clock, bus, plan.worker_id)
+    async_loop = AsyncLoop(
+        slots,
+        attempts,
+        settler,
+        broker.aclient,
+        Outage(bus, config),
+        plan.block,
+        wakeups,
+    )
+    source = JobSource(
+        [broker.keys(queue) for queue in plan.queues],
+        broker.client(),
+        broker.waiting_client(config.drain_delay_ms),
+        broker.clock,
+        config,
+        bus,
+        plan.worker_id,
+        wakeups,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: source.close())
+    return SyncLoop(source, attempts, settler, async_loop, plan.block)
+
+
+def _leave(code: int) -> None:
+    """End without the parent's ``atexit`` handlers: they belong to the supervisor."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

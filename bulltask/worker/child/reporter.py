@@ -1,0 +1,46 @@
+"""What a bound task says about its job, on its way to Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bulltask.job import ActiveJob
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import Call
+from bulltask.transport.client import ClientPool
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_read import add_log, update_progress
+
+__all__ = ["JobReporter"]
+
+
+class JobReporter:
+    """Responsible for progress and log lines of one job; implements ``registry.context.Reporter``.
+
+    Args:
+        job: the job.
+        keys: its queue.
+        pool: sync clients: a task may report from threads of its own.
+        aclient: gives the async client of the child's event loop.
+    """
+
+    def __init__(
+        self, job: ActiveJob, keys: QueueKeys, pool: ClientPool, aclient: Callable[[], AsyncClient]
+    ) -> None:
+        self._job, self._keys, self._pool, self._aclient = job, keys, pool, aclient
+
+    def update_progress(self, progress: bytes) -> None:
+        self._pool.run(update_progress(self._keys, self._job.id, progress))
+
+    async def aupdate_progress(self, progress: bytes) -> None:
+        await self._aclient().run(update_progress(self._keys, self._job.id, progress))
+
+    def log(self, line: str) -> None:
+        self._pool.run(self._log_call(line))
+
+    async def alog(self, line: str) -> None:
+        await self._aclient().run(self._log_call(line))
+
+    def _log_call(self, line: str) -> Call[int]:
+        keep = self._job.opts.get("kl")
+        return add_log(self._keys, self._job.id, line, keep if isinstance(keep, int) else None)

@@ -1,0 +1,139 @@
+"""Writing an attempt's outcome to Redis: at most one script for each, and the events that tell of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bulltask.clock import ServerClock
+from bulltask.config import Config
+from bulltask.events import (
+    Bus,
+    JobCompleted,
+    JobFailed,
+    JobRetried,
+    LockLost,
+    UnknownTaskSeen,
+)
+from bulltask.job import ActiveJob
+from bulltask.transport.call import Call, command
+from bulltask.transport.scripts_move import move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.child.work import Completed, Failed, Outcome, Picked, Postponed, RetryLater
+
+__all__ = ["Settler"]
+
+
+class Settler:
+    """Responsible for turning an outcome into its script call, and for telling of it.
+
+    It carries nothing itself: the sync loop and the async loop each have a client.
+
+    Args:
+        config: lock duration.
+        clock: the server's time.
+        bus: hears how the attempt ended.
+        worker_id: written into the next job as who processes it.
+    """
+
+    def __init__(self, config: Config, clock: ServerClock, bus: Bus, worker_id: str) -> None:
+        self._config, self._clock, self._bus, self._worker_id = config, clock, bus, worker_id
+
+    def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
+        """The call that writes ``outcome``; only finishing can take the next job in the same step."""
+        job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
+        match outcome:
+            case Completed():
+                return self._finish(picked, True, outcome.value, "removeOnComplete", [], fetch_next)
+            case Failed():
+                fields = _failure_fields(job, outcome.reason, outcome.trace)
+                return self._finish(picked, False, outcome.reason.encode("utf-8", "replace"), "removeOnFail", fields, fetch_next)
+            case RetryLater(delay_ms=0):
+                fields = _failure_fields(job, outcome.reason, outcome.trace)
+                return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
+            case RetryLater():
+                fields = _failure_fields(job, outcome.reason, outcome.trace)
+                return move_to_delayed(
+                    picked.keys, job.id, token, outcome.delay_ms, counts=True, fields=fields, now_ms=now_ms
+                )
+            case Postponed():
+                return move_to_delayed(
+                    picked.keys, job.id, token, outcome.delay_ms, counts=False, fields=(), now_ms=now_ms
+                )
+
+    def was_ours(self, picked: Picked) -> Call[bool]:
+        """After a call whose reply was lost and which is now refused: did the first one do it?
+
+        It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
+        was lost in the meantime and another worker has the job.
+        """
+        wanted = picked.job.attempts_made + 1
+
+        def judge(reply: Any) -> bool:
+            name, made = reply
+            return name is None or int(made or 0) >= wanted
+
+        return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", judge=judge)
+
+    def tell(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
+        """Emit the event of a written outcome."""
+        job = picked.job
+        match outcome:
+            case Completed():
+                if self._bus.wants(JobCompleted):
+                    self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
+            case Failed():
+                made = job.attempts_made + 1
+                self._bus.emit(
+                    JobFailed(
+                        job.id, job.queue, job.name, duration_ms, outcome.reason, outcome.category, made, outcome.trace
+                    )
+                )
+            case RetryLater():
+                made = job.attempts_made + 1
+                self._bus.emit(
+                    JobRetried(
+                        job.id,
+                        job.queue,
+                        job.name,
+                        duration_ms,
+                        outcome.reason,
+                        outcome.category,
+                        made,
+                        outcome.delay_ms,
+                    )
+                )
+            case Postponed():
+                self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
+
+    def tell_lost(self, picked: Picked) -> None:
+        """Emit that the outcome was discarded because the lock is no longer this worker's."""
+        self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
+
+    def _finish(
+        self, picked: Picked, completed: bool, value: bytes, keep: str, fields: list[str], fetch_next: bool
+    ) -> Call[Any]:
+        job = picked.job
+        return move_to_finished(
+            picked.keys,
+            job.id,
+            picked.slot.token,
+            completed=completed,
+            value=value,
+            keep=job.keep(keep),
+            attempts=job.attempts,
+            fields=fields,
+            fetch_next=fetch_next,
+            lock_ms=self._config.lock_ms,
+            worker=self._worker_id,
+            now_ms=self._clock.now_ms(),
+        )
+
+
+def _failure_fields(job: ActiveJob, reason: str, trace: str) -> list[str]:
+    """BullMQ's fields of a failed attempt: the raw reason, and one traceback text per attempt."""
+    traces = [*job.traces(), trace]
+    limit = job.trace_limit()
+    if limit is not None:
+        traces = traces[-limit:] if limit else []
+    safe = reason.encode("utf-8", "replace").decode()
+    return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]

@@ -1,0 +1,168 @@
+"""Taking jobs: one at a time, from the queue whose turn it is, waiting on markers when all are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.config import Config
+from bulltask.errors import BrokerError, BrokerUnavailable, DecodeError, Interrupt, JobError
+from bulltask.events import Bus, JobPickedUp
+from bulltask.job import ActiveJob
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import Fetched, text
+from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.worker.child.rotation import Rotation
+from bulltask.worker.child.work import Picked
+from bulltask.worker.outage import Outage
+from bulltask.worker.slots import Slot
+from bulltask.worker.wakeups import Wakeups
+
+__all__ = ["JobSource", "Woken"]
+
+
+class Woken(Interrupt):
+    """A signal ended the wait for a marker."""
+
+
+class JobSource:
+    """Responsible for taking jobs from the worker's queues.
+
+    Args:
+        queues: their keys, in the order given.
+        client: for short calls; it is the main thread's alone.
+        waiter: for waiting on markers.
+        clock, config, bus, worker_id: as everywhere.
+        wakeups: how waiting ends early.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[QueueKeys],
+        client: Client,
+        waiter: Client,
+        clock: ServerClock,
+        config: Config,
+        bus: Bus,
+        worker_id: str,
+        wakeups: Wakeups,
+    ) -> None:
+        self.client, self._waiter, self._clock, self._config = client, waiter, clock, config
+        self._bus, self._worker_id, self._wakeups = bus, worker_id, wakeups
+        self.outage = Outage(bus, config)
+        self.rotation = Rotation(queues, clock)
+        self._queues = {keys.marker.encode(): index for index, keys in enumerate(queues)}
+        self._unsure: set[Slot] = set()
+        self.closing = False
+        self._waiting = False
+
+    def close(self) -> None:
+        """Take no more jobs; called by the signal handler, so a wait must end at once."""
+        self.closing = True
+        if self._waiting:
+            raise Woken
+
+    def take(self, slot: Slot) -> Picked | None:
+        """Wait for a job and take it into ``slot``; ``None`` when the child is closing."""
+        while not self.closing:
+            slot.reserve(mono_ms())
+            try:
+                self._give_back_unseen()
+                picked = self._ask(slot)
+                self.outage.over()
+                if picked is not None:
+                    return picked
+                slot.free(mono_ms())
+                self._wait()
+            except Woken:
+                self._restore_markers()
+            except BrokerError as exc:
+                self.failed(exc, slot)
+                self.pause(exc)
+        slot.free(mono_ms())
+        return None
+
+    def failed(self, exc: BrokerError, slot: Slot) -> None:
+        """A call that may have taken a job broke: the job, if there is one, is locked with the slot's token."""
+        if isinstance(exc, BrokerUnavailable):
+            self._unsure.add(slot)
+
+    def pause(self, exc: BrokerError) -> None:
+        """Wait before the next try after ``exc``."""
+        self._wakeups.wait(self.outage.failed(exc))
+
+    def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
+        """The call that takes the next job of queue ``index``."""
+        keys = self.rotation.queues[index]
+        return move_to_active(keys, slot.token, self._config.lock_ms, self._worker_id, self._clock.now_ms())
+
+    def picked(self, index: int, slot: Slot, fetched: Fetched) -> Picked | None:
+        """Turn a fetch's reply into a job in hand; ``None`` when the queue had none."""
+        if not fetched.job_id:
+            self.rotation.empty(index, fetched)
+            return None
+        self.rotation.took(index)
+        keys = self.rotation.queues[index]
+        slot.hold(index, fetched.job_id, mono_ms())
+        try:
+            job = ActiveJob.from_hash(keys.queue, fetched.job_id, fetched.fields)
+        except DecodeError as exc:
+            job = ActiveJob.broken(keys.queue, fetched.job_id, str(exc))
+        if self._bus.wants(JobPickedUp):
+            self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
+        return Picked(slot, index, keys, job)
+
+    def _ask(self, slot: Slot) -> Picked | None:
+        for index in self.rotation.candidates():
+            picked = self.picked(index, slot, self.client.run(self.fetch_call(index, slot)))
+            if picked is not None:
+                return picked
+        return None
+
+    def _give_back_unseen(self) -> None:
+        """Put back what calls with a lost reply have taken: nobody knows more of these jobs than their token."""
+        if not self._unsure:
+            return
+        tokens = [slot.token for slot in self._unsure]
+        for keys in self.rotation.queues:
+            for token, job_id in self.client.run(find_by_token(keys, tokens)):
+                try:
+                    self.client.run(move_from_active_to_wait(keys, job_id, token))
+                except JobError:
+                    pass  # settled or taken over in between: it is no longer ours to give back
+        self._unsure.clear()
+
+    def _wait(self) -> None:
+        waitable = self.rotation.waitable()
+        wait_ms = self.rotation.wait_ms(self._config.drain_delay_ms)
+        if not waitable:
+            self._wakeups.wait(wait_ms)
+            self.rotation.open_all()
+            return
+        markers = [self.rotation.queues[index].marker for index in waitable]
+        try:
+            self._waiting = True
+            if self.closing:
+                return
+            popped = self._waiter.run(command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", judge=_read_marker))
+        finally:
+            self._waiting = False
+        if popped is None:
+            # Nothing was announced, and yet asking is due: it alone promotes delayed jobs, and heals a lost marker.
+            self.rotation.open_all()
+        else:
+            self.rotation.marked(self._queues[popped[0]], popped[1])
+
+    def _restore_markers(self) -> None:
+        """A wait was cut off: the marker may have been handed to this child, and another worker should hear of it."""
+        try:
+            self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.rotation.queues])
+        except BrokerError:
+            pass  # others look again within drain_delay
+
+
+def _read_marker(reply: Any) -> tuple[bytes, float] | None:
+    return None if reply is None else (reply[0], float(text(reply[2])))

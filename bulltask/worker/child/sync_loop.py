@@ -1,0 +1,104 @@
+"""A child's main thread: takes jobs, runs sync tasks one at a time, hands async ones to the event loop."""
+
+from __future__ import annotations
+
+import time
+
+from bulltask.clock import mono_ms
+from bulltask.errors import BrokerError, BrokerUnavailable, JobError
+from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.source import JobSource
+from bulltask.worker.child.work import Outcome, Picked
+from bulltask.worker.slots import ChildBlock, Slot
+
+__all__ = ["SyncLoop"]
+
+
+class SyncLoop:
+    """Responsible for the main thread of a child.
+
+    Sync tasks run here and nowhere else, so that signals (time limits, stack dumps) reach them.
+
+    Args:
+        source: takes jobs.
+        attempts: runs them.
+        settler: writes their outcome.
+        async_loop: runs async tasks on a thread of its own; it also owns the free slots.
+        block: counts the child's jobs.
+    """
+
+    def __init__(
+        self, source: JobSource, attempts: Attempts, settler: Settler, async_loop: AsyncLoop, block: ChildBlock
+    ) -> None:
+        self._source, self._attempts, self._settler = source, attempts, settler
+        self._async, self._block = async_loop, block
+
+    def run(self) -> None:
+        """Work until the source closes and every job in hand is settled."""
+        while (slot := self._async.free_slot(lambda: self._source.closing)) is not None:
+            picked = self._source.take(slot)
+            while picked is not None:
+                picked = self._work(picked)
+            self._async.done_with(slot)
+        self._async.drain()
+
+    def _work(self, picked: Picked) -> Picked | None:
+        """Run one job; return the next one if it came with the settling of this one."""
+        begun = self._attempts.begin(picked.job)
+        if not isinstance(begun, Attempt):
+            return self._settle(picked, begun, 0.0)
+        if begun.task.is_async:
+            self._async.start(picked, begun)
+            return None
+        started = time.monotonic()
+        outcome = self._attempts.call(begun)
+        return self._settle(picked, outcome, (time.monotonic() - started) * 1000)
+
+    def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> Picked | None:
+        slot, unsure = picked.slot, False
+        slot.settle(mono_ms())
+        while True:
+            try:
+                following = self._exchange(picked, outcome, slot, fetch=not (unsure or self._source.closing))
+            except JobError:
+                written = unsure and self._was_ours(picked)
+                following = None
+            except BrokerError as exc:
+                # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
+                unsure = unsure or isinstance(exc, BrokerUnavailable)
+                self._source.failed(exc, slot)
+                self._source.pause(exc)
+                continue
+            else:
+                written = True
+            self._source.outage.over()
+            if following is None:
+                slot.free(mono_ms())
+            self._block.count_job()
+            if written:
+                self._settler.tell(picked, outcome, duration_ms)
+            else:
+                self._settler.tell_lost(picked)
+            return following
+
+    def _exchange(self, picked: Picked, outcome: Outcome, slot: Slot, *, fetch: bool) -> Picked | None:
+        """Write the outcome and take the next job, in one round trip whichever queue it comes from."""
+        source = self._source
+        index = source.rotation.after(picked.queue_index)
+        same = index == picked.queue_index
+        call = self._settler.call(picked, outcome, fetch_next=fetch and same)
+        if not fetch or (same and call.script is not None and call.script.name != "moveToFinished"):
+            source.client.run(call)
+            return None
+        if same:
+            return source.picked(index, slot, source.client.run(call))
+        fetched = source.client.run_many([call, source.fetch_call(index, slot)])[1]
+        return source.picked(index, slot, fetched)
+
+    def _was_ours(self, picked: Picked) -> bool:
+        try:
+            return self._source.client.run(self._settler.was_ours(picked))
+        except BrokerError:
+            return False

@@ -1,0 +1,127 @@
+"""What becomes of an attempt that raised: one of the most asked questions of users, answered in one file.
+
+Jobs that bulltask sent follow the task's policy: transient errors are retried, permanent and unknown ones fail at
+once, ``autoretry_for`` widens and ``dont_autoretry_for`` narrows that. Jobs that others sent follow BullMQ: every
+error is retried but permanent ones. In both cases ``attempts`` is what is written in the job.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+from typing import Final
+
+import bulltask
+from bulltask.app import App
+from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
+from bulltask.categories import ErrorCategory, retry_after_ms
+from bulltask.clock import to_ms
+from bulltask.errors import DecodeError, PermanentError, Retry
+from bulltask.job import ActiveJob
+from bulltask.registry.task import AnyTask
+from bulltask.worker.child.work import Failed, RetryLater
+
+__all__ = ["judge", "trace_of"]
+
+_PACKAGE: Final = os.path.dirname(os.path.abspath(bulltask.__file__)) + os.sep
+_TRACE_CHARS: Final = 50_000
+
+
+def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None, app: App) -> Failed | RetryLater:
+    """Return what becomes of ``job`` after ``exc``.
+
+    Args:
+        exc: what the task raised.
+        job: the job; its ``attempts_made`` does not count this attempt yet.
+        task: its task, ``None`` when the failure came before one was found.
+        app: for the error categories and the server's time.
+    """
+    asked = exc if isinstance(exc, Retry) else None
+    cause = exc if asked is None else (asked.exc or exc)
+    category = app.categorizer.categorize(cause)
+    reason, trace = _reason(cause, job, asked), trace_of(cause)
+    made = job.attempts_made + 1
+    if made >= _allowed(job, asked) or not _wanted(cause, category, job, task, asked):
+        return Failed(reason, trace, category.value)
+    try:
+        delay_ms = _delay_ms(cause, job, task, made, asked, app)
+    except DecodeError as malformed:
+        return Failed(f"{reason} (and it cannot be retried: {malformed})", trace, category.value)
+    return RetryLater(delay_ms, reason, trace, category.value)
+
+
+def trace_of(exc: BaseException) -> str:
+    """Return the traceback as text, beginning with the user's own code: bulltask's frames say nothing about it."""
+    text = "".join(traceback.format_exception(type(exc), exc, _users_part(exc.__traceback__)))
+    if not text.startswith("Traceback") and exc.__cause__ is None and exc.__context__ is None:
+        # No frame of the user's is left; the head line still tells readers that this is a Python traceback.
+        text = f"Traceback (most recent call last):\n{text}"
+    if len(text) > _TRACE_CHARS:
+        text = f"{text[: _TRACE_CHARS // 2]}\n…\n{text[-_TRACE_CHARS // 2 :]}"
+    return text
+
+
+def _users_part(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        tb = tb.tb_next
+    return tb
+
+
+def _reason(cause: BaseException, job: ActiveJob, asked: Retry | None) -> str:
+    if isinstance(cause, Retry):
+        return f"the task asked for another try, but this was number {job.attempts_made + 1} of {max(1, job.attempts)}"
+    try:
+        return str(cause) or type(cause).__name__
+    except Exception:
+        return type(cause).__name__
+
+
+def _allowed(job: ActiveJob, asked: Retry | None) -> int:
+    if asked is not None and asked.max_retries is not None:
+        return min(job.attempts, asked.max_retries + 1)
+    return job.attempts
+
+
+def _wanted(
+    cause: BaseException,
+    category: ErrorCategory,
+    job: ActiveJob,
+    task: AnyTask[..., object] | None,
+    asked: Retry | None,
+) -> bool:
+    if asked is not None:
+        return True
+    if task is not None and isinstance(cause, task.options.dont_autoretry_for):
+        return False
+    if task is not None and isinstance(cause, task.options.autoretry_for):
+        return True
+    if job.is_ours:
+        return category is ErrorCategory.TRANSIENT
+    return not isinstance(cause, PermanentError)
+
+
+def _delay_ms(
+    cause: BaseException,
+    job: ActiveJob,
+    task: AnyTask[..., object] | None,
+    made: int,
+    asked: Retry | None,
+    app: App,
+) -> int:
+    if asked is not None and asked.delay_ms is not None:
+        return asked.delay_ms
+    custom = None if task is None else task.options.custom_backoff
+    if custom is not None:
+        return to_ms(custom(made, cause), f"the retry_backoff of task {job.name}")
+    return max(_backoff_ms(job, made), retry_after_ms(cause, now=app.now_ms()) or 0)
+
+
+def _backoff_ms(job: ActiveJob, made: int) -> int:
+    backoff = job.backoff()
+    if backoff is None:
+        return 0
+    if backoff.type not in {"fixed", "exponential"}:
+        # A strategy that only a Node worker knows: waiting exponentially is the nearest that can be done here.
+        backoff = Backoff(delay_ms=backoff.delay_ms or 1_000)
+    return seed_delay_ms(backoff, made) if job.is_ours else bullmq_delay_ms(backoff, made)

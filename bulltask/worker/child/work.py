@@ -1,0 +1,64 @@
+"""The values that travel through a child: a job in hand, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bulltask.job import ActiveJob
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.slots import Slot
+
+__all__ = ["Completed", "Failed", "Outcome", "Picked", "Postponed", "RetryLater"]
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A job that this child holds the lock of.
+
+    Attributes:
+        slot: the slot whose token locks it.
+        queue_index: its queue's place in the worker's list.
+        keys: its queue.
+    """
+
+    slot: Slot
+    queue_index: int
+    keys: QueueKeys
+    job: ActiveJob
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The task returned: ``value`` is the return value's JSON."""
+
+    value: bytes
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job ends here; ``reason`` is raw text, ``trace`` the attempt's traceback."""
+
+    reason: str
+    trace: str
+    category: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """The attempt failed and another one follows in ``delay_ms`` (0: at once)."""
+
+    delay_ms: int
+    reason: str
+    trace: str
+    category: str
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """Nobody here knows the task: the job goes back, due in ``delay_ms``, and no attempt is counted."""
+
+    delay_ms: int
+
+
+Outcome = Completed | Failed | RetryLater | Postponed

@@ -1,0 +1,17 @@
+"""Exit codes of the worker and of its children; documented in the README."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["Exit"]
+
+
+class Exit(IntEnum):
+    """Why a process ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2  # click's own
+    BOOT_FAILED = 3  # a child could not start; the worker stops when it keeps happening
+    BROKER_REFUSED = 4  # wrong password, or commands forbidden by the ACL

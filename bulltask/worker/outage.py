@@ -1,0 +1,53 @@
+"""Redis is away: how long to wait before the next try, and what to say about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bulltask.backoff import reconnect_delay_ms
+from bulltask.clock import mono_ms
+from bulltask.config import Config
+from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable
+from bulltask.events import Bus, RedisDisconnected, RedisReconnected, RedisReconnecting
+
+__all__ = ["Outage"]
+
+QUICK_MS: Final = 1_000
+
+
+class Outage:
+    """Responsible for one process's view of one outage of Redis.
+
+    Args:
+        bus: hears of its beginning, every try, and its end.
+        config: the pauses between tries.
+    """
+
+    def __init__(self, bus: Bus, config: Config) -> None:
+        self._bus, self._config = bus, config
+        self._attempt = 0
+        self._since_ms = 0
+
+    def failed(self, exc: BrokerError) -> int:
+        """Note a failure; return how many milliseconds to wait before the next try.
+
+        The pause doubles up to ``broker_reconnect_delay_max`` (seed: 100 ms to 30 s). Where the machine itself says
+        that nothing listens, or Redis that it is still loading, asking costs nobody anything and a second is the
+        most: a worker runs its next job within two seconds of Redis' return, however long it was away.
+        """
+        if self._attempt == 0:
+            self._since_ms = mono_ms()
+            self._bus.emit(RedisDisconnected(str(exc)))
+        self._attempt += 1
+        self._bus.emit(RedisReconnecting(self._attempt))
+        quick = isinstance(exc, BrokerNotReady) or (isinstance(exc, BrokerUnavailable) and exc.refused)
+        most_ms = self._config.reconnect_delay_max_ms
+        return reconnect_delay_ms(
+            self._attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=min(QUICK_MS, most_ms) if quick else most_ms
+        )
+
+    def over(self) -> None:
+        """Redis answered; cheap when there was no outage."""
+        if self._attempt:
+            self._bus.emit(RedisReconnected(self._attempt, mono_ms() - self._since_ms))
+            self._attempt = 0

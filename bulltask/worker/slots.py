@@ -1,0 +1,170 @@
+"""What every child is doing, in memory that the supervisor shares with all of them.
+
+One record per slot; a child has one slot for each job that it may hold at once. The child writes state, queue and job
+id; the supervisor writes the token before the child exists, so there is no moment at which a kill leaves a job that
+nobody can find: whatever a dead child had taken or was just taking is locked with one of its tokens.
+
+A record has a sequence number that is odd while it is written (a seqlock). A reader that meets an odd or changed
+number tries again, and in the end knows at least the token.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from bulltask.states import RunState, SlotState
+
+__all__ = ["ID_BYTES", "ChildBlock", "Slot", "SlotView", "Slots"]
+
+ID_BYTES: Final = 768
+"""Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
+
+_WORD: Final = 8
+_HEADER_WORDS: Final = 8
+_TOKEN_BYTES: Final = 64
+_TOKEN_AT: Final = _HEADER_WORDS * _WORD
+_ID_AT: Final = _TOKEN_AT + _TOKEN_BYTES
+_SLOT_BYTES: Final = _ID_AT + ID_BYTES
+_CHILD_BYTES: Final = 64
+
+# Words of a slot's header.
+_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH = range(5)
+# Words of a child's block.
+_RUN_STATE, _JOBS_DONE = range(2)
+
+_READ_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot at one moment.
+
+    Attributes:
+        job_id: the job, ``""`` when it is not known (being written, or longer than the record).
+        since_ms: monotonic time since which the slot is in this state.
+    """
+
+    state: SlotState
+    token: str
+    queue_index: int
+    job_id: str
+    since_ms: int
+
+
+class Slot:
+    """One record; the methods that write are for the child that owns it."""
+
+    __slots__ = ("_bytes", "_words", "token")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._bytes = memory
+        self._words = memory[: _HEADER_WORDS * _WORD].cast("q")
+        self.token = bytes(memory[_TOKEN_AT:_ID_AT]).rstrip(b"\0").decode()
+
+    def reserve(self, now_ms: int) -> None:
+        """A fetch begins: from here on the token may hold a job."""
+        self._set(SlotState.RESERVED, now_ms)
+
+    def hold(self, queue_index: int, job_id: str, now_ms: int) -> None:
+        """A job was taken and runs."""
+        encoded = job_id.encode("utf-8", "surrogateescape")
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_QUEUE], words[_SINCE] = SlotState.ACTIVE, queue_index, now_ms
+        fits = len(encoded) <= ID_BYTES
+        words[_ID_LENGTH] = len(encoded) if fits else -1
+        if fits:
+            self._bytes[_ID_AT : _ID_AT + len(encoded)] = encoded
+        words[_SEQ] += 1
+
+    def settle(self, now_ms: int) -> None:
+        """The job's outcome is being written; its lock is still needed."""
+        self._set(SlotState.SETTLING, now_ms)
+
+    def free(self, now_ms: int) -> None:
+        """The token holds nothing."""
+        self._set(SlotState.FREE, now_ms)
+
+    def _set(self, state: SlotState, now_ms: int) -> None:
+        words = self._words
+        words[_SEQ] += 1
+        words[_STATE], words[_SINCE] = state, now_ms
+        words[_SEQ] += 1
+
+    def read(self) -> SlotView:
+        """Return a view that is true of one moment, for the supervisor."""
+        words = self._words
+        for _ in range(_READ_TRIES):
+            seq = words[_SEQ]
+            state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
+            raw = bytes(self._bytes[_ID_AT : _ID_AT + max(0, length)])
+            if seq % 2 == 0 and words[_SEQ] == seq:
+                job_id = raw.decode("utf-8", "surrogateescape")
+                return SlotView(SlotState(state), self.token, queue, job_id, since)
+        # The child was stopped or killed in the middle of writing: only the token is certain.
+        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0)
+
+
+class ChildBlock:
+    """The slots of one child and what it says about itself."""
+
+    def __init__(self, memory: memoryview, per_child: int) -> None:
+        self._memory, self._per_child = memory, per_child
+        self._words = memory[:_CHILD_BYTES].cast("q")
+
+    @property
+    def run_state(self) -> RunState:
+        """How far the child has come; it is ``RUN`` once it fetches."""
+        return RunState(self._words[_RUN_STATE])
+
+    @run_state.setter
+    def run_state(self, state: RunState) -> None:
+        self._words[_RUN_STATE] = state
+
+    @property
+    def jobs_done(self) -> int:
+        """Jobs that this child has settled."""
+        return self._words[_JOBS_DONE]
+
+    def count_job(self) -> None:
+        """One more job was settled."""
+        self._words[_JOBS_DONE] += 1
+
+    def renew(self) -> None:
+        """Clear the block and give every slot a new token; the supervisor does this before it forks."""
+        self._memory[:] = bytes(len(self._memory))
+        for index in range(self._per_child):
+            start = _CHILD_BYTES + index * _SLOT_BYTES + _TOKEN_AT
+            token = str(uuid4()).encode()
+            self._memory[start : start + len(token)] = token
+
+    def slots(self) -> list[Slot]:
+        """The child's slots."""
+        starts = (_CHILD_BYTES + index * _SLOT_BYTES for index in range(self._per_child))
+        return [Slot(self._memory[start : start + _SLOT_BYTES]) for start in starts]
+
+
+class Slots:
+    """Responsible for the shared memory: one block per child.
+
+    The memory is anonymous and inherited by fork: there is no name that a killed worker could leave behind.
+
+    Args:
+        children: how many children there are.
+        per_child: how many jobs a child may hold at once.
+    """
+
+    def __init__(self, children: int, per_child: int) -> None:
+        self.per_child = per_child
+        size = _CHILD_BYTES + per_child * _SLOT_BYTES
+        page = os.sysconf("SC_PAGE_SIZE")
+        self._stride = -(-size // page) * page  # children do not write to one page
+        self._memory = memoryview(mmap.mmap(-1, self._stride * children))
+        self.children = [
+            ChildBlock(self._memory[index * self._stride : index * self._stride + size], per_child)
+            for index in range(children)
+        ]

@@ -1,0 +1,54 @@
+"""Being seen by Node's ``getWorkers()`` and the boards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from bulltask.errors import BrokerError
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import command
+from bulltask.transport.client import Client
+from bulltask.worker.outage import Outage
+
+__all__ = ["SUPERVISOR_TIMEOUT_MS", "Presence"]
+
+SUPERVISOR_TIMEOUT_MS: Final = 3_000
+"""No call of the supervisor takes longer: signals and dead children wait meanwhile."""
+
+
+class Presence:
+    """Responsible for one connection per queue that carries the worker's name, and for noticing that Redis is away.
+
+    BullMQ recognises a worker by the name of a connection (PROTOCOL 4.2), and a connection has one name.
+
+    Args:
+        broker: makes the connections.
+        queues: the worker's queues as the user spells them.
+        worker_id: shown as the worker's name.
+        outage: the supervisor's view of an outage.
+    """
+
+    interval_ms = 1_000
+
+    def __init__(self, broker: Broker, queues: Sequence[str], worker_id: str, outage: Outage) -> None:
+        self._clients: list[Client] = [
+            broker.client(broker.keys(queue).client_name(worker_id), timeout_ms=SUPERVISOR_TIMEOUT_MS)
+            for queue in queues
+        ]
+        self._outage = outage
+
+    def tick(self, now_ms: int, missed: int) -> None:
+        """Keep the connections alive."""
+        try:
+            for client in self._clients:
+                client.run(command("PING"))
+        except BrokerError as exc:
+            self._outage.failed(exc)
+        else:
+            self._outage.over()
+
+    def close(self) -> None:
+        """Disappear."""
+        for client in self._clients:
+            client.close()

@@ -1,0 +1,143 @@
+"""The jobs of a dead child."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.config import Config
+from bulltask.errors import BrokerError, DecodeError, JobError
+from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
+from bulltask.job import ActiveJob
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_finished
+from bulltask.worker.outage import Outage
+
+__all__ = ["Orphans", "Recovery"]
+
+_REMEMBER_MS: Final = 86_400_000
+"""How long a job's crashes are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """What a child left behind.
+
+    Attributes:
+        tokens: of its slots that were not free; whatever job is locked with one of them was the child's.
+        died_ms: monotonic time at which it was found dead.
+        how: what killed it, such as ``SIGKILL``.
+        wanted: the supervisor ended it itself: no crash is counted.
+    """
+
+    tokens: tuple[str, ...]
+    died_ms: int
+    how: str
+    wanted: bool
+
+
+class Recovery:
+    """Responsible for settling the jobs of dead children at once, instead of leaving them to stall.
+
+    A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that was being run by
+    ``max_crashes`` children when they died fails. When Redis is away the children's remains are kept and settled
+    later; if that is later than the locks last, any worker's stalled check does it.
+
+    Args:
+        queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
+    """
+
+    interval_ms = 500
+
+    def __init__(
+        self,
+        queues: Sequence[QueueKeys],
+        client: Client,
+        clock: ServerClock,
+        config: Config,
+        bus: Bus,
+        outage: Outage,
+    ) -> None:
+        self._queues, self._client, self._clock, self._config = queues, client, clock, config
+        self._bus, self._outage = bus, outage
+        self._pending: list[Orphans] = []
+
+    @property
+    def pending(self) -> int:
+        """Dead children whose jobs are not settled yet."""
+        return len(self._pending)
+
+    def take(self, orphans: Orphans) -> None:
+        """Settle the jobs of a dead child now, or keep them until Redis is back."""
+        if orphans.tokens:
+            self._pending.append(orphans)
+            self.tick(mono_ms(), 0)
+
+    def tick(self, now_ms: int, missed: int) -> None:
+        """Settle what is left."""
+        while self._pending:
+            try:
+                for keys in self._queues:
+                    self._settle(keys, self._pending[0])
+            except BrokerError as exc:
+                self._outage.failed(exc)
+                return
+            self._outage.over()
+            self._pending.pop(0)
+
+    def _settle(self, keys: QueueKeys, orphans: Orphans) -> None:
+        for token, job_id in self._client.run(find_by_token(keys, orphans.tokens)):
+            try:
+                self._settle_job(keys, token, job_id, orphans)
+            except JobError:
+                pass  # its lock ran out or it was settled just before the child died: it is somebody else's now
+
+    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, orphans: Orphans) -> None:
+        crashes = 0 if orphans.wanted else self._count_crash(keys, job_id)
+        if crashes >= self._config.max_crashes:
+            reason = (
+                f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
+                f"{self._config.max_crashes}"
+            )
+            self._client.run(self._fail(keys, token, job_id, reason))
+            self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
+            return
+        self._client.run(move_from_active_to_wait(keys, job_id, token))
+        if orphans.wanted:
+            self._bus.emit(JobReturned(job_id, keys.queue, "", "the worker was stopped before the job had ended"))
+        else:
+            self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - orphans.died_ms))
+
+    def _count_crash(self, keys: QueueKeys, job_id: str) -> int:
+        key = keys.crashes(job_id)
+        calls: list[Call[Any]] = [command("INCR", key), command("PEXPIRE", key, _REMEMBER_MS)]
+        return int(self._client.run_many(calls)[0])
+
+    def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> Call[Any]:
+        fields = self._client.run(command("HGETALL", keys.job(job_id)))
+        try:
+            job = ActiveJob.from_hash(keys.queue, job_id, fields)
+        except DecodeError as exc:
+            job = ActiveJob.broken(keys.queue, job_id, str(exc))
+        return move_to_finished(
+            keys,
+            job_id,
+            token,
+            completed=False,
+            value=reason.encode(),
+            keep=job.keep("removeOnFail"),
+            attempts=job.attempts,
+            fields=["failedReason", reason],
+            fetch_next=False,
+            lock_ms=self._config.lock_ms,
+            worker="",
+            now_ms=self._clock.now_ms(),
+        )
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"

@@ -1,0 +1,56 @@
+"""What the supervisor does at intervals, and the clockwork that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bulltask.clock import mono_ms
+
+__all__ = ["Service", "Ticker"]
+
+
+class Service(Protocol):
+    """One duty of the supervisor; a tick is short, touches Redis at most a few times, and never raises BrokerError."""
+
+    @property
+    def interval_ms(self) -> int:
+        """Time between ticks."""
+        ...
+
+    def tick(self, now_ms: int, missed: int) -> None:
+        """Do it once.
+
+        Args:
+            now_ms: monotonic time.
+            missed: ticks that fell out because an earlier one, or something else, took longer than the interval.
+        """
+        ...
+
+
+class Ticker:
+    """Responsible for running services when they are due, the first one first; ticks never overlap.
+
+    Args:
+        services: in order of urgency: when several are due, locks must be renewed before anything else is looked at.
+    """
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = services
+        self._due_ms = [0] * len(services)
+
+    def wait_ms(self, longest_ms: int) -> int:
+        """Milliseconds until the next service is due."""
+        return max(0, min([longest_ms, *(due - mono_ms() for due in self._due_ms)]))
+
+    def run_due(self) -> None:
+        """Run every service that is due."""
+        for index, service in enumerate(self._services):
+            now_ms = mono_ms()
+            due_ms = self._due_ms[index]
+            if now_ms < due_ms:
+                continue
+            missed = (now_ms - due_ms) // service.interval_ms if due_ms else 0
+            service.tick(now_ms, missed)
+            # From the planned moment, so that ticks do not drift; missed ones are dropped, not made up for.
+            self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms

@@ -1,0 +1,55 @@
+"""Jobs whose worker is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bulltask.clock import ServerClock
+from bulltask.config import Config
+from bulltask.errors import BrokerError
+from bulltask.events import Bus, JobStalled, StalledCheckSkipped
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_move import move_stalled_jobs_to_wait
+from bulltask.worker.outage import Outage
+
+__all__ = ["StallCheck"]
+
+
+class StallCheck:
+    """Responsible for finding jobs whose lock has run out, whoever had them, and putting them back to wait.
+
+    Every worker of a queue checks; a key in Redis lets one check per interval through (PROTOCOL 4.5). A cycle that is
+    still under way when the next is due makes that one fall out, and it is counted (seed 002 §4).
+
+    Args:
+        queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[QueueKeys],
+        client: Client,
+        clock: ServerClock,
+        config: Config,
+        bus: Bus,
+        outage: Outage,
+    ) -> None:
+        self._queues, self._client, self._clock, self._bus, self._outage = queues, client, clock, bus, outage
+        self._max_stalled = config.max_stalled_count
+        self.interval_ms = config.stalled_interval_ms
+
+    def tick(self, now_ms: int, missed: int) -> None:
+        """Check every queue once."""
+        for keys in self._queues:
+            if missed:
+                self._bus.emit(StalledCheckSkipped(keys.queue, missed))
+            try:
+                call = move_stalled_jobs_to_wait(keys, self._max_stalled, self.interval_ms, self._clock.now_ms())
+                stalled = self._client.run(call)
+            except BrokerError as exc:
+                self._outage.failed(exc)
+                return
+            self._outage.over()
+            for job_id in stalled:
+                self._bus.emit(JobStalled(job_id, keys.queue, None))
