@@ -31,6 +31,7 @@ __all__ = [
     "JobStalled",
     "Listener",
     "LockLost",
+    "OnError",
     "RedisDisconnected",
     "RedisReconnected",
     "RedisReconnecting",
@@ -278,6 +279,7 @@ E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 """Takes one event; what it returns is ignored, what it raises is reported and dropped."""
 OnError = Callable[[str, Event, Exception], None]
+"""Takes the listener's name, the event and what the listener raised."""
 
 
 class Bus:

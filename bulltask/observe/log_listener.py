@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask import events
 
-__all__ = ["LogListener"]
+__all__ = ["LogListener", "listener_errors"]
 
 RESULT_CHARS = 200
 ERROR_CHARS = 2_000
@@ -30,6 +30,21 @@ DEATHS = {
     "SIGILL": NATIVE_CRASH,
     "SIGABRT": NATIVE_CRASH,
 }
+
+
+def listener_errors(log: FilteringBoundLogger) -> events.OnError:
+    """Return what ``Bus(on_error=…)`` takes, so that a broken listener makes a line instead of silence."""
+
+    def report(listener: str, event: events.Event, exc: Exception) -> None:
+        log.error(
+            "Listener failed",
+            listener=listener,
+            on=type(event).__name__,
+            exc_info=exc,
+            hint="Its other failures at this event are not shown",
+        )
+
+    return report
 
 
 class LogListener:

@@ -17,6 +17,7 @@ from bulltask import events
 from bulltask.errors import ConfigError
 from bulltask.events import Bus
 from bulltask.observe.log import LogListener, configure
+from bulltask.observe.log_listener import listener_errors
 from bulltask.observe.writer import LineWriter
 
 WORKER = "node-1-12345-a1b2c3"
@@ -161,7 +162,7 @@ def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
         log.bus.emit(event)
         started = [text for text in log.texts() if f"{WORKER}" in text]
         assert len(started) == number + 1
-    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "Event", "Listener"}
+    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "Event", "Listener", "OnError"}
 
 
 def test_a_line_that_somebody_can_act_on_says_how() -> None:
@@ -194,6 +195,17 @@ def test_a_long_result_is_shortened_and_a_huge_one_is_not_even_written_out() -> 
 
     assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, "x" * 10_000))["result"]) <= 200
     assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, Rows(range(10**6))))["result"]) <= 200
+
+
+def test_a_listener_that_fails_is_named_once_with_its_traceback() -> None:
+    log = Log()
+    bus = Bus(on_error=listener_errors(log.logger))
+    bus.subscribe(events.ChildStarted, lambda _: fail_with(LookupError("no such pager")))
+    for pid in (1, 2):
+        bus.emit(events.ChildStarted(0, pid))
+    (line,) = log.lines()
+    assert (line["event"], line["level"], line["on"]) == ("Listener failed", "error", "ChildStarted")
+    assert line["exception"].endswith("LookupError: no such pager")
 
 
 # ---- levels ----
