@@ -109,7 +109,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _check_ms(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
-        raise ConfigError(f"backoff {name} must be a whole number of milliseconds, 0 or more, not {value!r}")
+        raise ConfigError(f"backoff {name} must be whole milliseconds from 0 to 2^52, not {value!r}")
 
 
 def _stored_ms(name: str, value: object) -> int:

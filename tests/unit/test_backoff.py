@@ -152,6 +152,25 @@ def test_a_foreign_delay_is_never_negative_and_never_overflows(backoff: Backoff,
     assert 0 <= delay <= LONGEST_MS
 
 
+@pytest.mark.parametrize(
+    ("kind", "delay", "jitter", "attempt", "chance", "expected"),
+    [
+        ("fixed", 83_808, 0.25, 2, 0.30481433868408203, 69_242),
+        ("exponential", 47_936, 0.5, 3, 0.6324834823608398, 156_509),
+        ("fixed", 38_336, 0.75, 4, 0.9958810806274414, 38_217),
+        ("exponential", 32_416, 1, 5, 0.6794614791870117, 352_406),
+        ("exponential", 66_176, 0.25, 7, 0.1726980209350586, 3_359_303),
+        ("exponential", 59_008, 0.75, 9, 0.7072738409042358, 11_789_596),
+        ("exponential", 78_848, 0.5, 13, 0.7938960790634155, 289_679_601),
+    ],
+)
+def test_the_same_chance_gives_the_delay_that_node_gave(
+    kind: str, delay: int, jitter: float, attempt: int, chance: float, expected: int
+) -> None:
+    # What Backoffs.calculate of bullmq 5.62.0 returned with Math.random replaced by `chance`.
+    assert bullmq_delay_ms(Backoff(kind, delay, jitter, None), attempt, lambda: chance) == expected
+
+
 def test_a_foreign_type_nobody_registered_neither_hangs_nor_spins() -> None:
     assert bullmq_delay_ms(Backoff("theirs", 0, 0.0, None), 3) == 4_000
     assert bullmq_delay_ms(Backoff("theirs", 200, 0.0, None), 3) == 800
