@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
+from bulltask.process import usable_cores
 from bulltask.urls import redact_url
 
 __all__ = ["SETTINGS", "Conf", "Config", "Setting"]
@@ -141,8 +142,12 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
-def _any_text(value: Any, name: str) -> str:
-    return "" if value is None or value == "" else _text(value, name)
+def _worker_name(value: Any, name: str) -> str:
+    if value is None or value == "":
+        return ""
+    if any(char.isspace() for char in _text(value, name)):
+        raise ConfigError(f"{name} must have no spaces, because Redis shows it as a connection's name: {value!r}")
+    return str(value)
 
 
 def _url(value: Any, name: str) -> str:
@@ -173,7 +178,7 @@ def _names(value: Any, name: str) -> tuple[str, ...]:
 
 def _cores(value: Any, name: str) -> int:
     if value is None or value == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()
     return int(_integer(1, 1_000)(value, name))
 
 
@@ -209,7 +214,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("max_crashes", "max_crashes", _integer(1, 1_000), 2, "dead children after which a job fails"),
         _S("drain_delay", "drain_delay_ms", _duration(100), 5, "longest wait on an empty queue before looking again"),
         _S("shutdown_timeout", "shutdown_timeout_ms", _duration(), 30, "time for running jobs at a warm stop"),
-        _S("worker_name", "worker_name", _any_text, "", "name of the worker; host-pid-random6"),
+        _S("worker_name", "worker_name", _worker_name, "", "name of the worker; host-pid-random6"),
         _S("metrics_port", "metrics_port", _optional(_integer(0, 65_535)), None, "port of /metrics; none: off"),
         _S("metrics_host", "metrics_host", _text, "127.0.0.1", "address of /metrics"),
         _S("loglevel", "log_level", _choice(*LOG_LEVELS), "info", "least level that is logged"),

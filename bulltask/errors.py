@@ -47,6 +47,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 __all__ = [
+    "REPAIRABLE",
     "AppNotFound",
     "BrokerAuthError",
     "BrokerError",
@@ -149,6 +150,10 @@ class BrokerNotReady(BrokerError):
 
 class BrokerFull(BrokerError):
     """Redis has reached maxmemory and may not evict anything."""
+
+
+REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError)
+"""Broker errors that pass, or that an operator cures, while the same call stays right; others come from the call."""
 
 
 class ScriptIntegrityError(BrokerError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from pathlib import Path
+from typing import Final
 
-__all__ = ["die_with_parent"]
+__all__ = ["die_with_parent", "usable_cores"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -33,3 +35,21 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal_number)
     return True
+
+
+_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: its affinity, and the quota of its container (cgroup 2), at least 1.
+
+    A container limited to 2 of a machine's 64 cores sees all 64; 64 children would fight for 2.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) // int(period))
+    except (OSError, ValueError):
+        pass  # no cgroup 2 here, or no quota
+    return max(1, cores)

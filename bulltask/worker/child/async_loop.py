@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailable, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
 from bulltask.transport.aclient import AsyncClient
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import Settler
@@ -129,10 +129,15 @@ class AsyncLoop:
                 await self.client().run(self._settler.call(picked, outcome, fetch_next=False))
             except JobError:
                 written = unsure and await self._was_ours(picked)
-            except BrokerError as exc:
+            except REPAIRABLE as exc:
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
                 continue
+            except BrokerError as exc:
+                if (instead := self._settler.instead(outcome, exc)) is not None:
+                    outcome = instead
+                    continue
+                written = False
             else:
                 written = True
             self._outage.over()

@@ -7,6 +7,7 @@ from typing import Any
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
+from bulltask.errors import BrokerError
 from bulltask.events import (
     Bus,
     JobCompleted,
@@ -59,6 +60,17 @@ class Settler:
                 return move_to_delayed(
                     picked.keys, job.id, token, outcome.delay_ms, counts=False, fields=(), now_ms=now_ms
                 )
+
+    def instead(self, outcome: Outcome, exc: BrokerError) -> Outcome | None:
+        """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
+
+        A job whose hash is broken makes the scripts themselves fail. It is failed with that reason; if not even that
+        can be written it is left to the stalled check (``None``), so that one broken job does not hold a child for
+        ever.
+        """
+        if isinstance(outcome, Failed):
+            return None
+        return Failed(f"the outcome of the job could not be stored: {exc}", "", "permanent")
 
     def was_ours(self, picked: Picked) -> Call[bool]:
         """After a call whose reply was lost and which is now refused: did the first one do it?

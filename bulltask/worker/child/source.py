@@ -70,6 +70,7 @@ class JobSource:
         while not self.closing:
             slot.reserve(mono_ms())
             try:
+                self.client.connect()  # sets the clock, by which delayed jobs are promoted
                 self._give_back_unseen()
                 picked = self._ask(slot)
                 self.outage.over()

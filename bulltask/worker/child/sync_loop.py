@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailable, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import Settler
@@ -65,12 +65,17 @@ class SyncLoop:
             except JobError:
                 written = unsure and self._was_ours(picked)
                 following = None
-            except BrokerError as exc:
+            except REPAIRABLE as exc:
                 # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 self._source.failed(exc, slot)
                 self._source.pause(exc)
                 continue
+            except BrokerError as exc:
+                if (instead := self._settler.instead(outcome, exc)) is not None:
+                    outcome = instead
+                    continue
+                written, following = False, None
             else:
                 written = True
             self._source.outage.over()
