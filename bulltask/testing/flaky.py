@@ -154,8 +154,8 @@ class FlakyProxy:
     ) -> None:
         """Let commands run and lose their replies, together with the connection.
 
-        The proxy waits for the complete reply, so the command was executed. The rest of a pipeline is executed and
-        lost with it: the connection ends when all replies that are due have come.
+        The proxy waits for the complete reply, so the command was executed. What the client has sent after it (the
+        rest of a pipeline) is executed and lost as well: the connection ends when nothing is on its way any more.
 
         Args:
             count: how many replies to lose, ``None`` for no limit.

@@ -33,6 +33,11 @@ class Frames:
             self.opaque = True
         return values + ([self.rest()] if self.opaque and self._buffer else [])
 
+    @property
+    def partial(self) -> bool:
+        """True when the first bytes of a value have come, and the last ones have not."""
+        return bool(self._buffer)
+
     def rest(self) -> bytes:
         """Return the bytes of a value that will never be complete."""
         return self._take(len(self._buffer))

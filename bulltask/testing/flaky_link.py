@@ -93,8 +93,9 @@ class Link:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._faults.open.wait()
             await asyncio.get_running_loop().sock_connect(self._server, self._upstream)
+            up = RequestLane(self, self._client, self._server, self._faults, self._counts)
             down = ReplyLane(self, self._server, self._client, self._faults, self._counts)
-            up = RequestLane(self, self._client, self._server, self._faults, self._counts, down)
+            up.replies, down.requests = down, up
             async with asyncio.TaskGroup() as tasks:
                 for lane in (up, down):
                     tasks.create_task(lane.read())
@@ -118,6 +119,12 @@ class Lane(ABC):
         self.link, self.source, self.target, self.faults, self.counts = link, source, target, faults, counts
         self.frames = Frames()
         self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue(CHUNKS_HELD)
+        self._held = False  # the writer has something in hand that is in the queue no more
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is on its way, not even a part of a value."""
+        return self._queue.empty() and not self._held and not self.frames.partial
 
     async def read(self) -> None:
         """Take in what the source sends, until it stops."""
@@ -143,7 +150,9 @@ class Lane(ABC):
         item: bytes | End = b""
         while item is not End.CLOSED or self.link.frozen:
             read_at, item = await self._queue.get()
+            self._held = True
             await self.faults.hold(read_at)
+            self._held = False
             if self.link.frozen:
                 continue  # the end of the stream is swallowed as well: this loop then waits until the link is reset
             if item is End.BROKEN:
@@ -170,18 +179,12 @@ class Lane(ABC):
 class RequestLane(Lane):
     """From the client to the server."""
 
-    def __init__(
-        self, link: Link, source: socket.socket, target: socket.socket, faults: Faults, counts: Counts, replies: Lane
-    ) -> None:
-        super().__init__(link, source, target, faults, counts)
-        self._replies = replies
+    replies: ReplyLane
 
     async def handle(self, data: bytes) -> None:
-        """Pass commands on and note them as due; answer those that an injected error hits."""
+        """Pass commands on and note them as due; put an injected error in the place of those that it hits."""
         passed, answered = bytearray(), False
         for command in self.frames.feed(data):
-            if self.link.doomed is not None:
-                continue  # what is sent after the lost reply must not run: the connection is as good as gone
             if self.faults.error.hits(command):
                 answered = True
                 self.link.due.append(self.faults.error_reply)
@@ -192,11 +195,13 @@ class RequestLane(Lane):
         await self.send(passed)
         if answered:
             # Only the lane of replies writes to the client: an error must not overtake an earlier command's reply.
-            await self._replies.put(b"")
+            await self.replies.put(b"")
 
 
 class ReplyLane(Lane):
     """From the server to the client."""
+
+    requests: RequestLane
 
     async def handle(self, data: bytes) -> None:
         """Pair replies with their commands; pass them on, or lose or cut those that a fault hits."""
@@ -214,10 +219,8 @@ class ReplyLane(Lane):
             if link.doomed is None:
                 passed += reply + canned
         await self.send(passed)
-        if link.doomed is not None and not link.due:
-            self._end_as_doomed()
-
-    def _end_as_doomed(self) -> None:
-        if self.link.doomed == "reset":
-            raise ConnectionResetError("the reply was lost")
-        self.link.frozen = True
+        # Not before: a reset takes from the server what it has not read yet, and a transaction would not run at all.
+        if link.doomed is not None and not link.due and self.requests.idle:
+            if link.doomed == "reset":
+                raise ConnectionResetError("the reply was lost")
+            link.frozen = True

