@@ -124,10 +124,9 @@ def test_a_dead_server_is_a_reset_for_the_client(redis_server: RedisServer) -> N
 
 def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisServer) -> None:
     open_files, threads = set(Path("/proc/self/fd").iterdir()), set(threading.enumerate())
-    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
-        with Raw(proxy.port) as served, Raw(proxy.port) as frozen:
-            assert served.ask("PING") == frozen.ask("PING") == b"+PONG\r\n"
-            proxy.freeze()
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy, Raw(proxy.port) as served, Raw(proxy.port) as frozen:
+        assert served.ask("PING") == frozen.ask("PING") == b"+PONG\r\n"
+        proxy.freeze()
     proxy.close()
     assert set(Path("/proc/self/fd").iterdir()) <= open_files
     assert set(threading.enumerate()) <= threads
