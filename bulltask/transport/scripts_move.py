@@ -6,6 +6,7 @@ Every time is the server's, in milliseconds. A token proves that the caller hold
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -16,6 +17,8 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for, read_fetch, text
 
 __all__ = [
+    "Claim",
+    "Ending",
     "find_by_token",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
@@ -30,8 +33,42 @@ Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
 
-def move_to_active(keys: QueueKeys, token: str, lock_ms: int, worker: str, now_ms: int) -> Call[Fetched]:
-    """``moveToActive``: take the next job, locked with ``token``; promotes delayed jobs that are due."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who takes jobs.
+
+    Attributes:
+        token: locks them.
+        lock_ms: how long, unless the lock is renewed.
+        worker: the worker's name, written into each job it takes.
+    """
+
+    token: str
+    lock_ms: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ends.
+
+    Attributes:
+        completed: it completed; else it failed.
+        value: the return value's JSON, or the failure's raw text.
+        keep: BullMQ's ``keepJobs`` map; it must be there, or the script fails after the lock is gone.
+        attempts: tries in all, as the job says; the script compares, for its ``retries-exhausted`` event.
+        fields: written into the hash too.
+    """
+
+    completed: bool
+    value: bytes
+    keep: dict[str, int]
+    attempts: int
+    fields: Fields = ()
+
+
+def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
+    """``moveToActive``: take the next job for ``claim``; promotes delayed jobs that are due."""
     places = (
         keys.wait,
         keys.active,
@@ -45,31 +82,24 @@ def move_to_active(keys: QueueKeys, token: str, lock_ms: int, worker: str, now_m
         keys.pc,
         keys.marker,
     )
-    options = msgpack.packb({"token": token, "lockDuration": lock_ms, "name": worker})
+    options = msgpack.packb({"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker})
     return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, options), read_fetch)
 
 
 def move_to_finished(
-    keys: QueueKeys,
-    job_id: str,
-    token: str,
-    *,
-    completed: bool,
-    value: bytes,
-    keep: dict[str, int],
-    attempts: int,
-    fields: Fields,
-    fetch_next: bool,
-    lock_ms: int,
-    worker: str,
-    now_ms: int,
+    keys: QueueKeys, job_id: str, claim: Claim, ending: Ending, *, fetch_next: bool, now_ms: int
 ) -> Call[Fetched]:
     """``moveToFinished``: complete or fail the job, and take the next one in the same step if asked.
 
     Args:
-        value: the return value's JSON, or the failure's raw text.
-        keep: BullMQ's ``keepJobs`` map; it must be there, or the script fails after the lock is gone.
+        keys: the queue.
+        job_id: the job; it is locked with the claim's token.
+        claim: who had the job, and takes the next one.
+        ending: how it ends.
+        fetch_next: take the next job of this queue.
+        now_ms: the server's time.
     """
+    completed = ending.completed
     target, prop = ("completed", "returnvalue") if completed else ("failed", "failedReason")
     places = (
         keys.wait,
@@ -89,15 +119,15 @@ def move_to_finished(
     )
     options = msgpack.packb(
         {
-            "token": token,
-            "keepJobs": keep,
-            "lockDuration": lock_ms,
-            "attempts": attempts,
+            "token": claim.token,
+            "keepJobs": ending.keep,
+            "lockDuration": claim.lock_ms,
+            "attempts": ending.attempts,
             "maxMetricsSize": "",  # "" is off; a missing key makes the second job of a queue fail in Lua
-            "name": worker,
+            "name": claim.worker,
         }
     )
-    args = (job_id, now_ms, prop, value, target, int(fetch_next), keys.base, options, _pack(fields))
+    args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, options, _pack(ending.fields))
 
     def judge(reply: Any) -> Fetched:
         raise_for(reply, job_id, keys.name)
@@ -107,9 +137,18 @@ def move_to_finished(
 
 
 def move_to_delayed(
-    keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, counts: bool, fields: Fields, now_ms: int
+    keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, failure: Fields | None, now_ms: int
 ) -> Call[None]:
-    """``moveToDelayed``: the job is due again in ``delay_ms``; ``counts`` says whether an attempt was made."""
+    """``moveToDelayed``: the job is due again in ``delay_ms``.
+
+    Args:
+        keys: the queue.
+        job_id: the job.
+        token: of its lock.
+        delay_ms: from ``now_ms`` until it is due.
+        failure: the fields of a failed attempt; ``None``: none was made, so none is counted.
+        now_ms: the server's time.
+    """
     places = (
         keys.marker,
         keys.active,
@@ -120,7 +159,7 @@ def move_to_delayed(
         keys.meta,
         keys.stalled,
     )
-    args = (keys.base, now_ms, job_id, token, delay_ms, "0" if counts else "1", _pack(fields))
+    args = (keys.base, now_ms, job_id, token, delay_ms, "1" if failure is None else "0", _pack(failure or ()))
     return script_call(loader.official("moveToDelayed"), places, args, _refusal(keys, job_id))
 
 
@@ -193,7 +232,8 @@ def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str
 
 
 def _pack(fields: Fields) -> bytes | str:
-    return msgpack.packb(list(fields)) if fields else ""
+    packed: bytes | str = msgpack.packb(list(fields)) if fields else ""
+    return packed
 
 
 def _ids(reply: Any) -> list[str]:

@@ -18,7 +18,7 @@ from bulltask.events import (
 )
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
-from bulltask.transport.scripts_move import move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.worker.child.work import Completed, Failed, Outcome, Picked, Postponed, RetryLater
 
 __all__ = ["Settler"]
@@ -44,22 +44,22 @@ class Settler:
         job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():
-                return self._finish(picked, True, outcome.value, "removeOnComplete", [], fetch_next)
+                ending = Ending(True, outcome.value, job.keep("removeOnComplete"), job.attempts)
+                return move_to_finished(
+                    picked.keys, job.id, self._claim(token), ending, fetch_next=fetch_next, now_ms=now_ms
+                )
             case Failed():
-                fields = _failure_fields(job, outcome.reason, outcome.trace)
-                return self._finish(picked, False, outcome.reason.encode("utf-8", "replace"), "removeOnFail", fields, fetch_next)
+                return move_to_finished(
+                    picked.keys, job.id, self._claim(token), _failed(job, outcome), fetch_next=fetch_next, now_ms=now_ms
+                )
             case RetryLater(delay_ms=0):
                 fields = _failure_fields(job, outcome.reason, outcome.trace)
                 return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
             case RetryLater():
                 fields = _failure_fields(job, outcome.reason, outcome.trace)
-                return move_to_delayed(
-                    picked.keys, job.id, token, outcome.delay_ms, counts=True, fields=fields, now_ms=now_ms
-                )
+                return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case Postponed():
-                return move_to_delayed(
-                    picked.keys, job.id, token, outcome.delay_ms, counts=False, fields=(), now_ms=now_ms
-                )
+                return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
 
     def instead(self, outcome: Outcome, exc: BrokerError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
@@ -121,24 +121,13 @@ class Settler:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""
         self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
 
-    def _finish(
-        self, picked: Picked, completed: bool, value: bytes, keep: str, fields: list[str], fetch_next: bool
-    ) -> Call[Any]:
-        job = picked.job
-        return move_to_finished(
-            picked.keys,
-            job.id,
-            picked.slot.token,
-            completed=completed,
-            value=value,
-            keep=job.keep(keep),
-            attempts=job.attempts,
-            fields=fields,
-            fetch_next=fetch_next,
-            lock_ms=self._config.lock_ms,
-            worker=self._worker_id,
-            now_ms=self._clock.now_ms(),
-        )
+    def _claim(self, token: str) -> Claim:
+        return Claim(token, self._config.lock_ms, self._worker_id)
+
+
+def _failed(job: ActiveJob, outcome: Failed) -> Ending:
+    fields = _failure_fields(job, outcome.reason, outcome.trace)
+    return Ending(False, outcome.reason.encode("utf-8", "replace"), job.keep("removeOnFail"), job.attempts, fields)
 
 
 def _failure_fields(job: ActiveJob, reason: str, trace: str) -> list[str]:

@@ -14,7 +14,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
@@ -98,7 +98,8 @@ class JobSource:
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """The call that takes the next job of queue ``index``."""
         keys = self.rotation.queues[index]
-        return move_to_active(keys, slot.token, self._config.lock_ms, self._worker_id, self._clock.now_ms())
+        claim = Claim(slot.token, self._config.lock_ms, self._worker_id)
+        return move_to_active(keys, claim, self._clock.now_ms())
 
     def picked(self, index: int, slot: Slot, fetched: Fetched) -> Picked | None:
         """Turn a fetch's reply into a job in hand; ``None`` when the queue had none."""

@@ -47,7 +47,7 @@ class Heartbeat:
         # Twice as often as a lock must be renewed, as BullMQ does: one failed tick costs nothing.
         self.interval_ms = max(50, config.renew_ms // 2)
 
-    def tick(self, now_ms: int, missed: int) -> None:
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Renew every lock once."""
         held: list[list[SlotView]] = [[] for _ in self._queues]
         nameless: list[str] = []

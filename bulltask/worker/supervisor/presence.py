@@ -38,7 +38,7 @@ class Presence:
         ]
         self._outage = outage
 
-    def tick(self, now_ms: int, missed: int) -> None:
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Keep the connections alive."""
         try:
             for client in self._clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_finished
+from bulltask.transport.scripts_move import Claim, Ending, find_by_token, move_from_active_to_wait, move_to_finished
 from bulltask.worker.outage import Outage
 
 __all__ = ["Orphans", "Recovery"]
@@ -77,7 +78,7 @@ class Recovery:
             self._pending.append(orphans)
             self.tick(mono_ms(), 0)
 
-    def tick(self, now_ms: int, missed: int) -> None:
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Settle what is left."""
         while self._pending:
             try:
@@ -91,10 +92,9 @@ class Recovery:
 
     def _settle(self, keys: QueueKeys, orphans: Orphans) -> None:
         for token, job_id in self._client.run(find_by_token(keys, orphans.tokens)):
-            try:
+            # Refused: its lock ran out or it was settled just before the child died. It is somebody else's now.
+            with suppress(JobError):
                 self._settle_job(keys, token, job_id, orphans)
-            except JobError:
-                pass  # its lock ran out or it was settled just before the child died: it is somebody else's now
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, orphans: Orphans) -> None:
         crashes = 0 if orphans.wanted else self._count_crash(keys, job_id)
@@ -118,25 +118,15 @@ class Recovery:
         return int(self._client.run_many(calls)[0])
 
     def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> Call[Any]:
-        fields = self._client.run(command("HGETALL", keys.job(job_id)))
+        call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
+        fields = self._client.run(call)
         try:
             job = ActiveJob.from_hash(keys.queue, job_id, fields)
         except DecodeError as exc:
             job = ActiveJob.broken(keys.queue, job_id, str(exc))
-        return move_to_finished(
-            keys,
-            job_id,
-            token,
-            completed=False,
-            value=reason.encode(),
-            keep=job.keep("removeOnFail"),
-            attempts=job.attempts,
-            fields=["failedReason", reason],
-            fetch_next=False,
-            lock_ms=self._config.lock_ms,
-            worker="",
-            now_ms=self._clock.now_ms(),
-        )
+        ending = Ending(False, reason.encode(), job.keep("removeOnFail"), job.attempts, ["failedReason", reason])
+        claim = Claim(token, self._config.lock_ms, "")
+        return move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=self._clock.now_ms())
 
 
 def _ordinal(number: int) -> str:

@@ -18,7 +18,7 @@ class Service(Protocol):
         """Time between ticks."""
         ...
 
-    def tick(self, now_ms: int, missed: int) -> None:
+    def tick(self, now_ms: int, missed: int, /) -> None:
         """Do it once.
 
         Args:

@@ -39,7 +39,7 @@ class StallCheck:
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
 
-    def tick(self, now_ms: int, missed: int) -> None:
+    def tick(self, _now_ms: int, missed: int, /) -> None:
         """Check every queue once."""
         for keys in self._queues:
             if missed:
