@@ -1,0 +1,60 @@
+"""Fixtures that need Node.js: the official client, installed once, and a process that runs it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.node_bridge import NodeBridge
+
+HERE = Path(__file__).parent
+LOCK_FILE = HERE / "package-lock.json"
+INSTALLED = HERE / "node_modules" / ".package-lock.json"  # npm writes it last
+INSTALL = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+
+
+@pytest.fixture(scope="session")
+def node_client() -> None:
+    """Install BullMQ's Node client as package-lock.json has it into tests/interop/node_modules, unless it is there."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        needs = "needs Node.js 18 or newer and npm (apt install nodejs npm)"
+        if os.environ.get("CI"):
+            pytest.fail(needs, pytrace=False)
+        pytest.skip(needs)
+    with LOCK_FILE.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of pytest-xdist's workers installs, the others wait
+        if not is_installed():
+            done = subprocess.run(INSTALL, cwd=HERE, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.fail(f"{' '.join(INSTALL)} failed:\n{done.stdout}{done.stderr}", pytrace=False)
+
+
+@pytest.fixture
+def node(node_client: None, broker_url: str) -> Iterator[NodeBridge]:
+    """A Node process with the official client, connected to the empty server of ``broker_url``."""
+    with NodeBridge.to(broker_url) as bridge:
+        yield bridge
+
+
+def is_installed() -> bool:
+    """True when what npm has installed is what the lock file names, but for packages of other platforms."""
+    if not INSTALLED.exists():
+        return False
+    wanted, there = packages(LOCK_FILE), packages(INSTALLED)
+    return all(name in there or package.get("optional") for name, package in wanted.items()) and all(
+        wanted.get(name, {}).get("integrity") == package.get("integrity") for name, package in there.items()
+    )
+
+
+def packages(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the packages of a lock file by their paths, without the project itself."""
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["packages"]
+    return {name: package for name, package in found.items() if name}

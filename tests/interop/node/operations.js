@@ -1,0 +1,150 @@
+// The operations of the bridge: thin, one line of BullMQ each where that is possible.
+
+import { FlowProducer, Queue, QueueEvents, Worker } from 'bullmq';
+import { PROCESSORS } from './processors.js';
+
+const FIELDS = [
+  'id', 'name', 'data', 'opts', 'progress', 'returnvalue', 'failedReason', 'stacktrace', 'attemptsMade',
+  'attemptsStarted', 'stalledCounter', 'timestamp', 'processedOn', 'finishedOn', 'delay', 'priority', 'parentKey',
+  'queueName',
+];
+
+const fieldsOf = job => Object.fromEntries(FIELDS.map(field => [field, job[field] ?? null]));
+
+const treeOf = ({ job, children = [] }) => ({ ...fieldsOf(job), children: children.map(treeOf) });
+
+// Values that were not made for JSON: jobs become their fields, alone and in lists.
+function plain(value) {
+  if (Array.isArray(value)) return value.map(plain);
+  return value && typeof value === 'object' && 'queueName' in value && 'attemptsMade' in value ? fieldsOf(value) : value;
+}
+
+const OPERATIONS = {
+  'queue.add': async (bridge, { name, data, opts, ...at }) => fieldsOf(await bridge.queue(at).add(name, data, opts)),
+  'queue.addBulk': async (bridge, { jobs, ...at }) => (await bridge.queue(at).addBulk(jobs)).map(fieldsOf),
+  'queue.getJobCounts': (bridge, { states = [], ...at }) => bridge.queue(at).getJobCounts(...states),
+  'queue.getWorkers': (bridge, at) => bridge.queue(at).getWorkers(),
+  'queue.pause': (bridge, at) => bridge.queue(at).pause(),
+  'queue.resume': (bridge, at) => bridge.queue(at).resume(),
+  'queue.drain': (bridge, { delayed = false, ...at }) => bridge.queue(at).drain(delayed),
+  'queue.obliterate': (bridge, { force = false, ...at }) => bridge.queue(at).obliterate({ force }),
+  // Any other method of a queue or a job, with a list of arguments.
+  'queue.call': async (bridge, { method, args = [], ...at }) => plain(await bridge.queue(at)[method](...args)),
+  'job.call': async (bridge, { job, method, args = [], ...at }) => plain(await (await bridge.job(job, at))[method](...args)),
+
+  // Everything about one job; null when there is none.
+  'queue.getJob': async (bridge, { job: id, ...at }) => {
+    const queue = bridge.queue(at);
+    const job = await queue.getJob(id);
+    if (!job) return null;
+    const [state, { logs }] = await Promise.all([job.getState(), queue.getJobLogs(id)]);
+    return { ...fieldsOf(job), state, logs };
+  },
+
+  'job.waitUntilFinished': async (bridge, { job, ttl = 10_000, ...at }) =>
+    (await bridge.job(job, at)).waitUntilFinished(await bridge.waiter(at), ttl),
+
+  'flow.add': async (bridge, { flow, ...at }) => treeOf(await bridge.flows(at).add(flow)),
+
+  'worker.start': async (bridge, { queue, connection, prefix, processor, args = {}, opts = {}, ...more }) => {
+    if (!(processor in PROCESSORS)) throw new Error(`no processor "${processor}": ${Object.keys(PROCESSORS).join(', ')}`);
+    const worker = new Worker(queue, PROCESSORS[processor](args), { connection, prefix, ...more, ...opts });
+    worker.on('error', error => bridge.emit('worker.error', { message: error.message }, { queue }));
+    await worker.waitUntilReady();
+    return bridge.keep(worker);
+  },
+  'worker.close': (bridge, { worker, force = false }) => bridge.release(worker, force),
+
+  // Pushes every event that is added to the stream after this answer (or after the stream id `after`).
+  'events.start': async (bridge, { queue, connection, prefix, after }) => {
+    const lastEventId = after ?? (await bridge.lastEventId({ queue, connection, prefix }));
+    const events = new Tap(queue, { connection, prefix, lastEventId }, bridge.emit);
+    events.on('error', error => bridge.emit('events.error', { message: error.message }, { queue }));
+    await events.waitUntilReady();
+    return bridge.keep(events);
+  },
+  'events.close': (bridge, { events }) => bridge.release(events),
+
+  exit: () => null, // bridge.js does the rest
+};
+
+// Queue events that are passed on whatever their names are.
+class Tap extends QueueEvents {
+  constructor(name, opts, pass) {
+    super(name, { ...opts, autorun: false });
+    this.pass = pass;
+    this.run().catch(error => this.emit('error', error));
+  }
+
+  emit(event, ...args) {
+    const [first, id] = event === 'drained' ? [{}, args[0]] : args;
+    const repeats = event.endsWith(`:${first?.jobId}`); // "completed:<id>" comes after "completed"
+    if (!repeats && event !== 'error' && event !== 'ioredis:close') {
+      this.pass(event, first, { queue: this.name, stream: id });
+    }
+    return super.emit(event, ...args);
+  }
+}
+
+export class Bridge {
+  #kept = new Map(); // handle → worker or events
+  #shared = new Map(); // kind, queue, prefix and connection → queue, flow producer or events to wait with
+
+  constructor(emit) {
+    this.emit = emit;
+  }
+
+  async run(op, fields) {
+    if (!Object.hasOwn(OPERATIONS, op)) throw new Error(`no operation "${op}": ${Object.keys(OPERATIONS).join(', ')}`);
+    return OPERATIONS[op](this, { prefix: 'bull', ...fields });
+  }
+
+  queue = at => this.#share('queue', at, ({ queue, ...opts }) => new Queue(queue, opts));
+  flows = at => this.#share('flows', at, opts => new FlowProducer(opts));
+
+  async job(id, at) {
+    const job = await this.queue(at).getJob(id);
+    if (!job) throw new Error(`no job ${id} in queue ${at.queue}`);
+    return job;
+  }
+
+  // Reads from the newest event on. The default, "what comes after the first read", misses what comes just before it.
+  async waiter(at) {
+    const lastEventId = await this.lastEventId(at);
+    return this.#share('waiter', at, ({ queue, ...opts }) => new QueueEvents(queue, { ...opts, lastEventId }));
+  }
+
+  async lastEventId(at) {
+    const queue = this.queue(at);
+    const newest = await (await queue.client).xrevrange(queue.toKey('events'), '+', '-', 'COUNT', 1);
+    return newest.length ? newest[0][0] : '0-0';
+  }
+
+  keep(it) {
+    const handle = `${it.constructor.name}-${this.#kept.size + 1}`;
+    this.#kept.set(handle, it);
+    return handle;
+  }
+
+  async release(handle, ...args) {
+    if (!this.#kept.has(handle)) throw new Error(`nothing is called "${handle}"`);
+    await this.#kept.get(handle).close(...args);
+  }
+
+  // Workers first and at once: a test that ends early must not wait for its jobs.
+  async close() {
+    const failed = error => this.emit('bridge.error', { message: error.message });
+    await Promise.all([...this.#kept.values()].map(it => it.close(true).catch(failed)));
+    await Promise.all([...this.#shared.values()].map(it => it.close().catch(failed)));
+  }
+
+  #share(kind, at, make) {
+    const key = JSON.stringify([kind, at.queue, at.prefix, at.connection]);
+    if (!this.#shared.has(key)) {
+      const it = make(at);
+      it.on('error', error => this.emit(`${kind}.error`, { message: error.message }));
+      this.#shared.set(key, it);
+    }
+    return this.#shared.get(key);
+  }
+}

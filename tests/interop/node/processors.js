@@ -1,0 +1,42 @@
+// What a worker of the bridge does with a job. Each entry takes the arguments of "worker.start" and returns a processor.
+
+import { appendFile } from 'node:fs/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { UnrecoverableError } from 'bullmq';
+
+export const PROCESSORS = {
+  // Returns the job's data.
+  echo: () => async job => job.data,
+
+  // Throws; `unrecoverable` forbids another attempt.
+  fail: ({ message = 'it failed', unrecoverable = false }) => async () => {
+    throw unrecoverable ? new UnrecoverableError(message) : new Error(message);
+  },
+
+  // Throws until `n` attempts were made, then returns how many that were.
+  'fail-n': ({ n }) => async job => {
+    if (job.attemptsMade < n) throw new Error(`attempt ${job.attemptsMade + 1} failed`);
+    return job.attemptsMade;
+  },
+
+  // Reports each of `steps` as progress, and as a line of the job's log.
+  progress: ({ steps = [50, 100] }) => async job => {
+    for (const step of steps) {
+      await job.updateProgress(step);
+      await job.log(`progress ${JSON.stringify(step)}`);
+    }
+    return steps.length;
+  },
+
+  // Takes `ms` milliseconds.
+  sleep: ({ ms }) => async () => {
+    await sleep(ms);
+    return ms;
+  },
+
+  // Appends "<job id> <process id>" to `file`; one write in append mode, so lines of several processes do not mix.
+  record: ({ file }) => async job => {
+    await appendFile(file, `${job.id} ${process.pid}\n`);
+    return process.pid;
+  },
+};

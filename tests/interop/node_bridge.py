@@ -1,0 +1,191 @@
+"""Drive the official Node client of BullMQ from Python: one Node process, JSON lines in and out (node/bridge.js)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["NodeBridge", "NodeError"]
+
+SCRIPT = Path(__file__).parent / "node" / "bridge.js"
+END_MS = 4_000
+
+
+class NodeError(Exception):
+    """The official client threw, or the Node process is gone; the message is its own."""
+
+
+class NodeBridge:
+    """A long-lived Node process with the official client.
+
+    ::
+
+        with NodeBridge.to("redis://127.0.0.1:6379/0") as node:
+            node.call("worker.start", queue="mail", processor="echo")
+            job = node.call("queue.add", queue="mail", name="send", data={"to": "x"})
+            node.call("job.waitUntilFinished", queue="mail", job=job["id"])
+
+    Operations and their fields are those of ``node/operations.js``.
+
+    Args:
+        connection: what every call sends as ``connection`` unless it has one of its own: ``host``, ``port``, ``db``,
+            ``password``.
+        prefix: the prefix of all keys, likewise.
+    """
+
+    def __init__(self, connection: Mapping[str, Any] | None = None, *, prefix: str = "bull") -> None:
+        self._defaults: dict[str, Any] = {"connection": dict(connection or {}), "prefix": prefix}
+        self._ids = itertools.count(1)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+        self._ended = False
+        self._changed = threading.Condition()
+        # Not a pipe: Node would stop when it is full, as nobody reads it.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        self._process = subprocess.Popen(
+            ["node", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+        )
+        self._reader = threading.Thread(target=self._read, name="node-bridge", daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def to(cls, url: str, *, prefix: str = "bull") -> Self:
+        """Start a bridge to the server of a ``redis://`` URL."""
+        return cls(connection_of(url), prefix=prefix)
+
+    @property
+    def pid(self) -> int:
+        """Process id of Node."""
+        return self._process.pid
+
+    def call(self, op: str, *, timeout: float = 15.0, **fields: Any) -> Any:
+        """Do one operation and return its value.
+
+        Args:
+            op: ``"queue.add"``, ``"worker.start"`` …
+            timeout: seconds to wait for the answer.
+            **fields: the operation's arguments, spelled as in ``node/operations.js``.
+
+        Raises:
+            NodeError: the operation threw, or Node has ended.
+            TimeoutError: no answer came in time.
+        """
+        number = next(self._ids)
+        line = json.dumps({"id": number, "op": op, **self._defaults, **fields}).encode() + b"\n"
+        assert self._process.stdin is not None
+        try:
+            with self._changed:  # lines of two threads must not mix
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        except (OSError, ValueError) as exc:
+            raise NodeError(f"{op}: Node is gone{self._said()}") from exc
+        answer = self._wait(lambda: self._answers.pop(number, None), timeout, f"an answer to {op}")
+        if "error" in answer:
+            raise NodeError(answer["error"])
+        return answer["ok"]
+
+    def wait_event(
+        self, name: str, predicate: Callable[[dict[str, Any]], bool] = lambda args: True, timeout: float = 10.0
+    ) -> dict[str, Any]:
+        """Return the ``args`` of the first event that fits; those of the past count as well.
+
+        Args:
+            name: ``"completed"``, ``"progress"``, ``"worker.error"`` …
+            predicate: says whether these ``args`` are the right ones.
+            timeout: seconds.
+
+        Raises:
+            NodeError: Node has ended.
+            TimeoutError: no such event came in time; the message lists those that did.
+        """
+
+        def find() -> dict[str, Any] | None:
+            return next((event for event in self._events if event["event"] == name and predicate(event["args"])), None)
+
+        found: dict[str, Any] = self._wait(find, timeout, f"the event {name!r}")["args"]
+        return found
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return all events so far (``event``, ``args``, ``queue``, ``stream``), or those of one name, in order."""
+        with self._changed:
+            return [event for event in self._events if name in (None, event["event"])]
+
+    def close(self) -> None:
+        """End Node, whatever state it is in. A second call does nothing."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()  # it exits at the end of its input
+        try:
+            self._process.wait(END_MS / 1000)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._changed:
+                    if "event" in message:
+                        self._events.append(message)
+                    else:
+                        self._answers[message["id"]] = message
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _wait(self, find: Callable[[], dict[str, Any] | None], timeout: float, what: str) -> dict[str, Any]:
+        found: dict[str, Any] | None = None
+
+        def look() -> bool:
+            nonlocal found
+            found = find()
+            return found is not None or self._ended
+
+        with self._changed:
+            self._changed.wait_for(look, timeout)
+            seen = [event["event"] for event in self._events[-20:]]
+        if found is not None:
+            return found
+        if self._ended:
+            raise NodeError(f"Node ended before {what} came{self._said()}")
+        raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._said()}")
+
+    def _said(self) -> str:
+        if self._errors.closed:
+            return ""
+        # Not read(): it would move the position, which Node shares and writes at.
+        text = os.pread(self._errors.fileno(), 100_000, 0).decode(errors="replace").strip()
+        return f"\n{text[-2_000:]}" if text else ""
+
+
+def connection_of(url: str) -> dict[str, Any]:
+    """Return a ``redis://`` URL as the connection options of ioredis."""
+    parts = urlsplit(url)
+    connection = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 6379,
+        "db": int(parts.path.strip("/") or 0),
+        "username": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+    }
+    return {name: value for name, value in connection.items() if value != ""}

@@ -1,0 +1,228 @@
+"""The bridge to the official Node client works: what the other interop tests lean on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from tests.conftest import ServerFactory
+from tests.interop.node_bridge import NodeBridge, NodeError, connection_of
+from tests.support.processes import ended
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+
+def named(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda args: bool(args["name"] == name)
+
+
+def test_node_adds_a_job_and_node_completes_it(node: NodeBridge) -> None:
+    node.call("events.start", queue="mail")
+    job = node.call("queue.add", queue="mail", name="send", data={"to": "ä😀"}, opts={"attempts": 2})
+    node.call("worker.start", queue="mail", processor="echo")
+    assert node.wait_event("completed")["returnvalue"] == {"to": "ä😀"}
+    seen = node.call("queue.getJob", queue="mail", job=job["id"])
+    assert seen["state"] == "completed"
+    assert seen["name"] == "send"
+    assert seen["data"] == seen["returnvalue"] == {"to": "ä😀"}
+    assert seen["opts"]["attempts"] == 2
+    assert (seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1)
+    assert seen["timestamp"] <= seen["processedOn"] <= seen["finishedOn"]
+    assert [event["event"] for event in node.events()][:4] == ["added", "waiting", "active", "completed"]
+
+
+def test_every_field_of_a_job_is_there_even_when_it_is_empty(node: NodeBridge) -> None:
+    job = node.call("queue.add", queue="mail", name="send", data={}, opts={"delay": 60_000, "priority": 3})
+    seen = node.call("queue.getJob", queue="mail", job=job["id"])
+    assert {name for name, value in seen.items() if value is None} == {
+        "returnvalue", "failedReason", "processedOn", "finishedOn", "parentKey",
+    }  # fmt: skip
+    assert (seen["state"], seen["delay"], seen["priority"], seen["logs"]) == ("delayed", 60_000, 3, [])
+    assert node.call("queue.getJob", queue="mail", job="nobody") is None
+
+
+def test_no_event_after_the_start_of_listening_is_missed(node: NodeBridge) -> None:
+    for queue in map(str, range(1_000, 1_020)):
+        node.call("events.start", queue=queue)
+        node.call("queue.add", queue=queue, name=queue, data={})
+        node.wait_event("added", named(queue))
+
+
+def test_events_are_heard_until_listening_ends(node: NodeBridge) -> None:
+    node.call("queue.add", queue="mail", name="early", data={})
+    events = node.call("events.start", queue="mail")
+    first = node.call("queue.add", queue="mail", name="now", data={})
+    node.wait_event("added", lambda args: args["jobId"] == first["id"])
+    node.call("events.close", events=events)
+    node.call("queue.add", queue="mail", name="late", data={})
+    assert [event["args"]["name"] for event in node.events("added")] == ["now"]
+    node.call("events.start", queue="mail", after="0-0")
+    node.wait_event("added", named("late"))
+
+
+def test_a_failed_job_says_why(node: NodeBridge) -> None:
+    node.call("worker.start", queue="mail", processor="fail", args={"message": "no such address"})
+    job = node.call("queue.add", queue="mail", name="send", data={})
+    with pytest.raises(NodeError, match="no such address"):
+        node.call("job.waitUntilFinished", queue="mail", job=job["id"])
+    seen = node.call("queue.getJob", queue="mail", job=job["id"])
+    assert (seen["state"], seen["failedReason"]) == ("failed", "no such address")
+    assert seen["stacktrace"][0].startswith("Error: no such address")
+
+
+def test_an_unrecoverable_failure_is_not_tried_again(node: NodeBridge) -> None:
+    node.call("worker.start", queue="mail", processor="fail", args={"unrecoverable": True})
+    job = node.call("queue.add", queue="mail", name="send", data={}, opts={"attempts": 5})
+    with pytest.raises(NodeError, match="it failed"):
+        node.call("job.waitUntilFinished", queue="mail", job=job["id"])
+    assert node.call("queue.getJob", queue="mail", job=job["id"])["attemptsMade"] == 1
+
+
+def test_a_job_can_fail_until_its_third_attempt(node: NodeBridge) -> None:
+    node.call("worker.start", queue="mail", processor="fail-n", args={"n": 2})
+    job = node.call("queue.add", queue="mail", name="send", data={}, opts={"attempts": 5})
+    assert node.call("job.waitUntilFinished", queue="mail", job=job["id"]) == 2
+    seen = node.call("queue.getJob", queue="mail", job=job["id"])
+    assert (seen["attemptsMade"], len(seen["stacktrace"])) == (3, 2)
+
+
+def test_progress_and_logs_are_reported(node: NodeBridge) -> None:
+    node.call("events.start", queue="mail")
+    node.call("worker.start", queue="mail", processor="progress", args={"steps": [10, {"sent": 3}]})
+    job = node.call("queue.add", queue="mail", name="send", data={})
+    assert node.call("job.waitUntilFinished", queue="mail", job=job["id"]) == 2
+    node.wait_event("progress", lambda args: args["data"] == {"sent": 3})
+    assert [event["args"]["data"] for event in node.events("progress")] == [10, {"sent": 3}]
+    seen = node.call("queue.getJob", queue="mail", job=job["id"])
+    assert (seen["progress"], seen["logs"]) == ({"sent": 3}, ["progress 10", 'progress {"sent":3}'])
+
+
+def test_a_worker_records_what_it_ran(node: NodeBridge, tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    node.call("worker.start", queue="mail", processor="record", args={"file": str(file)}, concurrency=2)
+    jobs = node.call("queue.addBulk", queue="mail", jobs=[{"name": "send", "data": {"n": n}} for n in range(10)])
+    for job in jobs:
+        node.call("job.waitUntilFinished", queue="mail", job=job["id"])
+    assert sorted(file.read_text().splitlines()) == sorted(f"{job['id']} {node.pid}" for job in jobs)
+
+
+def test_closing_a_worker_waits_for_its_job_unless_forced(node: NodeBridge) -> None:
+    worker = node.call("worker.start", queue="mail", processor="sleep", args={"ms": 300}, lockDuration=2_000)
+    assert len(node.call("queue.getWorkers", queue="mail")) == 1
+    node.call("events.start", queue="mail")
+    job = node.call("queue.add", queue="mail", name="send", data={})
+    node.wait_event("active")
+    node.call("worker.close", worker=worker)
+    assert node.call("queue.getJob", queue="mail", job=job["id"])["returnvalue"] == 300
+    node.call("worker.start", queue="slow", processor="sleep", args={"ms": 60_000})
+    node.call("events.start", queue="slow")
+    node.call("queue.add", queue="slow", name="send", data={})
+    node.wait_event("active", lambda args: len(node.events("active")) == 2)
+    node.close()  # and no 60 s later
+    assert ended(node.pid)
+
+
+def test_a_queue_is_counted_paused_drained_and_obliterated(node: NodeBridge) -> None:
+    node.call("queue.addBulk", queue="mail", jobs=[{"name": "send", "data": {}}, {"name": "send", "data": {}}])
+    node.call("queue.add", queue="mail", name="send", data={}, opts={"delay": 60_000})
+    assert node.call("queue.getJobCounts", queue="mail", states=["wait", "delayed"]) == {"wait": 2, "delayed": 1}
+    node.call("queue.pause", queue="mail")
+    assert node.call("queue.getJobCounts", queue="mail")["paused"] == 2
+    node.call("queue.resume", queue="mail")
+    node.call("queue.drain", queue="mail")
+    assert node.call("queue.getJobCounts", queue="mail", states=["wait", "delayed"]) == {"wait": 0, "delayed": 1}
+    node.call("queue.obliterate", queue="mail", force=True)
+    assert set(node.call("queue.getJobCounts", queue="mail").values()) == {0}
+
+
+def test_a_flow_runs_its_children_first(node: NodeBridge) -> None:
+    children = [{"name": "part", "queueName": "parts", "data": {"n": n}} for n in range(2)]
+    flow = node.call("flow.add", flow={"name": "whole", "queueName": "wholes", "data": {}, "children": children})
+    assert [child["data"] for child in flow["children"]] == [{"n": 0}, {"n": 1}]
+    assert node.call("queue.getJob", queue="wholes", job=flow["id"])["state"] == "waiting-children"
+    for queue in ("parts", "wholes"):
+        node.call("worker.start", queue=queue, processor="echo")
+    assert node.call("job.waitUntilFinished", queue="wholes", job=flow["id"]) == {}
+    values = node.call("job.call", queue="wholes", job=flow["id"], method="getChildrenValues")
+    assert sorted(value["n"] for value in values.values()) == [0, 1]
+
+
+def test_any_other_method_can_be_called(node: NodeBridge) -> None:
+    job = node.call("queue.add", queue="mail", name="send", data={}, opts={"delay": 60_000})
+    node.call("job.call", queue="mail", job=job["id"], method="promote")
+    [waiting] = node.call("queue.call", queue="mail", method="getJobs", args=[["wait"]])
+    assert waiting["id"] == job["id"]
+
+
+def test_prefix_and_connection_can_be_chosen(node: NodeBridge, server_factory: ServerFactory) -> None:
+    server: RedisServer = server_factory(password="secret")
+    there = connection_of(server.url)
+    node.call("queue.add", queue="mail", name="send", data={}, connection=there, prefix="other")
+    assert node.call("queue.getJobCounts", queue="mail", connection=there, prefix="other")["waiting"] == 1
+    assert node.call("queue.getJobCounts", queue="mail", connection=there)["waiting"] == 0
+    assert node.call("queue.getJobCounts", queue="mail")["waiting"] == 0
+
+
+def test_wrong_calls_are_answered_with_an_error(node: NodeBridge) -> None:
+    with pytest.raises(NodeError, match=r'no operation "queue\.fly".*queue\.add'):
+        node.call("queue.fly", queue="mail")
+    with pytest.raises(NodeError, match=r'no processor "fly".*echo'):
+        node.call("worker.start", queue="mail", processor="fly")
+    with pytest.raises(NodeError, match="no job 7 in queue mail"):
+        node.call("job.waitUntilFinished", queue="mail", job="7")
+
+
+def test_two_threads_can_call_at_the_same_time(node: NodeBridge) -> None:
+    def add(number: int) -> None:
+        for n in range(20):
+            assert node.call("queue.add", queue="mail", name="send", data={"n": [number, n]})["data"]["n"] == [
+                number,
+                n,
+            ]
+        done.append(number)
+
+    done: list[int] = []
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_a_call_and_an_event_that_do_not_come_end_with_a_timeout(node: NodeBridge) -> None:
+    job = node.call("queue.add", queue="mail", name="send", data={})
+    with pytest.raises(TimeoutError, match=r"job\.waitUntilFinished did not come"):
+        node.call("job.waitUntilFinished", queue="mail", job=job["id"], timeout=0.2)
+    with pytest.raises(TimeoutError, match="'completed' did not come"):
+        node.wait_event("completed", timeout=0.1)
+
+
+def test_a_dead_node_is_an_error_and_not_a_timeout(node: NodeBridge) -> None:
+    os.kill(node.pid, 9)
+    with pytest.raises(NodeError, match="Node"):
+        node.call("queue.add", queue="mail", name="send", data={})
+    with pytest.raises(NodeError, match="Node ended"):
+        node.wait_event("completed")
+
+
+def test_node_ends_when_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with NodeBridge.to(server.url) as node:
+        node.call("events.start", queue="mail")
+        node.call("worker.start", queue="mail", processor="echo")
+        server.kill()
+        node.wait_event("worker.error")
+    assert ended(node.pid)
+
+
+def test_exit_ends_node(node: NodeBridge) -> None:
+    node.call("exit")
+    wait_until(lambda: ended(node.pid), what="the end of Node")
