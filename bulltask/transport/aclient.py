@@ -20,7 +20,7 @@ from bulltask.transport.endpoint import Endpoint
 __all__ = ["AsyncClient"]
 
 R = TypeVar("R")
-_TIME = command("TIME")
+_TIME: Call[Any] = command("TIME")
 
 
 class AsyncClient:

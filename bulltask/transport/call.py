@@ -16,7 +16,11 @@ from bulltask.lua.loader import Script
 
 __all__ = ["Arg", "Call", "as_is", "command", "script_call"]
 
+# hiredis' own stub knows neither words of several types nor the result's.
+_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Arg = bytes | str | int | float
 
 
@@ -26,7 +30,7 @@ def as_is(reply: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[R]):
+class Call(Generic[R_co]):
     """One command or script call.
 
     Attributes:
@@ -36,19 +40,19 @@ class Call(Generic[R]):
     """
 
     args: tuple[Arg, ...]
-    judge: Callable[[Any], R]
+    judge: Callable[[Any], R_co]
     script: Script | None = None
 
     def packed(self) -> bytes:
         """The bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
-            return hiredis.pack_command(self.args)
-        return hiredis.pack_command(("EVALSHA", self.script.sha, *self.args))
+            return _pack(self.args)
+        return _pack(("EVALSHA", self.script.sha, *self.args))
 
     def packed_with_body(self) -> bytes:
         """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
         assert self.script is not None
-        return hiredis.pack_command(("EVAL", self.script.body, *self.args))
+        return _pack(("EVAL", self.script.body, *self.args))
 
 
 def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:

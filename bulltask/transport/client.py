@@ -19,7 +19,7 @@ from bulltask.transport.endpoint import Endpoint
 __all__ = ["Client", "ClientPool"]
 
 R = TypeVar("R")
-_TIME = command("TIME")
+_TIME: Call[Any] = command("TIME")
 
 
 class Client:

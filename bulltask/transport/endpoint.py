@@ -63,15 +63,17 @@ class Endpoint:
     def connection(self, name: str | None) -> redis.Connection:
         """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0)}
-        return _checked(redis.ConnectionPool.from_url, self.url, options).make_connection()
+        connection: redis.Connection = _checked(redis.ConnectionPool.from_url, self.url, options).make_connection()
+        return connection
 
     def async_connection(self, name: str | None) -> redis.asyncio.Connection:
         """The same for asyncio."""
         # Timeouts are the client's: redis-py's own would hand each write to a task of its own and so lose the order of
         # calls that several tasks share.
         options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
-        pool: redis.asyncio.ConnectionPool = _checked(redis.asyncio.ConnectionPool.from_url, self.url, options)
-        return pool.make_connection()
+        pool = _checked(redis.asyncio.ConnectionPool.from_url, self.url, options)
+        connection: redis.asyncio.Connection = pool.make_connection()
+        return connection
 
     def _options(self, name: str | None) -> dict[str, Any]:
         options: dict[str, Any] = {

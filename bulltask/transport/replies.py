@@ -20,7 +20,7 @@ from bulltask.errors import (
     SchedulerJob,
 )
 
-__all__ = ["Fetched", "NOTHING", "raise_for", "read_fetch", "text"]
+__all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text"]
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
     -1: JobNotFound,

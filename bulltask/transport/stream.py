@@ -49,16 +49,19 @@ class Results:
         self._pool, self._waiters, self._aclient, self._awatch, self._keys = pool, waiters, aclient, awatch, keys
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
+        """What Redis holds of the job now; one round trip."""
         keys = self._keys(ref.queue)
         state, fields = self._pool.run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
+        """:meth:`snapshot` for asyncio."""
         keys = self._keys(ref.queue)
         state, fields = await self._aclient().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """Wait until the job has ended; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
         with self._waiters.client() as client:
             while True:
@@ -72,9 +75,7 @@ class Results:
                 if deadline_ms is not None and mono_ms() >= deadline_ms:
                     raise _timed_out(ref, timeout_ms)
 
-    def _look(
-        self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None
-    ) -> tuple[str, Finished | None]:
+    def _look(self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> tuple[str, Finished | None]:
         try:
             cursor, finished = client.run_many([_last_id(keys), is_finished(keys, ref.id)])
         except JobNotFound:
@@ -100,6 +101,7 @@ class Results:
         return None
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
+        """:meth:`wait` for asyncio; the waiters of one event loop share one reader for each queue."""
         keys = self._keys(ref.queue)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -250,5 +252,3 @@ def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeout:
         f"job {ref.id} in queue {ref.queue} has not ended within {(timeout_ms or 0) / 1000:g} s; it goes on, and "
         "get() may be called again"
     )
-
-

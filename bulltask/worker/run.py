@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import Final
 
 from bulltask.app import App
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailable
 from bulltask.events import Bus, WorkerStarted
 from bulltask.observe import log
+from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener
-from bulltask.transport.broker import Broker
-from bulltask.transport.client import Client
 from bulltask.transport.inspect import jobs_under, queue_lengths, server_facts
 from bulltask.transport.keys import QueueKeys, wire_name
 from bulltask.transport.produce import PROTOCOL_VERSION
@@ -33,11 +33,6 @@ from bulltask.worker.supervisor.services import Ticker
 from bulltask.worker.supervisor.signals import SignalQueue
 from bulltask.worker.supervisor.stall_check import StallCheck
 from bulltask.worker.wakeups import Wakeups
-
-if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
-    from bulltask.observe.counters import MetricsMemory
 
 __all__ = ["run_worker", "worker_id"]
 
@@ -74,47 +69,51 @@ def worker_id(name: str = "") -> str:
     return f"{name}@{identity}" if name else identity
 
 
-@dataclass(slots=True)
 class _Assembly:
-    app: App
-    queues: tuple[str, ...]
-    worker_id: str
+    def __init__(self, app: App, queues: tuple[str, ...], worker_id: str) -> None:
+        self.app, self.queues, self.worker_id = app, queues, worker_id
+        self.logger = log.configure(level=app.config.log_level, worker_id=worker_id)
+        self.bus, self.wakeups = Bus(), Wakeups()
+        LogListener(self.logger).attach(self.bus)
+        self.signals = SignalQueue(self.wakeups)
+        self.outage = Outage(self.bus, app.config)
+        self.broker = app.broker
+        self.keys = [self.broker.keys(queue) for queue in queues]
+        self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
 
     def run(self) -> Exit:
-        app, config = self.app, self.app.config
-        logger = log.configure(level=config.log_level, worker_id=self.worker_id)
-        bus, wakeups, signals = Bus(), Wakeups(), SignalQueue()
-        LogListener(logger).attach(bus)
-        signals.install()
-        broker = app.broker
-        keys = [broker.keys(queue) for queue in self.queues]
-        client = broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-        outage = Outage(bus, config)
-        refusal = self._meet(client, keys, logger, wakeups, outage, signals)
-        if refusal is not None:
-            return refusal
-        memory = self._metrics_memory(bus)
-        helpers = self._exporter(memory, broker)
+        self.signals.install()
+        refusal = self._meet()
+        return self._supervise() if refusal is None else refusal
+
+    def _supervise(self) -> Exit:
+        app, config, bus, outage = self.app, self.app.config, self.bus, self.outage
+        keys, client, clock = self.keys, self.client, self.broker.clock
+        memory = self._metrics_memory()
+        exporter = None if memory is None else self._fork_exporter(memory)
         slots = Slots(config.concurrency, self._slots_per_child())
-        presence = Presence(broker, self.queues, self.worker_id, outage)
+        presence = Presence(self.broker, self.queues, self.worker_id, outage)
 
         def let_go() -> None:
             client.close()
             presence.close()
-            wakeups.close()
+            self.wakeups.close()
 
         def run(index: int, parent_pid: int) -> None:
-            bus_of = self._child_bus(logger, memory, index)
-            plan = ChildPlan(app, self.queues, self.worker_id, slots.children[index], bus_of, let_go)
+            plan = ChildPlan(
+                app, self.queues, self.worker_id, slots.children[index], self._child_bus(memory, index), let_go
+            )
             run_child(plan, parent_pid)
 
         fleet = Fleet(slots, run, bus)
-        recovery = Recovery(keys, client, broker.clock, config, bus, outage)
+        recovery = Recovery(keys, client, clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
-        stalls = StallCheck(keys, client, broker.clock, config, bus, outage)
+        stalls = StallCheck(keys, client, clock, config, bus, outage)
         ticker = Ticker([heartbeat, recovery, stalls, presence])
-        bus.emit(WorkerStarted(self.worker_id, app.name, self.queues, config.concurrency, broker.endpoint.shown))
-        code = Supervisor(fleet, ticker, recovery, signals, wakeups, config, bus, helpers).run()
+        bus.emit(WorkerStarted(self.worker_id, app.name, self.queues, config.concurrency, self.broker.endpoint.shown))
+        code = Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
+        if exporter is not None:
+            _end(exporter)
         let_go()
         return code
 
@@ -122,33 +121,28 @@ class _Assembly:
         has_async = any(task.is_async for task in self.app.tasks.values())
         return self.app.config.async_concurrency if has_async else 1
 
-    def _meet(
-        self,
-        client: Client,
-        keys: Sequence[QueueKeys],
-        logger: FilteringBoundLogger,
-        wakeups: Wakeups,
-        outage: Outage,
-        signals: SignalQueue,
-    ) -> Exit | None:
+    def _meet(self) -> Exit | None:
         """Wait for Redis to answer, look at it once, and describe the queues; an exit code if that is no use."""
         while True:
             try:
-                self._look(client, keys, logger)
-                outage.over()
-                return None
+                self._look()
             except BrokerAuthError as exc:
-                logger.error("Redis refused this worker", error=str(exc))
+                # One line for the operator; the way through bulltask's code says nothing more.
+                self.logger.error("Redis refused this worker", error=str(exc))  # noqa: TRY400
                 return Exit.BROKER_REFUSED
             except BrokerError as exc:
                 if isinstance(exc, BrokerUnavailable):
-                    logger.warning("Waiting for Redis", error=str(exc))
-                wakeups.wait(outage.failed(exc))
-            if signals.take():
+                    self.logger.warning("Waiting for Redis", error=str(exc))
+                self.signals.wait(self.outage.failed(exc))
+            else:
+                self.outage.over()
+                return None
+            if self.signals.take():
                 return Exit.OK
 
-    def _look(self, client: Client, keys: Sequence[QueueKeys], logger: FilteringBoundLogger) -> None:
-        facts = server_facts(client)
+    def _look(self) -> None:
+        logger = self.logger
+        facts = server_facts(self.client)
         if facts.version < OLDEST_REDIS:
             logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
         if facts.eviction != "noeviction":
@@ -156,19 +150,18 @@ class _Assembly:
                 "Redis may evict jobs silently when it is full; set maxmemory-policy to noeviction",
                 maxmemory_policy=facts.eviction,
             )
-        config = self.app.config
-        for queue in keys:
-            client.run_many(describe_queue(queue, PROTOCOL_VERSION, config.max_events))
-            self._look_for_other_spelling(client, queue, logger)
+        for queue in self.keys:
+            self.client.run_many(describe_queue(queue, PROTOCOL_VERSION, self.app.config.max_events))
+            self._look_for_other_spelling(queue)
 
-    def _look_for_other_spelling(self, client: Client, keys: QueueKeys, logger: FilteringBoundLogger) -> None:
+    def _look_for_other_spelling(self, keys: QueueKeys) -> None:
         """`emails` and `{emails}` are two queues for BullMQ; say so where jobs wait under the one not served."""
         tagged = self.app.config.queue_hash_tag
         if "{" in keys.queue:
             return
         other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
-        if found := jobs_under(client, other):
-            logger.warning(
+        if found := jobs_under(self.client, other):
+            self.logger.warning(
                 "Jobs wait under the other spelling of this queue, which this worker does not serve; if another client "
                 f"spells it that way, set queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
                 queue=keys.queue,
@@ -177,42 +170,44 @@ class _Assembly:
                 jobs=found,
             )
 
-    def _metrics_memory(self, bus: Bus) -> MetricsMemory | None:
+    def _metrics_memory(self) -> MetricsMemory | None:
         """Counters for every process; nothing at all when metrics are off."""
         config = self.app.config
         if config.metrics_port is None:
             return None
-        from bulltask.observe.counters import MetricsListener, MetricsMemory
-
         memory = MetricsMemory(self.queues, config.concurrency + 1)
-        MetricsListener(memory.block(0), self.queues).attach(bus)
+        MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 
-    def _exporter(self, memory: MetricsMemory | None, broker: Broker) -> tuple[int, ...]:
-        if memory is None:
-            return ()
-        from bulltask.observe.exporter import bind, run_exporter
-        from bulltask.observe.metrics import MetricsCollector
+    def _fork_exporter(self, memory: MetricsMemory) -> int:
+        """Serve the metrics from a process of their own; return its pid."""
+        # Slow to import (prometheus_client), and metrics are off by default.
+        from bulltask.observe.exporter import bind, run_exporter  # noqa: PLC0415
+        from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
 
         config, parent_pid = self.app.config, os.getpid()
         listener = bind(config.metrics_host, config.metrics_port or 0)
         pid = os.fork()
         if pid == 0:
-            client = broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-            keys = [broker.keys(queue) for queue in self.queues]
-            run_exporter(listener, MetricsCollector(memory, self.worker_id, lambda: queue_lengths(client, keys)), parent_pid)
+            client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
+            collector = MetricsCollector(memory, self.worker_id, lambda: queue_lengths(client, self.keys))
+            run_exporter(listener, collector, parent_pid)
             os._exit(Exit.FAILED)
         listener.close()
-        return (pid,)
+        return pid
 
-    def _child_bus(self, logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int) -> Callable[[], Bus]:
+    def _child_bus(self, memory: MetricsMemory | None, index: int) -> Callable[[], Bus]:
         def make() -> Bus:
             bus = Bus()
-            LogListener(logger).attach(bus)
+            LogListener(self.logger).attach(bus)
             if memory is not None:
-                from bulltask.observe.counters import MetricsListener
-
                 MetricsListener(memory.block(index + 1), self.queues).attach(bus)
             return bus
 
         return make
+
+
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 
 __all__ = ["Wakeups"]
 
@@ -30,10 +31,8 @@ class Wakeups:
 
     def wake(self) -> None:
         """End the wait; callable from any thread."""
-        try:
+        with suppress(BlockingIOError):  # full of wake-ups already
             os.write(self._write, b"\0")
-        except BlockingIOError:
-            pass  # full of wake-ups already
 
     def close(self) -> None:
         """Give the descriptors back."""

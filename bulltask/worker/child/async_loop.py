@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
@@ -30,27 +30,25 @@ class AsyncLoop:
     on taking jobs while a slot is free, and a sync task that it runs meanwhile takes turns with this loop.
 
     Args:
-        slots: every slot of the child.
+        block: the child's slots, and the count of its jobs.
         attempts: runs attempts.
         settler: writes outcomes; its bus is this thread's own.
         client: makes the loop's client.
         outage: this loop's view of an outage.
-        block: counts the child's jobs.
         wakeups: wakes the main thread when a slot is free again.
     """
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        block: ChildBlock,
         attempts: Attempts,
         settler: Settler,
         client: Callable[[], AsyncClient],
         outage: Outage,
-        block: ChildBlock,
         wakeups: Wakeups,
     ) -> None:
-        self._free = deque(slots)
-        self._count = len(slots)
+        self._free = deque(block.slots())
+        self._count = len(self._free)
         self._attempts, self._settler, self._make_client = attempts, settler, client
         self._outage, self._block, self._wakeups = outage, block, wakeups
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -71,14 +71,14 @@ class Attempts:
             # A copy, so that context variables that one task sets are not seen by the next one.
             result = contextvars.copy_context().run(attempt.task.function, *attempt.args, **attempt.kwargs)
             return self._completed(attempt, result)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - the docstring says why
             return judge(exc, attempt.job, attempt.task, self._app)
 
     async def acall(self, attempt: Attempt) -> Outcome:
         """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
         try:
             return self._completed(attempt, await attempt.task.function(*attempt.args, **attempt.kwargs))
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - as in call()
             return judge(exc, attempt.job, attempt.task, self._app)
 
     def _check(self, job: ActiveJob) -> None:
@@ -112,5 +112,5 @@ class Attempts:
         what = f"the return value of task {attempt.job.name}"
         try:
             return Completed(codec.encode(result, what=what, limit=self._config.max_payload), result)
-        except Exception as exc:  # not the task's fault, and trying again would not help: fail, whatever is left
+        except Exception as exc:  # noqa: BLE001 - trying again would not help: fail, whatever is left
             return Failed(str(exc), "", "permanent")

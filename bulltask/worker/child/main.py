@@ -62,7 +62,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loop.run()
         plan.block.run_state = RunState.CLOSED
         code = Exit.OK
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the fork's caller is the supervisor's code: nothing may return to it
         traceback.print_exc()
         code = Exit.BOOT_FAILED if plan.block.run_state is RunState.INIT else Exit.FAILED
     finally:
@@ -88,32 +88,15 @@ def _assemble(plan: ChildPlan) -> SyncLoop:
     broker = app.broker  # the child's own: App makes a new one after a fork
     wakeups = Wakeups()
     bus = plan.bus()
-    slots = plan.block.slots()
 
     def reporter(job: ActiveJob) -> Reporter:
-        return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())
+        # Asked for late: the loop's client is made by the loop's own thread.
+        return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())  # noqa: PLW0108
 
     attempts = Attempts(app, reporter)
     settler = Settler(config, broker.clock, bus, plan.worker_id)
-    async_loop = AsyncLoop(
-        slots,
-        attempts,
-        settler,
-        broker.aclient,
-        Outage(bus, config),
-        plan.block,
-        wakeups,
-    )
-    source = JobSource(
-        [broker.keys(queue) for queue in plan.queues],
-        broker.client(),
-        broker.waiting_client(config.drain_delay_ms),
-        broker.clock,
-        config,
-        bus,
-        plan.worker_id,
-        wakeups,
-    )
+    async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
+    source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups)
     signal.signal(signal.SIGTERM, lambda *_: source.close())
     return SyncLoop(source, attempts, settler, async_loop, plan.block)
 

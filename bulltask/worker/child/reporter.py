@@ -24,21 +24,23 @@ class JobReporter:
         aclient: gives the async client of the child's event loop.
     """
 
-    def __init__(
-        self, job: ActiveJob, keys: QueueKeys, pool: ClientPool, aclient: Callable[[], AsyncClient]
-    ) -> None:
+    def __init__(self, job: ActiveJob, keys: QueueKeys, pool: ClientPool, aclient: Callable[[], AsyncClient]) -> None:
         self._job, self._keys, self._pool, self._aclient = job, keys, pool, aclient
 
     def update_progress(self, progress: bytes) -> None:
+        """Store the progress (JSON) and tell listeners."""
         self._pool.run(update_progress(self._keys, self._job.id, progress))
 
     async def aupdate_progress(self, progress: bytes) -> None:
+        """:meth:`update_progress` on the child's event loop."""
         await self._aclient().run(update_progress(self._keys, self._job.id, progress))
 
     def log(self, line: str) -> None:
+        """Append a line to the job's log."""
         self._pool.run(self._log_call(line))
 
     async def alog(self, line: str) -> None:
+        """:meth:`log` on the child's event loop."""
         await self._aclient().run(self._log_call(line))
 
     def _log_call(self, line: str) -> Call[int]:

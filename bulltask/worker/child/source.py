@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from bulltask.clock import ServerClock, mono_ms
-from bulltask.config import Config
+from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailable, DecodeError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
 from bulltask.job import ActiveJob
+from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
-from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.rotation import Rotation
@@ -32,29 +31,20 @@ class JobSource:
     """Responsible for taking jobs from the worker's queues.
 
     Args:
-        queues: their keys, in the order given.
-        client: for short calls; it is the main thread's alone.
-        waiter: for waiting on markers.
-        clock, config, bus, worker_id: as everywhere.
+        broker: makes the connections: one for short calls, which is the main thread's alone, and one that waits.
+        queues: the queues' names as the user spells them, in the order given.
+        bus: hears of every job taken.
+        worker_id: written into each job as who processes it.
         wakeups: how waiting ends early.
     """
 
-    def __init__(
-        self,
-        queues: Sequence[QueueKeys],
-        client: Client,
-        waiter: Client,
-        clock: ServerClock,
-        config: Config,
-        bus: Bus,
-        worker_id: str,
-        wakeups: Wakeups,
-    ) -> None:
-        self.client, self._waiter, self._clock, self._config = client, waiter, clock, config
+    def __init__(self, broker: Broker, queues: Sequence[str], bus: Bus, worker_id: str, wakeups: Wakeups) -> None:
+        self._clock, self._config = broker.clock, broker.config
         self._bus, self._worker_id, self._wakeups = bus, worker_id, wakeups
-        self.outage = Outage(bus, config)
-        self.rotation = Rotation(queues, clock)
-        self._queues = {keys.marker.encode(): index for index, keys in enumerate(queues)}
+        self.client, self._waiter = broker.client(), broker.waiting_client(self._config.drain_delay_ms)
+        self.outage = Outage(bus, self._config)
+        self.rotation = Rotation([broker.keys(queue) for queue in queues], self._clock)
+        self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.rotation.queues)}
         self._unsure: set[Slot] = set()
         self.closing = False
         self._waiting = False
@@ -131,10 +121,8 @@ class JobSource:
         tokens = [slot.token for slot in self._unsure]
         for keys in self.rotation.queues:
             for token, job_id in self.client.run(find_by_token(keys, tokens)):
-                try:
+                with suppress(JobError):  # settled or taken over in between: it is no longer ours to give back
                     self.client.run(move_from_active_to_wait(keys, job_id, token))
-                except JobError:
-                    pass  # settled or taken over in between: it is no longer ours to give back
         self._unsure.clear()
 
     def _wait(self) -> None:
@@ -160,10 +148,8 @@ class JobSource:
 
     def _restore_markers(self) -> None:
         """A wait was cut off: the marker may have been handed to this child, and another worker should hear of it."""
-        try:
+        with suppress(BrokerError):  # others look again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.rotation.queues])
-        except BrokerError:
-            pass  # others look again within drain_delay
 
 
 def _read_marker(reply: Any) -> tuple[bytes, float] | None:

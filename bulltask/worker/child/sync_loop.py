@@ -63,8 +63,7 @@ class SyncLoop:
             try:
                 following = self._exchange(picked, outcome, slot, fetch=not (unsure or self._source.closing))
             except JobError:
-                written = unsure and self._was_ours(picked)
-                following = None
+                written, following = unsure and self._was_ours(picked), None
             except REPAIRABLE as exc:
                 # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
@@ -78,15 +77,18 @@ class SyncLoop:
                 written, following = False, None
             else:
                 written = True
-            self._source.outage.over()
             if following is None:
                 slot.free(mono_ms())
-            self._block.count_job()
-            if written:
-                self._settler.tell(picked, outcome, duration_ms)
-            else:
-                self._settler.tell_lost(picked)
+            self._tell(picked, outcome if written else None, duration_ms)
             return following
+
+    def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
+        self._source.outage.over()
+        self._block.count_job()
+        if written is None:
+            self._settler.tell_lost(picked)
+        else:
+            self._settler.tell(picked, written, duration_ms)
 
     def _exchange(self, picked: Picked, outcome: Outcome, slot: Slot, *, fetch: bool) -> Picked | None:
         """Write the outcome and take the next job, in one round trip whichever queue it comes from."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -24,7 +25,7 @@ from bulltask.worker.child.work import Failed, RetryLater
 
 __all__ = ["judge", "trace_of"]
 
-_PACKAGE: Final = os.path.dirname(os.path.abspath(bulltask.__file__)) + os.sep
+_PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 _TRACE_CHARS: Final = 50_000
 
 
@@ -40,7 +41,7 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
     asked = exc if isinstance(exc, Retry) else None
     cause = exc if asked is None else (asked.exc or exc)
     category = app.categorizer.categorize(cause)
-    reason, trace = _reason(cause, job, asked), trace_of(cause)
+    reason, trace = _reason(cause, job), trace_of(cause)
     made = job.attempts_made + 1
     if made >= _allowed(job, asked) or not _wanted(cause, category, job, task, asked):
         return Failed(reason, trace, category.value)
@@ -68,12 +69,12 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
-def _reason(cause: BaseException, job: ActiveJob, asked: Retry | None) -> str:
+def _reason(cause: BaseException, job: ActiveJob) -> str:
     if isinstance(cause, Retry):
         return f"the task asked for another try, but this was number {job.attempts_made + 1} of {max(1, job.attempts)}"
     try:
         return str(cause) or type(cause).__name__
-    except Exception:
+    except Exception:  # noqa: BLE001 - somebody's broken __str__ must not keep the job from being settled
         return type(cause).__name__
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
-
 from bulltask.clock import mono_ms
 from bulltask.config import Config
 from bulltask.events import Bus, WorkerStopped, WorkerStopping
@@ -15,7 +11,6 @@ from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
 from bulltask.worker.supervisor.signals import SignalQueue
-from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["Supervisor"]
 
@@ -30,10 +25,9 @@ class Supervisor:
         fleet: the children.
         ticker: the services, most urgent first.
         recovery: takes what dead children leave behind.
-        signals, wakeups: how it is spoken to.
+        signals: how it is spoken to.
         config: how long running jobs may take at a warm stop.
         bus: hears of the stop.
-        helpers: pids of other processes to end at last (the metrics exporter).
     """
 
     def __init__(
@@ -42,14 +36,11 @@ class Supervisor:
         ticker: Ticker,
         recovery: Recovery,
         signals: SignalQueue,
-        wakeups: Wakeups,
         config: Config,
         bus: Bus,
-        helpers: tuple[int, ...] = (),
     ) -> None:
         self._fleet, self._ticker, self._recovery = fleet, ticker, recovery
-        self._signals, self._wakeups, self._config, self._bus = signals, wakeups, config, bus
-        self._helpers = helpers
+        self._signals, self._config, self._bus = signals, config, bus
         self._state = RunState.INIT
         self._kill_at_ms: int | None = None
         self._exit = Exit.OK
@@ -59,14 +50,12 @@ class Supervisor:
         self._move(RunState.RUN)
         wait_ms = 0
         while self._state is not RunState.CLOSED:
-            self._wakeups.wait(wait_ms)
+            self._signals.wait(wait_ms)
             for name in self._signals.take():
                 getattr(self, name)()
             self._reap()
             self._ticker.run_due()
             wait_ms = self._hold()
-        for pid in self._helpers:
-            _end(pid)
         self._bus.emit(WorkerStopped(self._exit))
         return self._exit
 
@@ -118,15 +107,9 @@ class Supervisor:
         if self._kill_at_ms is None or self._state is RunState.CLOSE:
             self._kill_at_ms, self._state = mono_ms() + _LAST_RECOVERY_MS, RunState.TERMINATE
         if self._recovery.pending and mono_ms() < self._kill_at_ms:
-            self._wakeups.wait(Recovery.interval_ms)
+            self._signals.wait(Recovery.interval_ms)
         else:
             self._move(RunState.CLOSED)
 
     def _move(self, wanted: RunState) -> None:
         self._state = advance(self._state, wanted, RUN_MOVES)
-
-
-def _end(pid: int) -> None:
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Final
 
+from bulltask.worker.wakeups import Wakeups
+
 __all__ = ["ON", "SignalQueue"]
 
 ON: Final[Mapping[signal.Signals, str]] = {
@@ -21,9 +23,14 @@ ON: Final[Mapping[signal.Signals, str]] = {
 
 class SignalQueue:
     """Responsible for remembering signals until the loop asks: a handler only enters the number, so it cannot
-    interrupt anything half-done."""
+    interrupt anything half-done.
 
-    def __init__(self) -> None:
+    Args:
+        wakeups: ends a wait when a signal arrives.
+    """
+
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
         self._arrived: deque[int] = deque()
 
     def install(self) -> None:
@@ -33,6 +40,10 @@ class SignalQueue:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._arrived.append(number)
+
+    def wait(self, timeout_ms: float) -> None:
+        """Return after ``timeout_ms``, or as soon as a signal has arrived."""
+        self._wakeups.wait(timeout_ms)
 
     def take(self) -> list[str]:
         """Return the methods to call, in order of arrival."""
