@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 __all__ = ["NodeBridge", "NodeError"]
 
 SCRIPT = Path(__file__).parent / "node" / "bridge.js"
-END_MS = 4_000
+END_MS = 3_000  # node/bridge.js takes 2 s at most
 
 
 class NodeError(Exception):

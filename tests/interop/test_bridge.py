@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -206,7 +207,7 @@ def test_a_call_and_an_event_that_do_not_come_end_with_a_timeout(node: NodeBridg
 
 
 def test_a_dead_node_is_an_error_and_not_a_timeout(node: NodeBridge) -> None:
-    os.kill(node.pid, 9)
+    os.kill(node.pid, signal.SIGKILL)
     with pytest.raises(NodeError, match="Node"):
         node.call("queue.add", queue="mail", name="send", data={})
     with pytest.raises(NodeError, match="Node ended"):
@@ -220,6 +221,12 @@ def test_node_ends_when_its_server_is_gone(node_client: None, server_factory: Se
         node.call("worker.start", queue="mail", processor="echo")
         server.kill()
         node.wait_event("worker.error")
+    assert ended(node.pid)
+
+
+def test_a_node_that_does_not_end_is_killed(node: NodeBridge) -> None:
+    os.kill(node.pid, signal.SIGSTOP)
+    node.close()
     assert ended(node.pid)
 
 

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from tests.support.raw_redis import SILENCE, Connect, Raw, request
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port, seed=7) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(proxy: FlakyProxy) -> Iterator[Connect]:
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(Raw(proxy.port))
+
+
+def test_a_dropped_reply_belongs_to_a_command_that_ran(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(3)
+    for n in range(1, 4):
+        client = connect()
+        client.send("INCR", "ran")
+        assert client.is_reset()
+        assert redis_client.get("ran") == str(n)
+    assert connect().ask("INCR", "ran") == b":4\r\n"
+    assert proxy.dropped == 3
+
+
+def test_thirty_retried_calls_with_ten_lost_replies_run_forty_times(
+    proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(10, every=2, match="incr")
+    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 3)) as client:
+        for _ in range(30):
+            client.incr("ran")
+    assert proxy.dropped == 10
+    assert redis_client.get("ran") == "40"
+
+
+def test_a_reply_is_dropped_only_when_its_command_has_ended(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(match="blpop")
+    client = connect()
+    client.send("BLPOP", "jobs", "0")
+    assert client.hears_nothing()
+    redis_client.rpush("jobs", "job 1")
+    assert client.is_reset()
+    assert redis_client.llen("jobs") == 0
+
+
+def test_every_third_reply_is_dropped(connect: Connect, proxy: FlakyProxy) -> None:
+    proxy.drop_replies(every=3)
+    assert [survives(connect) for _ in range(7)] == [True, True, False, True, True, False, True]
+    proxy.pass_all()
+    assert all(survives(connect) for _ in range(4))
+
+
+def survives(connect: Connect) -> bool:
+    try:
+        return connect().ask("PING") == b"+PONG\r\n"
+    except ConnectionResetError:
+        return False
+
+
+def test_the_seed_decides_which_replies_a_probability_drops(redis_server: RedisServer) -> None:
+    def survivors() -> list[bool]:
+        with FlakyProxy("127.0.0.1", redis_server.port, seed=42) as proxy, ExitStack() as opened:
+            proxy.drop_replies(probability=0.5)
+            return [survives(lambda: opened.enter_context(Raw(proxy.port))) for _ in range(40)]
+
+    first = survivors()
+    assert first == survivors()
+    assert 5 < sum(first) < 35
+
+
+def test_only_replies_to_matching_commands_are_dropped(connect: Connect, proxy: FlakyProxy) -> None:
+    proxy.drop_replies(match="INCR")
+    client = connect()
+    assert client.ask("PING") == b"+PONG\r\n"
+    client.send("incr", "ran")
+    assert client.is_reset()
+
+
+def test_a_connection_can_freeze_after_the_lost_reply(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1, then="freeze")
+    client = connect()
+    client.send("INCR", "ran")
+    proxy.wait_for(lambda proxy: proxy.dropped == 1)
+    client.send("INCR", "ran")
+    assert client.hears_nothing()
+    assert redis_client.get("ran") == "1"
+
+
+@pytest.mark.parametrize("size", [10, 200_000], ids=["small", "more than one read"])
+def test_a_transaction_runs_when_the_first_of_its_replies_is_lost(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis, size: int
+) -> None:
+    proxy.drop_replies(1)
+    client, text = connect(), "x" * size
+    client.socket.sendall(request("MULTI") + request("SET", "text", text) + request("INCR", "ran") + request("EXEC"))
+    assert client.is_reset()
+    assert redis_client.get("text") == text
+    assert redis_client.get("ran") == "1"
+
+
+def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    client = connect()
+    client.socket.sendall(request("PING") + request("BLPOP", "jobs", "0") + request("INCR", "ran"))
+    assert client.hears_nothing()
+    redis_client.rpush("jobs", "job 1")
+    assert client.is_reset()
+    assert redis_client.get("ran") == "1"
+
+
+def test_a_command_of_which_a_part_was_sent_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    client, last = connect(), request("INCR", "ran")
+    client.socket.sendall(request("PING") + last[:10])
+    assert client.hears_nothing()
+    client.socket.sendall(last[10:])
+    assert client.is_reset()
+    assert redis_client.get("ran") == "1"
+
+
+def test_a_command_that_latency_still_holds_runs_before_the_connection_is_reset(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.drop_replies(1)
+    proxy.latency(2 * SILENCE)
+    client = connect()
+    client.send("PING")
+    assert client.hears_nothing()
+    assert client.hears_nothing()
+    assert client.hears_nothing()
+    client.send("INCR", "ran")  # on its way until after the reply to PING is lost
+    assert client.is_reset()
+    assert redis_client.get("ran") == "1"
+
+
+def test_a_partial_reply_is_followed_by_a_reset(connect: Connect, proxy: FlakyProxy) -> None:
+    client = connect()
+    client.ask("SET", "text", "0123456789")
+    proxy.partial_reply(7, match="get")
+    client.ask("PING")
+    client.send("GET", "text")
+    assert client.socket.recv(100, socket.MSG_WAITALL) == b"$10\r\n01"
+    assert client.is_reset()
+    assert connect().ask("GET", "text") == b"$10\r\n0123456789\r\n"
+
+
+def test_an_injected_error_is_the_answer_to_the_next_commands(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.inject_error("-READONLY You can't write against a read only replica.", 2)
+    client = connect()
+    for _ in range(2):
+        assert client.ask("INCR", "ran") == b"-READONLY You can't write against a read only replica.\r\n"
+    assert redis_client.get("ran") is None
+    assert client.ask("INCR", "ran") == b":1\r\n"
+    assert proxy.injected == 2
+
+
+def test_an_injected_error_keeps_its_place_in_a_pipeline(connect: Connect, proxy: FlakyProxy) -> None:
+    proxy.inject_error("LOADING Redis is loading the dataset in memory", None, match="get")
+    client = connect()
+    commands = [("INCR", "ran"), ("GET", "ran"), ("GET", "ran"), ("INCR", "ran"), ("GET", "ran")]
+    client.socket.sendall(b"".join(request(*words) for words in commands))
+    loading = b"-LOADING Redis is loading the dataset in memory\r\n"
+    assert [client.receive() for _ in commands] == [b":1\r\n", loading, loading, b":2\r\n", loading]
+
+
+def test_an_injected_error_waits_for_the_reply_before_it(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    proxy.inject_error("BUSY", match="ping")
+    client = connect()
+    client.socket.sendall(request("BLPOP", "jobs", "0") + request("PING"))
+    assert client.hears_nothing()
+    redis_client.rpush("jobs", "job 1")
+    assert client.receive() == b"*2\r\n$4\r\njobs\r\n$5\r\njob 1\r\n"
+    assert client.receive() == b"-BUSY\r\n"
+
+
+def test_published_messages_are_not_taken_for_replies(
+    connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    resp2, resp3 = connect(), connect()
+    resp3.ask("HELLO", "3")
+    for client in (resp2, resp3):
+        client.ask("SUBSCRIBE", "news")
+    proxy.drop_replies()
+    redis_client.publish("news", "hello")
+    assert b"hello" in resp2.receive()
+    assert b"hello" in resp3.receive()
+    resp3.send("BLPOP", "jobs", "0")
+    wait_until(lambda: redis_client.info("clients")["blocked_clients"] == 1, what="the blocking pop")
+    redis_client.publish("news", "again")
+    assert b"again" in resp3.receive()
+    redis_client.rpush("jobs", "job 1")
+    assert resp3.is_reset()
+
+
+def test_a_stream_that_is_not_resp_is_cut_into_chunks(connect: Connect, proxy: FlakyProxy) -> None:
+    client = connect()
+    client.socket.sendall(b"PING\r\n")
+    assert client.receive() == b"+PONG\r\n"
+    proxy.inject_error("BUSY")
+    client.socket.sendall(b"PING\r\n")
+    assert client.receive() == b"-BUSY\r\n"
+    proxy.drop_replies(1)
+    client.socket.sendall(b"INCR ran\r\n")
+    assert client.is_reset()
+
+
+def test_faults_add_up(connect: Connect, proxy: FlakyProxy) -> None:
+    proxy.latency(0.1)
+    proxy.slice(1)
+    proxy.drop_replies(1, match="incr")
+    client = connect()
+    start = time.monotonic()
+    assert client.ask("PING") == b"+PONG\r\n"
+    assert time.monotonic() - start >= 0.2
+    client.send("INCR", "ran")
+    assert client.is_reset()
