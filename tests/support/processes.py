@@ -44,7 +44,7 @@ class Leftovers:
                 os.waitpid(pid, 0)
 
     def _is_ours(self, pid: int) -> bool:
-        if _parent(pid) == os.getpid():
+        if parent_of(pid) == os.getpid():
             return True
         process = Path(f"/proc/{pid}")
         try:
@@ -75,7 +75,8 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """The parent's process id; 0 when there is no such process."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 

@@ -1,0 +1,85 @@
+"""Wait for what Redis streams tell: a queue's events, and the journal that the tasks of a test write."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+__all__ = ["Entry", "Stream", "server_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a stream.
+
+    Attributes:
+        ms: when it was written, epoch milliseconds of the server.
+        fields: its fields.
+    """
+
+    ms: int
+    fields: dict[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        """A field by its name."""
+        return self.fields[name]
+
+
+class Stream:
+    """Responsible for following one stream from its beginning; it remembers what it has seen.
+
+    Args:
+        url: the server.
+        key: the stream's key.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        # No timeout of the socket: redis-py's own default would end a long wait.
+        self._client = redis.Redis.from_url(url, decode_responses=True, protocol=2, socket_timeout=None)
+        self._key, self._last = key, "0-0"
+        self.seen: list[Entry] = []
+
+    def all(self, **fields: str) -> list[Entry]:
+        """What was written so far and has these field values."""
+        self._read(None)
+        return self._matching(fields)
+
+    def wait_for(self, count: int = 1, timeout: float = 20.0, **fields: str) -> list[Entry]:
+        """Wait until ``count`` entries with these field values were written; return the first ``count`` of them.
+
+        Raises:
+            TimeoutError: they were not written in time; the message says what was.
+        """
+        deadline = time.monotonic() + timeout
+        while len(found := self._matching(fields)) < count:
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                told = "\n".join(f"  {entry.ms} {entry.fields}" for entry in self.seen[-30:])
+                raise TimeoutError(
+                    f"{self._key}: {len(found)} of {count} entries with {fields} in {timeout:g} s; the last are\n{told}"
+                )
+            self._read(left_ms)
+        return found[:count]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _matching(self, fields: dict[str, str]) -> list[Entry]:
+        return [entry for entry in self.seen if fields.items() <= entry.fields.items()]
+
+    def _read(self, block_ms: int | None) -> None:
+        reply: Any = self._client.xread({self._key: self._last}, block=block_ms)
+        for _, entries in reply or ():
+            for entry_id, values in entries:
+                self._last = entry_id
+                self.seen.append(Entry(int(entry_id.partition("-")[0]), values))
+
+
+def server_ms(client: redis.Redis) -> int:
+    """The server's time in epoch milliseconds, comparable with the ``ms`` of entries."""
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000

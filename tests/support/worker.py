@@ -1,0 +1,198 @@
+"""Start real workers beside the test: ``python -m bulltask worker`` on an app that the test writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import parent_of
+
+__all__ = ["APP", "Worker", "wait_until_gone"]
+
+APP = '''
+"""The app of a test. What its tasks do, they tell the journal: a stream on a server that the test does not harm."""
+
+import os
+
+import redis
+
+from bulltask import App
+
+app = App("tested")
+_journals = {}
+
+
+def journal():
+    """The client of this process: it is made after the fork."""
+    if os.getpid() not in _journals:
+        _journals[os.getpid()] = redis.Redis.from_url(os.environ["JOURNAL_URL"], socket_timeout=None)
+    return _journals[os.getpid()]
+
+
+def tell(what, **fields):
+    journal().xadd("journal", {"what": what, "pid": os.getpid(), **fields})
+
+
+def wait_at(gate):
+    """Wait until the test opens the gate, once for each caller."""
+    journal().blpop(f"gate:{gate}", 60)
+
+
+@app.task(bind=True, name="quick")
+def quick(self, **_):
+    tell("start", job=self.request.id)
+
+
+@app.task(bind=True, name="hold")
+def hold(self, gate):
+    tell("start", job=self.request.id)
+    wait_at(gate)
+    tell("end", job=self.request.id)
+    return gate
+'''
+
+
+class Worker:
+    """A running worker: its processes and what it logs.
+
+    Args:
+        directory: where the app's module is written.
+        source: added to `APP`.
+        options: of the command line.
+        settings: ``BULLTASK_`` settings, by their public names.
+        environ: more environment variables.
+        new_group: it becomes the leader of a process group of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        source: str = "",
+        *,
+        options: Sequence[str] = (),
+        settings: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+        new_group: bool = False,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "tested.py").write_text(APP + textwrap.dedent(source))
+        said = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bulltask", "worker", "-A", "tested:app", *options],
+            cwd=directory,
+            env={**os.environ, **said, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=new_group,
+        )
+        self.pid = self.process.pid
+        self.text: list[str] = []
+        self.lines: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name=f"log of worker {self.pid}", daemon=True)
+        self._reader.start()
+
+    @property
+    def children(self) -> list[int]:
+        """Process ids of the children that live now, oldest first."""
+        pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+        return sorted(pid for pid in pids if parent_of(pid) == self.pid)
+
+    def wait_for_line(self, event: str, count: int = 1, timeout: float = 20.0, **fields: Any) -> list[dict[str, Any]]:
+        """Wait until ``count`` lines of this event, with these fields, were logged; return the first ``count``.
+
+        Raises:
+            TimeoutError: they were not logged in time, or the worker ended; the message has the log.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while len(found := self.logged(event, **fields)) < count:
+                ended = not self._reader.is_alive()
+                if ended or not self._changed.wait(deadline - time.monotonic()):
+                    why = "the worker ended" if ended else f"{timeout:g} s passed"
+                    raise TimeoutError(f"{len(found)} of {count} lines {event!r} {fields}: {why}\n{self.log}")
+        return found[:count]
+
+    def logged(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """The lines of this event, with these fields, that were logged so far."""
+        wanted = {"event": event, **fields}
+        return [line for line in self.lines if all(line.get(name) == value for name, value in wanted.items())]
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """The lines of level warning and above that were logged so far."""
+        return [line for line in self.lines if line.get("level") not in {"debug", "info"}]
+
+    @property
+    def log(self) -> str:
+        """All that it has written to stdout and stderr."""
+        return "\n".join(self.text)
+
+    def send(self, number: int) -> None:
+        """Send the supervisor a signal."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Wait for the supervisor's end and for all of its output; return the exit code."""
+        code = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return code
+
+    def stop(self, timeout: float = 20.0) -> int:
+        """Stop it as an operator would, with TERM; return the exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait(timeout)
+
+    def close(self) -> None:
+        """End what is left of it."""
+        for pid in self.children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.process.kill()
+        self.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        for raw in self.process.stdout or ():
+            text = raw.rstrip("\n")
+            with self._changed:
+                self.text.append(text)
+                with suppress(ValueError):
+                    line = json.loads(text)
+                    if isinstance(line, dict):
+                        self.lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+
+def wait_until_gone(pid: int, timeout: float = 10.0) -> float:
+    """Wait for the end of a process that need not be our child; return how many seconds that took.
+
+    Raises:
+        TimeoutError: it still runs.
+    """
+    started = time.monotonic()
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return 0.0
+    try:
+        if not select.select([handle], [], [], timeout)[0]:
+            raise TimeoutError(f"process {pid} still runs after {timeout:g} s")
+    finally:
+        os.close(handle)
+    return time.monotonic() - started
