@@ -16,9 +16,9 @@ from typing import Final
 import bulltask
 from bulltask.app import App
 from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
-from bulltask.categories import ErrorCategory, retry_after_ms
+from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import DecodeError, PermanentError, Retry
+from bulltask.errors import Retry
 from bulltask.job import ActiveJob
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.work import Failed, RetryLater
@@ -47,8 +47,8 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
         return Failed(reason, trace, category.value)
     try:
         delay_ms = _delay_ms(cause, job, task, made, asked, app)
-    except DecodeError as malformed:
-        return Failed(f"{reason} (and it cannot be retried: {malformed})", trace, category.value)
+    except Exception as exc:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
+        return Failed(f"{reason} (and it cannot be retried: {type(exc).__name__}: {exc})", trace, category.value)
     return RetryLater(delay_ms, reason, trace, category.value)
 
 
@@ -93,13 +93,13 @@ def _wanted(
 ) -> bool:
     if asked is not None:
         return True
+    if explicit_category(cause) is ErrorCategory.PERMANENT:
+        return False  # the task said so itself; autoretry_for=(Exception,) does not mean these
     if task is not None and isinstance(cause, task.options.dont_autoretry_for):
         return False
     if task is not None and isinstance(cause, task.options.autoretry_for):
         return True
-    if job.is_ours:
-        return category is ErrorCategory.TRANSIENT
-    return not isinstance(cause, PermanentError)
+    return category is ErrorCategory.TRANSIENT if job.is_ours else True
 
 
 def _delay_ms(
