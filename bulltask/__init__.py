@@ -21,28 +21,24 @@ from bulltask.result import AsyncResult
 from bulltask.states import JobState
 
 __all__ = [
-    # making and sending tasks
     "App",
     "AsyncResult",
     "AsyncTask",
-    "Context",
-    "JobState",
-    "Request",
-    "Signature",
-    "Task",
-    "shared_task",
-    # errors that tasks raise
-    "PermanentError",
-    "Retry",
-    "TransientError",
-    # errors that senders and readers meet
     "BrokerError",
     "BrokerUnavailable",
     "BulltaskError",
     "ConfigError",
-    "ResultTimeout",
-    "TaskError",
-    # what is retried
+    "Context",
     "ErrorCategory",
+    "JobState",
+    "PermanentError",
+    "Request",
+    "ResultTimeout",
+    "Retry",
+    "Signature",
+    "Task",
+    "TaskError",
+    "TransientError",
     "categorize_error",
+    "shared_task",
 ]

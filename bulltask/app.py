@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from bulltask import embedded
@@ -29,12 +29,15 @@ __all__ = ["App", "shared_task"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# An ``async def`` is a function as well, so each pair of overloads below overlaps; the first one that fits wins.
+_AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
+
 
 class TaskDecorator(Protocol):
     """What ``@app.task(…)`` with options returns: turns a function into a task of its type."""
 
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
@@ -43,7 +46,9 @@ class BoundTaskDecorator(Protocol):
     """The same for ``bind=True``: the function's first parameter is the :class:`Context`."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
@@ -75,7 +80,7 @@ class App:
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
     @overload
-    def task(self, function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+    def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
@@ -84,7 +89,13 @@ class App:
     def task(self, /, *, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
 
     def task(
-        self, function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        bind: bool = False,
+        name: str | None = None,
+        **options: Any,
     ) -> Any:
         """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
 
@@ -108,8 +119,9 @@ class App:
 
     def load_tasks(self) -> list[str]:
         """Import ``include`` and what ``autodiscover_tasks`` named; a worker does this before it forks."""
-        imported = import_related(self.conf.include if not isinstance(self.conf.include, str) else
-                                  [part.strip() for part in self.conf.include.split(",")], None)
+        include = self.conf.include
+        names = [part.strip() for part in include.split(",")] if isinstance(include, str) else include
+        imported = import_related(names, None)
         for discover in self._autodiscover:
             imported += discover()
         return imported
@@ -224,7 +236,7 @@ class App:
 
 
 @overload
-def shared_task(function: Callable[P, Awaitable[R]], /) -> AsyncTask[P, R]: ...
+def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload

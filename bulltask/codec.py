@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
 
@@ -24,7 +24,6 @@ MAX_SAFE_INTEGER = 2**53 - 1
 """The largest integer that JavaScript keeps exactly."""
 
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_ATOMS = (str, bool, type(None))
 
 
 def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
@@ -40,7 +39,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         PayloadTooLarge: it is longer than ``limit``.
     """
     try:
-        problem = next(_problems(value, ""), None)
+        problem = _problem(value)
         if problem is not None:
             raise EncodeError(f"{what}{problem}")
         text = _dumps(value)
@@ -81,34 +80,64 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _problems(value: object, path: str) -> Iterator[str]:
-    """Yield what plain JSON cannot carry, with the way to it; a generator because only the first one is asked for."""
+def _problem(value: Any) -> str | None:
+    """What plain JSON cannot carry, with the way to it; ``None`` when all is well."""
+    check = _CHECKS.get(type(value))
+    if check is None:  # a subclass, such as an enum's member
+        check = next((check for kind, check in _CHECKS.items() if isinstance(value, kind)), _of_another_type)
+    return check(value)
+
+
+def _of_atom(_: object) -> None:
+    return None
+
+
+def _of_int(value: int) -> str | None:
+    if -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+        return None
+    return f" is the integer {_short(value)}, beyond ±(2^53-1): Node would round it; send it as a string"
+
+
+def _of_float(value: float) -> str | None:
+    return None if math.isfinite(value) else f" is {value}, which JSON does not have; send None or a string"
+
+
+def _of_dict(value: dict[Any, Any]) -> str | None:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
+        # The way is put together on the way back: most calls have no problem, and then no text is made.
+        if type(item) not in _ATOMS and (found := _problem(item)) is not None:
+            return f"[{key!r}]{found}"
+    return None
+
+
+def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
+    for index, item in enumerate(value):
+        if type(item) not in _ATOMS and (found := _problem(item)) is not None:
+            return f"[{index}]{found}"
+    return None
+
+
+def _of_another_type(value: object) -> str:
     kind = type(value)
-    if kind in _ATOMS:
-        return
-    if isinstance(value, bool | str):
-        return
-    if isinstance(value, int):
-        if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
-            yield f"{path} is the integer {_short(value)}, beyond ±(2^53-1): Node would round it; send it as a string"
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            yield f"{path} is {value}, which JSON does not have; send None or a string"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                yield f"{path} has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
-            elif type(item) not in _ATOMS:
-                yield from _problems(item, f"{path}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            if type(item) not in _ATOMS:
-                yield from _problems(item, f"{path}[{index}]")
-    else:
-        yield (
-            f"{path} is of type {kind.__module__}.{kind.__qualname__}, which plain JSON cannot carry; "
-            "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
-        )
+    return (
+        f" is of type {kind.__module__}.{kind.__qualname__}, which plain JSON cannot carry; "
+        "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
+    )
+
+
+_ATOMS: Final = frozenset({str, bool, type(None)})
+_CHECKS: Final[Mapping[type, Callable[[Any], str | None]]] = {
+    str: _of_atom,
+    bool: _of_atom,
+    type(None): _of_atom,
+    int: _of_int,
+    float: _of_float,
+    dict: _of_dict,
+    list: _of_list,
+    tuple: _of_list,
+}
 
 
 def _short(value: int) -> str:

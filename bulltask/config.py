@@ -203,7 +203,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("task_retry_jitter", "retry_jitter", _jitter, True, "share by which delays vary; true is 0.2"),
         _S("task_unknown", "unknown_task", _choice("requeue", "fail"), "requeue", "a job whose task nobody here knows"),
         _S("include", "include", _names, (), "modules that the worker imports for their tasks"),
-        _S("result_expires", "result_expires_ms", _optional(_duration()), 86_400, "completed jobs are kept; none: ever"),
+        _S("result_expires", "result_expires_ms", _optional(_duration()), 86_400, "completed jobs stay; none: always"),
         _S("result_failure_expires", "failure_expires_ms", _optional(_duration()), None, "the same for failed jobs"),
         _S("worker_concurrency", "concurrency", _cores, "auto", "child processes; auto is one a core"),
         _S("worker_async_concurrency", "async_concurrency", _integer(1, 10_000), 100, "async jobs at once in a child"),

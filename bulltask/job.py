@@ -7,6 +7,7 @@ bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,10 @@ class JobOptions:
             wire["removeOnComplete"] = _keep_to_wire(self.keep_completed_ms)
         if self.keep_failed_ms is not None:
             wire["removeOnFail"] = _keep_to_wire(self.keep_failed_ms)
+        wire[OWN_KEY] = self._own_to_wire(now_ms)
+        return wire
+
+    def _own_to_wire(self, now_ms: int) -> dict[str, object]:
         own: dict[str, object] = {"v": 1}
         if self.expires_in_ms is not None:
             own["expires"] = now_ms + self.expires_in_ms
@@ -106,8 +111,7 @@ class JobOptions:
         if self.headers:
             # A text inside the map: msgpack -> Lua -> cjson keeps only 14 digits and turns [] into {} (PROTOCOL 2.2).
             own["headers"] = self.headers
-        wire[OWN_KEY] = own
-        return wire
+        return own
 
 
 def _keep_to_wire(keep_ms: int) -> object:
@@ -306,7 +310,7 @@ def check_job_id(job_id: str) -> str:
     if not isinstance(job_id, str):
         raise InvalidName(f"job_id must be a text, not {job_id!r}")
     if job_id.isdecimal():
-        raise InvalidName(f"job_id {job_id!r} is all digits: such ids belong to BullMQ's counter; put a letter in front")
+        raise InvalidName(f"job_id {job_id!r} is all digits, as the ids of BullMQ's counter; put a letter in front")
     if ":" in job_id:
         raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
     return _check_text(job_id, "job_id")
@@ -334,4 +338,6 @@ def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> int:
 
 def _number(value: object) -> int:
     """An option that should be a number; anything else counts as 0, as it does in BullMQ's scripts."""
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else 0
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) else 0  # 1e999 is legal JSON
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

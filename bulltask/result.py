@@ -75,7 +75,7 @@ class AsyncResult(Generic[R]):
             raise self._failure(finished.text, self._reader.snapshot(self._ref))
         return self._value(finished)
 
-    async def aget(self, timeout: Duration | None = None) -> R:
+    async def aget(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - the same words as get()
         """:meth:`get` for asyncio; ``await result`` is the same without a timeout."""
         finished = await self._reader.await_finished(self._ref, _timeout_ms(timeout), self._sent_ms)
         if not finished.completed:
@@ -178,6 +178,6 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
         exc = found.__new__(found, reason)
         exc.args = (reason,) if reason and reason != class_name else ()
         str(exc)  # a class may need attributes that only its __init__ sets
-    except Exception:
+    except Exception:  # noqa: BLE001 - foreign __new__ and __str__ may raise anything
         return None
     return exc

@@ -21,11 +21,11 @@ COMMANDS: Final = {
 class LazyGroup(click.Group):
     """A group that imports a command's module only when the command is used, so that ``--help`` stays quick."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names of all commands."""
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         """Load one command."""
         module = COMMANDS.get(cmd_name)
         if module is None:

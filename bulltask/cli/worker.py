@@ -34,7 +34,9 @@ SETTINGS: Final = {
 @click.option("-c", "--concurrency", help="Child processes, or 'auto' for one a core.")
 @click.option("--async-concurrency", type=int, help="Async jobs at once in each child (100).")
 @click.option("-n", "--hostname", help="Name of this worker.")
-@click.option("-l", "--loglevel", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Least level that is logged.")
+@click.option(
+    "-l", "--loglevel", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Least level that is logged."
+)
 @click.option("-I", "--include", help="Modules to import for their tasks, comma-separated.")
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics here; off if not given.")
 @click.option("--metrics-host", help="Address of the metrics (127.0.0.1).")
@@ -46,6 +48,7 @@ SETTINGS: Final = {
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     app: str | None,
     broker: str | None,
     queues: str | None,
@@ -54,7 +57,7 @@ def command(
     **flags: Any,
 ) -> None:
     """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
-    from bulltask.worker.run import default_queues, run_worker
+    from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
 
     found = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():

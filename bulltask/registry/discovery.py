@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
@@ -23,7 +23,7 @@ SUBMODULES: Final = ("app", "bulltask", "tasks", "main", "worker")
 
 def work_in(directory: str | None = None) -> None:
     """Make ``directory`` (default: the current one) importable first, as running a script from there would."""
-    path = os.path.abspath(directory or os.getcwd())
+    path = str(Path(directory or ".").resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
 
@@ -51,7 +51,7 @@ def find_app(spec: str, kind: type[A]) -> A:
         found = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
     if found is None:
         lines = "".join(f"\n  - {line}" for line in tried)
-        raise AppNotFound(f"no bulltask App found at {spec!r}; tried, from {os.getcwd()}:{lines}")
+        raise AppNotFound(f"no bulltask App found at {spec!r}; tried, from {Path.cwd()}:{lines}")
     return found
 
 
@@ -102,8 +102,8 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
     names = ", ".join(sorted(name for name, _ in apps.values()))
-    tried.append(f"{module_name}: has several apps ({names}); say which: -A {module_name}:NAME" if apps else
-                 f"{module_name}: has no App")
+    several = f"has several apps ({names}); say which: -A {module_name}:NAME"
+    tried.append(f"{module_name}: {several if apps else 'has no App'}")
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
@@ -64,7 +64,7 @@ class TaskOptions:
         _priority(self.priority)
         for name in ("autoretry_for", "dont_autoretry_for"):
             kinds = getattr(self, name)
-            if not (isinstance(kinds, tuple) and all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds)):
+            if not (isinstance(kinds, tuple) and all(_is_exception(kind) for kind in kinds)):
                 raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r}")
         for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
             if (value := getattr(self, name)) is not None:
@@ -73,7 +73,7 @@ class TaskOptions:
     @property
     def custom_backoff(self) -> CustomBackoff | None:
         """The function that computes delays, where the task has one."""
-        return self.retry_backoff if isinstance(self.retry_backoff, Callable) else None  # type: ignore[arg-type]
+        return self.retry_backoff if callable(self.retry_backoff) else None
 
     def backoff(self, config: Config) -> Backoff:
         """The backoff that is written into the task's jobs."""
@@ -163,11 +163,15 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
     )
 
 
+def _is_exception(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
 def _priority(value: int | None) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
-        raise ConfigError(f"priority must be a whole number from 0 (none) and 1 (first) to {MAX_PRIORITY}, not {value!r}")
+        raise ConfigError(f"priority must be a whole number from 0 (none), 1 (first) to {MAX_PRIORITY}, not {value!r}")
     return value
 
 

@@ -24,7 +24,7 @@ _current: weakref.ref[Any] | None = None
 
 def set_current(sender: Sender) -> None:
     """Make ``sender`` the app that shared tasks send through; the app made last wins, as in Celery."""
-    global _current
+    global _current  # noqa: PLW0603 - see above: the one piece of process-wide state
     _current = weakref.ref(sender)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -163,6 +163,6 @@ class Task(AnyTask[P, R]):
 class AsyncTask(AnyTask[P, R]):
     """A task made of an ``async def``; many run at once on a child's event loop."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Return the function's coroutine; nothing is sent."""
-        return cast(Awaitable[R], self.direct(args, kwargs))
+        return cast(Coroutine[Any, Any, R], self.direct(args, kwargs))
