@@ -1,0 +1,116 @@
+"""A child is killed at every moment of a job: while it takes it, runs it, settles it, and at random ones."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+
+import pytest
+
+from bulltask.lua import loader
+from bulltask.testing.flaky import FlakyProxy
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+PATIENT = {"lock_duration": 30, "drain_delay": 30}
+SHORT = """
+@app.task(bind=True, name="short")
+def short(self, number):
+    tell("start", job=self.request.id)
+    return sum(range(number))
+"""
+
+
+def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
+    """The script runs, and whoever called it hears nothing more."""
+    proxy.drop_replies(1, match=loader.official(script).sha, then="freeze")
+
+
+def worker_that_knows_its_scripts(stage: Stage, via: FlakyProxy) -> int:
+    """Start a worker, let it run one job, and wait until it is idle; return its child."""
+    worker = stage.worker(via=via, children=1, settings=PATIENT)
+    stage.app.send_task("quick").get(timeout=20)
+    stage.wait_until_idle(1)
+    return worker.children[0]
+
+
+def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(stage: Stage) -> None:
+    proxy = stage.proxy()
+    child = worker_that_knows_its_scripts(stage, proxy)
+    lose_one_reply_of("moveToActive", proxy)
+    job = stage.app.send_task("quick")
+    proxy.wait_for(lambda way: way.dropped == 1)
+    assert stage.redis.lrange(stage.keys.active, 0, -1) == [job.id]
+    assert stage.starts(job) == 0
+
+    os.kill(child, signal.SIGKILL)
+    assert job.get(timeout=10) is None
+    assert stage.starts(job) == 1
+    assert stage.redis.llen(stage.keys.active) == 0
+
+
+def test_a_child_killed_before_it_hears_that_its_job_is_settled_neither_repeats_it_nor_loses_the_next_one(
+    stage: Stage,
+) -> None:
+    proxy = stage.proxy()
+    child = worker_that_knows_its_scripts(stage, proxy)
+    first = stage.hold()
+    stage.started(first)
+    following = stage.app.send_task("quick")
+    lose_one_reply_of("moveToFinished", proxy)
+    stage.open_gate()
+    proxy.wait_for(lambda way: way.dropped == 1)
+    assert stage.redis.lrange(stage.keys.active, 0, -1) == [following.id], "it came with the settling of the first"
+
+    os.kill(child, signal.SIGKILL)
+    assert following.get(timeout=10) is None
+    assert first.get(timeout=10) == "gate"
+    assert (stage.starts(first), stage.starts(following)) == (1, 1)
+    assert len(stage.events.all(event="completed", jobId=first.id)) == 1
+
+
+def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_more(stage: Stage) -> None:
+    proxy = stage.proxy()
+    child = worker_that_knows_its_scripts(stage, proxy)
+    job = stage.hold()
+    stage.started(job)
+    proxy.blackhole()
+    stage.open_gate("gate", 2)
+    stage.journal.wait_for(what="end", job=job.id)
+    os.kill(child, signal.SIGKILL)
+    proxy.pass_all()
+
+    assert job.get(timeout=20) == "gate"
+    assert stage.starts(job) <= 2, "once more if the supervisor was first, not at all if the outcome still arrived"
+    assert len(stage.events.all(event="completed", jobId=job.id)) == 1
+    assert stage.redis.llen(stage.keys.active) == 0
+
+
+def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(stage: Stage) -> None:
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    worker = stage.worker(SHORT, children=4, settings={"lock_duration": 30, "max_crashes": 50})
+    calls = [stage.app.send_task("short", kwargs={"number": 10})]
+    stage.started(calls[0])
+    kills = 0
+    for _ in range(25):
+        calls += [stage.app.send_task("short", kwargs={"number": chance.randrange(20_000)}) for _ in range(20)]
+        stage.journal.wait_for(len(stage.journal.seen) + chance.randrange(15), what="start")
+        if children := worker.children:
+            os.kill(chance.choice(children), signal.SIGKILL)
+            kills += 1
+    for call in calls:
+        call.get(timeout=30)
+
+    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    again = sum(starts.values()) - len(calls)
+    stage.note(seed=seed, jobs=len(calls), kills=kills, repeated=again)
+    assert set(starts) == {call.id for call in calls}
+    assert again <= kills
+    assert stage.redis.llen(stage.keys.active) == 0
+    assert stage.events.all(event="stalled") == []
+    assert worker.stop() == 0
+    assert len(worker.logged("Child died")) <= kills

@@ -1,0 +1,151 @@
+"""What a test with real workers has at hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from bulltask import App, AsyncResult
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.wait import wait_until
+from bulltask.transport.keys import QueueKeys
+from tests.support.streams import Entry, Stream
+from tests.support.worker import Worker
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """Workers, the queue's events, the journal of the tasks, and a sender; `close` ends all of it.
+
+    Args:
+        url: a server for the queues and the journal.
+        directory: for the workers' modules.
+        record: takes a name and a value for the test report.
+        broker_url: another server for the queues, which the test may harm.
+
+    Attributes:
+        redis: a client of the queues' server.
+        keys: the default queue's.
+        journal: what the tasks tell: ``what``, ``pid``, ``job``.
+        events: BullMQ's events of the default queue: ``event``, ``jobId``, …
+        app: sends jobs.
+    """
+
+    def __init__(
+        self, url: str, directory: Path, record: Callable[[str, object], None], *, broker_url: str = ""
+    ) -> None:
+        self.url, self._journal_url, self._directory, self._record = broker_url or url, url, directory, record
+        self._workers: list[Worker] = []
+        self._apps: list[App] = []
+        self._streams: list[Stream] = []
+        self._proxies: list[FlakyProxy] = []
+        self.keys = self.keys_of("default")
+        self.redis = redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=None)
+        self._gates = redis.Redis.from_url(url)
+        self.journal = self.stream(url, "journal")
+        self.events = self.stream(self.url, self.keys.events)
+        self.app = self.sender()
+
+    @staticmethod
+    def keys_of(queue: str) -> QueueKeys:
+        """The keys of another queue."""
+        return QueueKeys("bull", f"{{{queue}}}", queue)
+
+    def stream(self, url: str, key: str) -> Stream:
+        """Follow one more stream."""
+        self._streams.append(Stream(url, key))
+        return self._streams[-1]
+
+    def proxy(self) -> FlakyProxy:
+        """Open one more way to the queues' server, which the test may break."""
+        self._proxies.append(FlakyProxy("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])).start())
+        return self._proxies[-1]
+
+    def sender(self, url: str = "", **settings: Any) -> App:
+        """Make one more app that sends."""
+        self._apps.append(App("sender", url or self.url, **settings))
+        return self._apps[-1]
+
+    def worker(
+        self,
+        source: str = "",
+        *,
+        via: FlakyProxy | None = None,
+        children: int = 2,
+        settings: Mapping[str, object] | None = None,
+        **more: Any,
+    ) -> Worker:
+        """Start a worker whose module is `APP` and ``source``; ``settings`` by their public names.
+
+        Args:
+            source: more tasks.
+            via: its way to the server; the straight one if left out.
+            children: how many it has.
+            settings: ``BULLTASK_`` settings, by their public names.
+            more: as in `Worker`.
+        """
+        url = self.url if via is None else f"redis://{via.host}:{via.port}/0"
+        said = {"broker_url": url, "worker_concurrency": children, **(settings or {})}
+        directory = self._directory / f"worker-{len(self._workers)}"
+        environ = {"JOURNAL_URL": self._journal_url}
+        self._workers.append(Worker(directory, source, settings=said, environ=environ, **more))
+        return self._workers[-1]
+
+    def hold(self, gate: str = "gate", **options: Any) -> AsyncResult[Any]:
+        """Send a job that tells its start and waits until `open_gate`."""
+        return self.app.send_task("hold", kwargs={"gate": gate}, **options)
+
+    def open_gate(self, gate: str = "gate", times: int = 1) -> None:
+        """Let as many jobs pass that gate, now or later."""
+        self._gates.rpush(f"gate:{gate}", *["open"] * times)
+
+    def started(self, job: AsyncResult[Any], count: int = 1, timeout: float = 20.0) -> Entry:
+        """Wait until the job has started for the ``count``-th time; the entry of that start."""
+        return self.journal.wait_for(count, timeout, what="start", job=job.id)[-1]
+
+    def starts(self, job: AsyncResult[Any]) -> int:
+        """How often the job has started so far."""
+        return len(self.journal.all(what="start", job=job.id))
+
+    def became(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 20.0) -> Entry:
+        """Wait for the ``count``-th event of this kind about the job."""
+        return self.events.wait_for(count, timeout, event=event, jobId=job.id)[-1]
+
+    def wait_until_idle(self, children: int, queue: str = "default") -> None:
+        """Wait until so many children wait for the queue's marker, and there is none."""
+        marker = self.keys_of(queue).marker
+
+        def idle() -> bool:
+            clients: Any = self.redis.client_list()
+            waiting = sum(client["cmd"] == "bzpopmin" and "b" in client["flags"] for client in clients)
+            return waiting >= children and not self.redis.exists(marker)
+
+        wait_until(idle, 20.0, f"{children} idle children")
+
+    def field(self, job: AsyncResult[Any], name: str) -> Any:
+        """A field of the job's hash."""
+        return self.redis.hget(self.keys.job(job.id), name)
+
+    def note(self, **figures: object) -> None:
+        """Keep what was measured for the report; ``pytest -s`` shows it."""
+        for name, value in figures.items():
+            self._record(name, value)
+        sys.stdout.write("  " + ", ".join(f"{name}={value}" for name, value in figures.items()) + "\n")
+
+    def close(self) -> None:
+        """End everything."""
+        for worker in self._workers:
+            worker.close()
+        for app in self._apps:
+            app.close()
+        for proxy in self._proxies:
+            proxy.close()
+        for stream in self._streams:
+            stream.close()
+        self.redis.close()
+        self._gates.close()
