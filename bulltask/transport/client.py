@@ -12,6 +12,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
+from bulltask.errors import BulltaskError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command
 from bulltask.transport.endpoint import Endpoint
@@ -54,18 +55,20 @@ class Client:
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
 
-        A script that the server does not know (``SCRIPT FLUSH``, a failover) fails only its own entries; these, and
-        no others, are sent again.
+        Raises:
+            BrokerError, JobError: as in :meth:`run`, for the first call that failed; the others were made too.
+        """
+        replies = self._exchange_many(calls)
+        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """:meth:`run_many` for calls that mean something alone: each one's error stands in its place.
 
         Raises:
-            BrokerError, JobError: as in :meth:`run`, for the first call that failed.
+            BrokerUnavailable: the connection broke; nobody knows which of the calls were executed.
         """
-        replies = self._exchange([call.packed() for call in calls])
-        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
-            again = self._exchange(_with_bodies([calls[index] for index in missing]))
-            for index, reply in zip(missing, again, strict=True):
-                replies[index] = reply
-        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+        replies = self._exchange_many(calls)
+        return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def connect(self) -> None:
         """Connect now instead of at the first call; see :meth:`run` for what may be raised."""
@@ -76,6 +79,16 @@ class Client:
         if self._connection is not None:
             self._connection.disconnect()
             self._connection = None
+
+    def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """A script that the server does not know (``SCRIPT FLUSH``, a failover) fails only its own entries; these,
+        and no others, are sent again."""
+        replies = self._exchange([call.packed() for call in calls])
+        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
+            again = self._exchange(_with_bodies([calls[index] for index in missing]))
+            for index, reply in zip(missing, again, strict=True):
+                replies[index] = reply
+        return replies
 
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
         connection = self._connected()
@@ -119,6 +132,12 @@ class Client:
         if isinstance(reply, ResponseError):
             raise faults.refused(reply, self._endpoint.shown) from reply
         return call.judge(reply)
+
+    def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
+        try:
+            return self._judge(call, reply)
+        except BulltaskError as exc:
+            return exc
 
 
 def _read(connection: redis.Connection) -> Any:

@@ -12,7 +12,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
 from bulltask.transport.aclient import AsyncClient
 from bulltask.worker.child.attempt import Attempt, Attempts
-from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.work import Outcome, Picked
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import ChildBlock, Slot
@@ -125,17 +125,17 @@ class AsyncLoop:
         while True:
             try:
                 await self.client().run(self._settler.call(picked, outcome, fetch_next=False))
-            except JobError:
-                written = unsure and await self._was_ours(picked)
             except REPAIRABLE as exc:
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
                 continue
-            except BrokerError as exc:
+            except UNSTORABLE as exc:
                 if (instead := self._settler.instead(outcome, exc)) is not None:
                     outcome = instead
                     continue
                 written = False
+            except JobError:
+                written = unsure and await self._was_ours(picked)
             else:
                 written = True
             self._outage.over()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, BulltaskError, FailedChildren, PendingChildren
 from bulltask.events import (
     Bus,
     JobCompleted,
@@ -21,7 +21,10 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.worker.child.work import Completed, Failed, Outcome, Picked, Postponed, RetryLater
 
-__all__ = ["Settler"]
+__all__ = ["UNSTORABLE", "Settler"]
+
+UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren)
+"""What says, after ``REPAIRABLE``, that waiting will not help: see :meth:`Settler.instead`."""
 
 
 class Settler:
@@ -61,12 +64,13 @@ class Settler:
             case Postponed():
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
 
-    def instead(self, outcome: Outcome, exc: BrokerError) -> Outcome | None:
+    def instead(self, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
 
-        A job whose hash is broken makes the scripts themselves fail. It is failed with that reason; if not even that
-        can be written it is left to the stalled check (``None``), so that one broken job does not hold a child for
-        ever.
+        A job whose hash is broken makes the scripts themselves fail, and a parent of a flow cannot complete while it
+        has children that are pending or have failed. Such a job is failed with that reason, as Node does; if not even
+        that can be written it is left to the stalled check (``None``), so that one broken job does not hold a child
+        for ever.
         """
         if isinstance(outcome, Failed):
             return None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailable, DecodeError, Interrupt, JobError
+from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, DecodeError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
 from bulltask.job import ActiveJob
 from bulltask.transport.broker import Broker
@@ -80,6 +80,11 @@ class JobSource:
         """A call that may have taken a job broke: the job, if there is one, is locked with the slot's token."""
         if isinstance(exc, BrokerUnavailable):
             self._unsure.add(slot)
+
+    def give_back(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
+        """Put back what a fetch of queue ``index`` brought: the outcome that travelled with it was refused."""
+        if isinstance(fetched, Fetched) and fetched.job_id:
+            self.client.run(move_from_active_to_wait(self.rotation.queues[index], fetched.job_id, slot.token))
 
     def pause(self, exc: BrokerError) -> None:
         """Wait before the next try after ``exc``."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from bulltask.clock import mono_ms
-from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
-from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Outcome, Picked
 from bulltask.worker.slots import ChildBlock, Slot
@@ -62,19 +62,19 @@ class SyncLoop:
         while True:
             try:
                 following = self._exchange(picked, outcome, slot, fetch=not (unsure or self._source.closing))
-            except JobError:
-                written, following = unsure and self._was_ours(picked), None
             except REPAIRABLE as exc:
                 # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 self._source.failed(exc, slot)
                 self._source.pause(exc)
                 continue
-            except BrokerError as exc:
+            except UNSTORABLE as exc:
                 if (instead := self._settler.instead(outcome, exc)) is not None:
                     outcome = instead
                     continue
                 written, following = False, None
+            except JobError:
+                written, following = unsure and self._was_ours(picked), None
             else:
                 written = True
             if following is None:
@@ -101,7 +101,13 @@ class SyncLoop:
             return None
         if same:
             return source.picked(index, slot, source.client.run(call))
-        fetched = source.client.run_many([call, source.fetch_call(index, slot)])[1]
+        done, fetched = source.client.try_many([call, source.fetch_call(index, slot)])
+        if isinstance(done, BulltaskError):
+            source.give_back(index, slot, fetched)
+            raise done
+        if isinstance(fetched, BulltaskError):
+            # The outcome is written; whoever asks next meets the same fault where it is dealt with.
+            return None
         return source.picked(index, slot, fetched)
 
     def _was_ours(self, picked: Picked) -> bool:

@@ -47,8 +47,8 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
         return Failed(reason, trace, category.value)
     try:
         delay_ms = _delay_ms(cause, job, task, made, asked, app)
-    except Exception as exc:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
-        return Failed(f"{reason} (and it cannot be retried: {type(exc).__name__}: {exc})", trace, category.value)
+    except Exception as fault:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
+        return Failed(f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})", trace, category.value)
     return RetryLater(delay_ms, reason, trace, category.value)
 
 
