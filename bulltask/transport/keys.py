@@ -90,7 +90,7 @@ class QueueKeys:
         return f"{self.base}{job_id}:lock"
 
     def crashes(self, job_id: str) -> str:
-        """How many children died while they ran the job; ours, with an expiry."""
+        """The tokens of the children that died while they ran the job: a set of ours, with an expiry."""
         return f"{self.own}crashes:{job_id}"
 
     def client_name(self, worker: str = "") -> str:

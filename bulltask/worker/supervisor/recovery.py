@@ -97,7 +97,7 @@ class Recovery:
                 self._settle_job(keys, token, job_id, orphans)
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, orphans: Orphans) -> None:
-        crashes = 0 if orphans.wanted else self._count_crash(keys, job_id)
+        crashes = 0 if orphans.wanted else self._count_crash(keys, token, job_id)
         if crashes >= self._config.max_crashes:
             reason = (
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
@@ -112,10 +112,12 @@ class Recovery:
         else:
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - orphans.died_ms))
 
-    def _count_crash(self, keys: QueueKeys, job_id: str) -> int:
+    def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
-        calls: list[Call[Any]] = [command("INCR", key), command("PEXPIRE", key, _REMEMBER_MS)]
-        return int(self._client.run_many(calls)[0])
+        # A set of tokens instead of a counter: when the connection breaks before the job is settled, this is done
+        # again, and one death must not count as two.
+        calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _REMEMBER_MS)]
+        return int(self._client.run_many([*calls, command("SCARD", key)])[2])
 
     def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> Call[Any]:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
