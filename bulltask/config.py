@@ -49,6 +49,7 @@ class Config:
     include: tuple[str, ...]
     result_expires_ms: int | None
     failure_expires_ms: int | None
+    start_method: str
     concurrency: int
     async_concurrency: int
     lock_ms: int
@@ -206,6 +207,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("result_expires", "result_expires_ms", _optional(_duration()), 86_400, "completed jobs stay; none: always"),
         _S("result_failure_expires", "failure_expires_ms", _optional(_duration()), None, "the same for failed jobs"),
         _S("worker_concurrency", "concurrency", _cores, "auto", "child processes; auto is one a core"),
+        _S("worker_start_method", "start_method", _choice("auto", "fork", "spawn"), "auto", "how children are started"),
         _S("worker_async_concurrency", "async_concurrency", _integer(1, 10_000), 100, "async jobs at once in a child"),
         _S("lock_duration", "lock_ms", _duration(1_000), 30, "a job's lock, renewed while its worker lives"),
         _S("lock_renew_time", "lock_renew_ms", _optional(_duration(100)), None, "age at which it is renewed; half"),
@@ -256,6 +258,10 @@ class Conf:
         """Set ``name`` above what code says: the environment and the command line use this."""
         self._check(name, value)
         self._overrides[name] = value
+
+    def overrides(self) -> dict[str, object]:
+        """What the environment and the command line have set."""
+        return dict(self._overrides)
 
     def freeze(self) -> Config:
         """Return the frozen value; afterwards nothing can be changed."""

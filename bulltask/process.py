@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["die_with_parent", "usable_cores"]
+__all__ = ["die_with_parent", "fork_holding_signals", "release_signals", "usable_cores"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -53,3 +54,24 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass  # no cgroup 2 here, or no quota
     return max(1, cores)
+
+
+_HELD: Final = frozenset({signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGINT})
+
+
+def fork_holding_signals() -> int:
+    """``os.fork()``, with signals held back in the child until it calls :func:`release_signals`.
+
+    A signal that came to the child before it has handlers of its own would run its parent's in it, and be lost: a
+    child told to stop just then would go on.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def release_signals() -> None:
+    """Let signals through; the child calls this when its handlers stand."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -22,8 +22,8 @@ def app_options(function: F) -> F:
     return click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg.")(function)
 
 
-def load_app(ctx: click.Context, app: str | None, broker: str | None) -> App:
-    """Find the app and apply ``-b``.
+def load_app(ctx: click.Context, app: str | None, broker: str | None) -> tuple[str, App]:
+    """Find the app and apply ``-b``; return what ``-A`` said too.
 
     Raises:
         click.UsageError: no ``-A`` was given.
@@ -39,4 +39,4 @@ def load_app(ctx: click.Context, app: str | None, broker: str | None) -> App:
     found = find_app(spec, App)
     if url := broker or given.get("broker"):
         found.conf.override("broker_url", url)
-    return found
+    return spec, found

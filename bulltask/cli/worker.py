@@ -15,6 +15,7 @@ SETTINGS: Final = {
     "concurrency": "worker_concurrency",
     "async_concurrency": "worker_async_concurrency",
     "hostname": "worker_name",
+    "pool_start_method": "worker_start_method",
     "loglevel": "loglevel",
     "metrics_port": "metrics_port",
     "metrics_host": "metrics_host",
@@ -33,6 +34,7 @@ SETTINGS: Final = {
 @click.option("-X", "--exclude-queues", help="Queues to leave out, comma-separated.")
 @click.option("-c", "--concurrency", help="Child processes, or 'auto' for one a core.")
 @click.option("--async-concurrency", type=int, help="Async jobs at once in each child (100).")
+@click.option("--pool-start-method", type=click.Choice(["auto", "fork", "spawn"]), help="How children start (auto).")
 @click.option("-n", "--hostname", help="Name of this worker.")
 @click.option(
     "-l", "--loglevel", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Least level that is logged."
@@ -59,7 +61,7 @@ def command(
     """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
     from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
 
-    found = load_app(ctx, app, broker)
+    spec, found = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:
             found.conf.override(setting, flags[flag])
@@ -70,7 +72,7 @@ def command(
     served = [name for name in (_names(queues) or default_queues(found)) if name not in left_out]
     if not served:
         raise click.UsageError("no queue is left to serve: -X leaves out all of them")
-    ctx.exit(run_worker(found, served))
+    ctx.exit(run_worker(found, served, spec=spec))
 
 
 def _names(text: str | None) -> list[str]:

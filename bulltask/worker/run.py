@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Final
+import sys
+from collections.abc import Sequence
 
 from bulltask.app import App
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailable
 from bulltask.events import Bus, WorkerStarted
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.log_listener import LogListener
-from bulltask.transport.inspect import jobs_under, queue_lengths, server_facts
-from bulltask.transport.keys import QueueKeys, wire_name
-from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts_add import describe_queue
+from bulltask.observe.log_listener import LogListener, listener_errors
+from bulltask.transport.inspect import queue_lengths
+from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
+from bulltask.worker.child.spawned import SpawnOrder
 from bulltask.worker.exits import Exit
+from bulltask.worker.metrics_process import MetricsProcess
 from bulltask.worker.outage import Outage
-from bulltask.worker.slots import Slots
+from bulltask.worker.preflight import Preflight
+from bulltask.worker.slots import Slots, shareable_file
 from bulltask.worker.supervisor.fleet import Fleet
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
 from bulltask.worker.supervisor.recovery import Recovery
@@ -34,17 +33,16 @@ from bulltask.worker.supervisor.signals import SignalQueue
 from bulltask.worker.supervisor.stall_check import StallCheck
 from bulltask.worker.wakeups import Wakeups
 
-__all__ = ["run_worker", "worker_id"]
-
-OLDEST_REDIS: Final = (6, 2)
+__all__ = ["default_queues", "run_worker", "worker_id"]
 
 
-def run_worker(app: App, queues: Sequence[str] = ()) -> Exit:
+def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None) -> Exit:
     """Run a worker in this process until it is stopped; what ``bulltask worker`` does after reading its flags.
 
     Args:
         app: the application; its settings are frozen now and its tasks imported.
         queues: the queues as the user spells them; the default queue and those that tasks name, if empty.
+        spec: how ``-A`` would name the app; children that cannot be forked need it.
 
     Returns:
         The exit code.
@@ -54,7 +52,7 @@ def run_worker(app: App, queues: Sequence[str] = ()) -> Exit:
     """
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, worker_id(app.config.worker_name)).run()
+    return _Assembly(app, names, spec).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -70,144 +68,108 @@ def worker_id(name: str = "") -> str:
 
 
 class _Assembly:
-    def __init__(self, app: App, queues: tuple[str, ...], worker_id: str) -> None:
-        self.app, self.queues, self.worker_id = app, queues, worker_id
-        self.logger = log.configure(level=app.config.log_level, worker_id=worker_id)
-        self.bus, self.wakeups = Bus(), Wakeups()
-        LogListener(self.logger).attach(self.bus)
+    """The parts of one worker, built in the order in which they need each other."""
+
+    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None) -> None:
+        config = app.config
+        self.app, self.queues, self.spec, self.config = app, queues, spec, config
+        self.worker_id = worker_id(config.worker_name)
+        self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
+        self.wakeups = Wakeups()
         self.signals = SignalQueue(self.wakeups)
-        self.outage = Outage(self.bus, app.config)
+        self.bus = Bus(on_error=listener_errors(self.logger))
+        LogListener(self.logger).attach(self.bus)
+        self.outage = Outage(self.bus, config)
         self.broker = app.broker
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
+        self.presence = Presence(self.broker, queues, self.worker_id, self.outage)
+        self.slots_fd = shareable_file("bulltask-slots")
+        self.slots = Slots(config.concurrency, self._slots_per_child(), self.slots_fd)
+        self.metrics_fd = None if config.metrics_port is None else shareable_file("bulltask-metrics")
+        self.memory = self._metrics_memory()
 
     def run(self) -> Exit:
+        exporter = self._exporter()
         self.signals.install()
-        refusal = self._meet()
-        return self._supervise() if refusal is None else refusal
+        try:
+            preflight = Preflight(self.client, self.keys, self.config, self.logger, self.outage)
+            refusal = preflight.run(self.signals.wait, lambda: bool(self.signals.take()))
+            if refusal is not None:
+                return refusal
+            if exporter is not None:
+                exporter.start()
+            return self._supervise()
+        finally:
+            if exporter is not None:
+                exporter.stop()
+            self._let_go()
 
     def _supervise(self) -> Exit:
-        app, config, bus, outage = self.app, self.app.config, self.bus, self.outage
-        keys, client, clock = self.keys, self.client, self.broker.clock
-        memory = self._metrics_memory()
-        exporter = None if memory is None else self._fork_exporter(memory)
-        slots = Slots(config.concurrency, self._slots_per_child())
-        presence = Presence(self.broker, self.queues, self.worker_id, outage)
-
-        def let_go() -> None:
-            client.close()
-            presence.close()
-            self.wakeups.close()
-
-        def run(index: int, parent_pid: int) -> None:
-            plan = ChildPlan(
-                app, self.queues, self.worker_id, slots.children[index], self._child_bus(memory, index), let_go
-            )
-            run_child(plan, parent_pid)
-
-        fleet = Fleet(slots, run, bus)
-        recovery = Recovery(keys, client, clock, config, bus, outage)
+        config, bus, outage, keys, client = self.config, self.bus, self.outage, self.keys, self.client
+        fleet = Fleet(self.slots, self._launcher(), bus)
+        recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
-        stalls = StallCheck(keys, client, clock, config, bus, outage)
-        ticker = Ticker([heartbeat, recovery, stalls, presence])
-        bus.emit(WorkerStarted(self.worker_id, app.name, self.queues, config.concurrency, self.broker.endpoint.shown))
-        code = Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
-        if exporter is not None:
-            _end(exporter)
-        let_go()
-        return code
+        stalls = StallCheck(keys, client, self.broker.clock, config, bus, outage)
+        ticker = Ticker([heartbeat, recovery, stalls, self.presence])
+        url = self.broker.endpoint.shown
+        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
+        return Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
+
+    def _launcher(self) -> Launcher:
+        spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)
+        return choose_launcher(self.config.start_method, ForkLauncher(self._run_child), spawn, self.logger.warning)
+
+    def _run_child(self, index: int, parent_pid: int) -> None:
+        plan = ChildPlan(
+            self.app,
+            self.queues,
+            self.worker_id,
+            self.slots.children[index],
+            lambda: child_bus(self.logger, self.memory, index, self.queues),
+            self._let_go,
+        )
+        run_child(plan, parent_pid)
+
+    def _order(self, index: int) -> tuple[int, tuple[int, ...]]:
+        assert self.spec is not None
+        assert self.slots_fd is not None
+        order = SpawnOrder(
+            app=self.spec,
+            overrides=self.app.conf.overrides(),
+            path=sys.path,
+            queues=list(self.queues),
+            worker_id=self.worker_id,
+            index=index,
+            parent_pid=os.getpid(),
+            slots_fd=self.slots_fd,
+            children=self.config.concurrency,
+            per_child=self.slots.per_child,
+            metrics_fd=self.metrics_fd,
+        )
+        shared = (self.slots_fd,) if self.metrics_fd is None else (self.slots_fd, self.metrics_fd)
+        return order.write(), shared
+
+    def _let_go(self) -> None:
+        """Close what belongs to the supervisor alone; a forked child calls it too."""
+        self.client.close()
+        self.presence.close()
+        self.wakeups.close()
 
     def _slots_per_child(self) -> int:
         has_async = any(task.is_async for task in self.app.tasks.values())
-        return self.app.config.async_concurrency if has_async else 1
-
-    def _meet(self) -> Exit | None:
-        """Wait for Redis to answer, look at it once, and describe the queues; an exit code if that is no use."""
-        while True:
-            try:
-                self._look()
-            except BrokerAuthError as exc:
-                # One line for the operator; the way through bulltask's code says nothing more.
-                self.logger.error("Redis refused this worker", error=str(exc))  # noqa: TRY400
-                return Exit.BROKER_REFUSED
-            except BrokerError as exc:
-                if isinstance(exc, BrokerUnavailable):
-                    self.logger.warning("Waiting for Redis", error=str(exc))
-                self.signals.wait(self.outage.failed(exc))
-            else:
-                self.outage.over()
-                return None
-            if self.signals.take():
-                return Exit.OK
-
-    def _look(self) -> None:
-        logger = self.logger
-        facts = server_facts(self.client)
-        if facts.version < OLDEST_REDIS:
-            logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
-        if facts.eviction != "noeviction":
-            logger.warning(
-                "Redis may evict jobs silently when it is full; set maxmemory-policy to noeviction",
-                maxmemory_policy=facts.eviction,
-            )
-        for queue in self.keys:
-            self.client.run_many(describe_queue(queue, PROTOCOL_VERSION, self.app.config.max_events))
-            self._look_for_other_spelling(queue)
-
-    def _look_for_other_spelling(self, keys: QueueKeys) -> None:
-        """`emails` and `{emails}` are two queues for BullMQ; say so where jobs wait under the one not served."""
-        tagged = self.app.config.queue_hash_tag
-        if "{" in keys.queue:
-            return
-        other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
-        if found := jobs_under(self.client, other):
-            self.logger.warning(
-                "Jobs wait under the other spelling of this queue, which this worker does not serve; if another client "
-                f"spells it that way, set queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
-                queue=keys.queue,
-                served=keys.base,
-                other=other.base,
-                jobs=found,
-            )
+        return self.config.async_concurrency if has_async else 1
 
     def _metrics_memory(self) -> MetricsMemory | None:
         """Counters for every process; nothing at all when metrics are off."""
-        config = self.app.config
-        if config.metrics_port is None:
+        if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, config.concurrency + 1)
+        memory = MetricsMemory(self.queues, self.config.concurrency + 1, self.metrics_fd)
         MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 
-    def _fork_exporter(self, memory: MetricsMemory) -> int:
-        """Serve the metrics from a process of their own; return its pid."""
-        # Slow to import (prometheus_client), and metrics are off by default.
-        from bulltask.observe.exporter import bind, run_exporter  # noqa: PLC0415
-        from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
-
-        config, parent_pid = self.app.config, os.getpid()
-        listener = bind(config.metrics_host, config.metrics_port or 0)
-        pid = os.fork()
-        if pid == 0:
-            client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-            collector = MetricsCollector(memory, self.worker_id, lambda: queue_lengths(client, self.keys))
-            run_exporter(listener, collector, parent_pid)
-            os._exit(Exit.FAILED)
-        listener.close()
-        return pid
-
-    def _child_bus(self, memory: MetricsMemory | None, index: int) -> Callable[[], Bus]:
-        def make() -> Bus:
-            bus = Bus()
-            LogListener(self.logger).attach(bus)
-            if memory is not None:
-                MetricsListener(memory.block(index + 1), self.queues).attach(bus)
-            return bus
-
-        return make
-
-
-def _end(pid: int) -> None:
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
+    def _exporter(self) -> MetricsProcess | None:
+        if self.memory is None:
+            return None
+        client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
+        return MetricsProcess(self.config, self.memory, self.worker_id, lambda: queue_lengths(client, self.keys))

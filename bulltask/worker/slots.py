@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from bulltask.states import RunState, SlotState
 
-__all__ = ["ID_BYTES", "ChildBlock", "Slot", "SlotView", "Slots"]
+__all__ = ["ID_BYTES", "ChildBlock", "Slot", "SlotView", "Slots", "shareable_file"]
 
 ID_BYTES: Final = 768
 """Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
@@ -151,20 +151,34 @@ class ChildBlock:
 class Slots:
     """Responsible for the shared memory: one block per child.
 
-    The memory is anonymous and inherited by fork: there is no name that a killed worker could leave behind.
+    It has no name that a killed worker could leave behind: it is anonymous, or a file that exists only as a
+    descriptor.
 
     Args:
         children: how many children there are.
         per_child: how many jobs a child may hold at once.
+        fd: a file of :func:`shareable_file` to keep it in, for children that are spawned; anonymous memory if
+            ``None``.
     """
 
-    def __init__(self, children: int, per_child: int) -> None:
+    def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
         self.per_child = per_child
         size = _CHILD_BYTES + per_child * _SLOT_BYTES
         page = os.sysconf("SC_PAGE_SIZE")
         self._stride = -(-size // page) * page  # children do not write to one page
-        self._memory = memoryview(mmap.mmap(-1, self._stride * children))
+        if fd is not None and os.fstat(fd).st_size == 0:
+            os.ftruncate(fd, self._stride * children)
+        self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, self._stride * children))
         self.children = [
             ChildBlock(self._memory[index * self._stride : index * self._stride + size], per_child)
             for index in range(children)
         ]
+
+
+def shareable_file(name: str) -> int | None:
+    """Return a nameless file for memory that spawned children share too; ``None`` where the system has none.
+
+    Args:
+        name: shown in ``/proc/PID/fd``, for people.
+    """
+    return os.memfd_create(name) if hasattr(os, "memfd_create") else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bulltask.app import App
 from bulltask.events import Bus
 from bulltask.job import ActiveJob
-from bulltask.process import die_with_parent
+from bulltask.process import die_with_parent, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.states import RunState
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -80,6 +80,7 @@ def _own_process(parent_pid: int) -> None:
     # A child whose supervisor is gone has nobody who renews its locks: another worker will run its job. It must be
     # gone by then, and the kernel sees to it whatever the child is doing.
     die_with_parent(signal.SIGKILL, parent_pid)
+    release_signals()
     gc.enable()
 
 

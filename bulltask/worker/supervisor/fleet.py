@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,8 +12,8 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildStarted
 from bulltask.states import RunState, SlotState
-from bulltask.worker.exits import Exit
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
+from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import Orphans
 
 __all__ = ["Fleet", "FleetBroken"]
@@ -40,12 +39,12 @@ class Fleet:
 
     Args:
         slots: the shared memory; one block per child.
-        run: what a child does after the fork; it gets its index and the supervisor's pid, and does not return.
+        launch: starts the child of an index and returns its pid.
         bus: hears of every start and death.
     """
 
-    def __init__(self, slots: Slots, run: Callable[[int, int], None], bus: Bus) -> None:
-        self._slots, self._run, self._bus = slots, run, bus
+    def __init__(self, slots: Slots, launch: Launcher, bus: Bus) -> None:
+        self._slots, self._launch, self._bus = slots, launch, bus
         self._children: dict[int, _Child] = {}
         self._not_before_ms = [0] * len(slots.children)
         self._boot_failures = 0
@@ -109,14 +108,7 @@ class Fleet:
     def _start(self, index: int) -> None:
         block = self._slots.children[index]
         block.renew()
-        # Objects that exist now are left alone by the collector, so that it does not copy their pages in each child.
-        gc.collect()
-        gc.freeze()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._run(index, parent)
-            os._exit(Exit.FAILED)  # not reached: a child ends itself
+        pid = self._launch(index)
         self._children[index] = _Child(pid, mono_ms(), block.slots())
         self._bus.emit(ChildStarted(index, pid))
 

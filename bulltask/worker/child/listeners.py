@@ -1,0 +1,24 @@
+"""Who listens to a child: its log lines and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bulltask.events import Bus
+from bulltask.observe.counters import MetricsListener, MetricsMemory
+from bulltask.observe.log_listener import LogListener, listener_errors
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["child_bus"]
+
+
+def child_bus(logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int, queues: Sequence[str]) -> Bus:
+    """Return a child's bus; call it in the child, because the counters remember who writes them."""
+    bus = Bus(on_error=listener_errors(logger))
+    LogListener(logger).attach(bus)
+    if memory is not None:
+        MetricsListener(memory.block(index + 1), queues).attach(bus)
+    return bus

@@ -1,0 +1,69 @@
+"""The process that serves ``/metrics``: forked, so that the supervisor stays single-threaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bulltask.config import Config
+from bulltask.observe.counters import MetricsMemory
+from bulltask.process import fork_holding_signals
+from bulltask.worker.exits import Exit
+
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["MetricsProcess"]
+
+
+class MetricsProcess:
+    """Responsible for the exporter's process.
+
+    The port is taken at once, so that a wrong one stops the start; the process comes when there is something to say.
+
+    Args:
+        config: where to serve.
+        memory: the counters of all processes.
+        worker_id: shown in the metrics.
+        queue_lengths: reads the queues; called in the new process.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        memory: MetricsMemory,
+        worker_id: str,
+        queue_lengths: Callable[[], Mapping[str, Mapping[str, int]]],
+    ) -> None:
+        from bulltask.observe.exporter import bind  # noqa: PLC0415 - prometheus_client is slow to import
+
+        self._memory, self._worker_id, self._lengths = memory, worker_id, queue_lengths
+        self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
+        self._pid = 0
+
+    def start(self) -> None:
+        """Fork."""
+        from bulltask.observe.exporter import run_exporter  # noqa: PLC0415
+        from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
+
+        parent_pid = os.getpid()
+        self._pid = fork_holding_signals()  # the exporter lets them through when its handlers stand
+        if self._pid == 0:
+            collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
+            run_exporter(self._socket, collector, parent_pid)
+            os._exit(Exit.FAILED)
+        self._socket.close()
+
+    def stop(self) -> None:
+        """End it and wait for its end."""
+        self._socket.close()
+        if self._pid:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._pid, signal.SIGTERM)
+                os.waitpid(self._pid, 0)

@@ -1,0 +1,96 @@
+"""What a worker looks at before it starts: does Redis answer, is it fit, are jobs waiting where nobody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from bulltask.config import Config
+from bulltask.errors import BrokerAuthError, BrokerError
+from bulltask.transport.client import Client
+from bulltask.transport.inspect import jobs_under, server_facts
+from bulltask.transport.keys import QueueKeys, wire_name
+from bulltask.transport.produce import PROTOCOL_VERSION
+from bulltask.transport.scripts_add import describe_queue
+from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["Preflight"]
+
+OLDEST_REDIS: Final = (6, 2)
+
+
+class Preflight:
+    """Responsible for meeting Redis before the first child is started.
+
+    Args:
+        client: the supervisor's.
+        keys: the worker's queues.
+        config: settings.
+        logger: hears what an operator should change.
+        outage: how long to wait between tries.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Sequence[QueueKeys],
+        config: Config,
+        logger: FilteringBoundLogger,
+        outage: Outage,
+    ) -> None:
+        self._client, self._keys, self._config, self._logger, self._outage = client, keys, config, logger, outage
+
+    def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> Exit | None:
+        """Wait for Redis, look at it once, describe the queues in it; an exit code if starting is no use.
+
+        Args:
+            wait: waits so many milliseconds, or until a signal.
+            stopped: True when the worker was told to stop meanwhile.
+        """
+        while True:
+            try:
+                self._look()
+            except BrokerAuthError as exc:
+                # One line for the operator; the way through bulltask's code says nothing more.
+                self._logger.error("Redis refused this worker", error=str(exc))  # noqa: TRY400
+                return Exit.BROKER_REFUSED
+            except BrokerError as exc:
+                wait(self._outage.failed(exc))
+            else:
+                self._outage.over()
+                return None
+            if stopped():
+                return Exit.OK
+
+    def _look(self) -> None:
+        facts = server_facts(self._client)
+        if facts.version < OLDEST_REDIS:
+            self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
+        if facts.eviction != "noeviction":
+            self._logger.warning(
+                "Redis may evict jobs silently when it is full; set maxmemory-policy to noeviction",
+                maxmemory_policy=facts.eviction,
+            )
+        for queue in self._keys:
+            self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
+            self._look_for_other_spelling(queue)
+
+    def _look_for_other_spelling(self, keys: QueueKeys) -> None:
+        """`emails` and `{emails}` are two queues for BullMQ; say so where jobs wait under the one not served."""
+        tagged = self._config.queue_hash_tag
+        if "{" in keys.queue:
+            return
+        other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
+        if found := jobs_under(self._client, other):
+            self._logger.warning(
+                "Jobs wait under the other spelling of this queue, which this worker does not serve; if another client "
+                f"spells it that way, set queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
+                queue=keys.queue,
+                served=keys.base,
+                other=other.base,
+                jobs=found,
+            )

@@ -1,0 +1,104 @@
+"""Starting a child: a fork while that is safe, a new interpreter when it is not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from bulltask.process import fork_holding_signals
+from bulltask.worker.exits import Exit
+
+__all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "thread_count"]
+
+Launcher = Callable[[int], int]
+"""Starts the child of an index and returns its pid."""
+
+
+class ForkLauncher:
+    """Starts a child as a copy of this process: quick, and the tasks are already imported.
+
+    Args:
+        run: the child's life after the fork; it gets its index and the supervisor's pid, and does not return.
+    """
+
+    def __init__(self, run: Callable[[int, int], None]) -> None:
+        self._run = run
+
+    def __call__(self, index: int) -> int:
+        """Fork."""
+        # Objects that exist now are left alone by the collector, so that it does not copy their pages in each child.
+        gc.collect()
+        gc.freeze()
+        parent_pid = os.getpid()
+        pid = fork_holding_signals()
+        if pid == 0:
+            self._run(index, parent_pid)
+            os._exit(Exit.FAILED)  # not reached: a child ends itself
+        return pid
+
+
+class SpawnLauncher:
+    """Starts a child as a new interpreter that imports the app again: slower, and safe with threads.
+
+    Args:
+        order: gives, for an index, the descriptor of a file that tells the child everything (it may hold a password,
+            which is why it is no argument), and the descriptors that the child shares.
+    """
+
+    def __init__(self, order: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
+        self._order = order
+
+    def __call__(self, index: int) -> int:
+        """Spawn."""
+        order_fd, shared = self._order(index)
+        try:
+            for fd in (order_fd, *shared):
+                os.set_inheritable(fd, True)
+            words = [sys.executable, "-m", "bulltask.worker.child.spawned", str(order_fd)]
+            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=())
+        finally:
+            for fd in shared:
+                os.set_inheritable(fd, False)
+            os.close(order_fd)
+
+
+def choose_launcher(
+    method: str, fork: ForkLauncher, spawn: SpawnLauncher | None, warn: Callable[[str], None]
+) -> Launcher:
+    """Return what starts children.
+
+    Args:
+        method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads when a child is due. A
+            fork copies one thread and every lock that the others hold, and a child may then wait for ever.
+        fork: starts by forking.
+        spawn: starts by spawning; ``None`` when nobody knows how the app is found (``-A``).
+        warn: is told once when ``auto`` does not fork, and when it should not but must.
+    """
+    if method == "fork" or (method == "spawn" and spawn is not None):
+        return fork if method == "fork" or spawn is None else spawn
+    warned = False
+
+    def start(index: int) -> int:
+        nonlocal warned
+        threads = thread_count()
+        if threads <= 1 and method == "auto":
+            return fork(index)
+        if not warned:
+            warned = True
+            cure = "children are started as new interpreters" if spawn else "without -A only a fork is possible"
+            warn(
+                f"the app has started threads ({threads - 1}) while it was imported, and threads do not survive a fork: {cure}"
+            )
+        return fork(index) if spawn is None else spawn(index)
+
+    return start
+
+
+def thread_count() -> int:
+    """How many threads this process has, those of C libraries included where the system can tell."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
