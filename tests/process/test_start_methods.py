@@ -1,0 +1,79 @@
+"""Children that are forked, and children that are new interpreters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bulltask.testing.wait import wait_until
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+THREAD = """
+import threading
+
+parked = threading.Event()
+threading.Thread(target=parked.wait, daemon=True).start()
+"""
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_children_are_forks_unless_the_app_has_threads(stage: Stage) -> None:
+    plain = stage.worker()
+    plain.wait_for_line("Child started", count=2)
+    assert not any("spawned" in command_line(pid) for pid in plain.children)
+    assert plain.complaints() == []
+    assert plain.stop() == 0
+
+    threaded = stage.worker(THREAD)
+    job = stage.hold()
+    pid = int(stage.started(job)["pid"])
+    assert "bulltask.worker.child.spawned" in command_line(pid)
+    warnings = [line for line in threaded.complaints() if "threads" in line["event"]]
+    assert len(warnings) == 1, "said once, not for each child"
+    stage.open_gate()
+    assert job.get(timeout=10) == "gate"
+    assert threaded.stop() == 0
+
+
+def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(stage: Stage) -> None:
+    port = free_port()
+    settings = {"worker_start_method": "spawn", "lock_duration": 30, "metrics_port": port}
+    worker = stage.worker(children=2, settings=settings)
+    job = stage.hold()
+    first = stage.started(job)
+    os.kill(int(first["pid"]), signal.SIGKILL)
+    again = stage.started(job, 2)
+    assert again["pid"] != first["pid"]
+    stage.open_gate()
+    assert job.get(timeout=10) == "gate"
+    # The counters live in memory that a spawned child shares by descriptor; they must not start anew with it.
+    wait_until(lambda: completed(port) == 1, 10, "the completed job in the metrics")
+    running = stage.hold("late")
+    stage.started(running)
+    worker.send(signal.SIGTERM)
+    stage.open_gate("late")
+    assert worker.wait() == 0
+    assert running.successful()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def completed(port: int) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = (sample for family in families if family.name == "bullmq_jobs_processed" for sample in family.samples)
+    return sum(sample.value for sample in samples if sample.labels["status"] == "completed")
