@@ -36,6 +36,7 @@ class Config:
     connect_timeout_ms: int
     command_timeout_ms: int
     publish_retries: int
+    connection_retries: int | None
     reconnect_delay_ms: int
     reconnect_delay_max_ms: int
     max_payload: int
@@ -193,6 +194,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("redis_socket_connect_timeout", "connect_timeout_ms", _duration(1), 5, "seconds to connect"),
         _S("redis_socket_timeout", "command_timeout_ms", _duration(1), 10, "seconds any command may take"),
         _S("broker_publish_retries", "publish_retries", _integer(0, 100), 3, "resends of a send whose reply was lost"),
+        _S(
+            "broker_connection_max_retries",
+            "connection_retries",
+            _optional(_integer(1)),
+            None,
+            "tries to reach a lost Redis before the worker gives up; none: it never does",
+        ),
         _S("broker_reconnect_delay", "reconnect_delay_ms", _duration(1), 0.1, "first pause before a reconnect"),
         _S("broker_reconnect_delay_max", "reconnect_delay_max_ms", _duration(1), 30, "longest pause"),
         _S("max_payload", "max_payload", _integer(1), 10_000_000, "bytes of JSON of one call or one result"),
@@ -281,6 +289,8 @@ class Conf:
             )
         if config.reconnect_delay_max_ms < config.reconnect_delay_ms:
             raise ConfigError("broker_reconnect_delay_max must not be shorter than broker_reconnect_delay")
+        if config.retry_backoff_max_ms < config.retry_backoff_ms:
+            raise ConfigError("task_retry_backoff_max must not be shorter than task_retry_backoff")
         return config
 
     def _check(self, name: str, value: object) -> None:

@@ -46,6 +46,12 @@ class Outage:
             self._attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=min(QUICK_MS, most_ms) if quick else most_ms
         )
 
+    @property
+    def given_up(self) -> bool:
+        """True after more tries than ``broker_connection_max_retries`` allows."""
+        most = self._config.connection_retries
+        return most is not None and self._attempt > most
+
     def over(self) -> None:
         """Redis answered; cheap when there was no outage."""
         if self._attempt:

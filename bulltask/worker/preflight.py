@@ -59,7 +59,10 @@ class Preflight:
                 self._logger.error("Redis refused this worker", error=str(exc))  # noqa: TRY400
                 return Exit.BROKER_REFUSED
             except BrokerError as exc:
-                wait(self._outage.failed(exc))
+                pause_ms = self._outage.failed(exc)
+                if self._outage.given_up:
+                    return Exit.BROKER_LOST
+                wait(pause_ms)
             else:
                 self._outage.over()
                 return None

@@ -114,7 +114,7 @@ class _Assembly:
         ticker = Ticker([heartbeat, recovery, stalls, self.presence])
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
-        return Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
+        return Supervisor(fleet, ticker, recovery, self.signals, outage, config, bus).run()
 
     def _launcher(self) -> Launcher:
         spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)

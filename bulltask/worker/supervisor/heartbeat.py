@@ -58,29 +58,32 @@ class Heartbeat:
                 held[view.queue_index].append(view)
             else:
                 nameless.append(view.token)
+        fault: BrokerError | None = None
         for keys, views in zip(self._queues, held, strict=True):
-            self._renew(keys, views, nameless)
+            # After one failure the others are not tried: each may take its time-out, and dead children wait meanwhile.
+            fault = fault or self._renew(keys, views, nameless)
+            for view in views if fault else ():
+                self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, str(fault)))
 
-    def _renew(self, keys: QueueKeys, views: Sequence[SlotView], nameless: Sequence[str]) -> None:
+    def _renew(self, keys: QueueKeys, views: Sequence[SlotView], nameless: Sequence[str]) -> BrokerError | None:
         started_ms = mono_ms()
         try:
             pairs = [(view.token, view.job_id) for view in views]
             if nameless:
                 pairs += self._client.run(find_by_token(keys, nameless))
             if not pairs:
-                return
+                return None
             lost = set(self._client.run(renew_locks(keys, pairs, self._lock_ms)))
         except BrokerError as exc:
             self._outage.failed(exc)
-            for view in views:
-                self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, str(exc)))
-            return
+            return exc
         self._outage.over()
         for view in views:
             # While its outcome is written, a job's lock may be gone because it was just settled.
             if view.job_id in lost and view.state is SlotState.ACTIVE and self._still_held(view):
                 self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, "the lock is gone or held by another worker"))
         self._bus.emit(HeartbeatSucceeded(keys.queue, len(pairs) - len(lost), mono_ms() - started_ms))
+        return None
 
     def _still_held(self, view: SlotView) -> bool:
         return view in set(self._views())

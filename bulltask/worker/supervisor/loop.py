@@ -7,6 +7,7 @@ from bulltask.config import Config
 from bulltask.events import Bus, WorkerStopped, WorkerStopping
 from bulltask.states import RUN_MOVES, RunState, advance
 from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
@@ -26,6 +27,7 @@ class Supervisor:
         ticker: the services, most urgent first.
         recovery: takes what dead children leave behind.
         signals: how it is spoken to.
+        outage: the supervisor's view of an outage; one that lasts for too many tries ends the worker.
         config: how long running jobs may take at a warm stop.
         bus: hears of the stop.
     """
@@ -36,13 +38,15 @@ class Supervisor:
         ticker: Ticker,
         recovery: Recovery,
         signals: SignalQueue,
+        outage: Outage,
         config: Config,
         bus: Bus,
     ) -> None:
         self._fleet, self._ticker, self._recovery = fleet, ticker, recovery
-        self._signals, self._config, self._bus = signals, config, bus
+        self._signals, self._outage, self._config, self._bus = signals, outage, config, bus
         self._state = RunState.INIT
         self._kill_at_ms: int | None = None
+        self._leave_at_ms: int | None = None
         self._exit = Exit.OK
 
     def run(self) -> Exit:
@@ -94,7 +98,11 @@ class Supervisor:
         """Keep the fleet as the state wants it; return how long the loop may wait."""
         longest_ms = _IDLE_MS
         if self._state is RunState.RUN:
-            longest_ms = min(longest_ms, self._fleet.hold_strength() or longest_ms)
+            if self._outage.given_up:
+                self._exit = Exit.BROKER_LOST
+                self.cold_shutdown()
+            else:
+                longest_ms = min(longest_ms, self._fleet.hold_strength() or longest_ms)
         elif self._fleet.alive == 0:
             self._close()
             return 0
@@ -104,9 +112,9 @@ class Supervisor:
 
     def _close(self) -> None:
         """All children are gone; leave once their jobs are settled, or when Redis does not come back for it."""
-        if self._kill_at_ms is None or self._state is RunState.CLOSE:
-            self._kill_at_ms, self._state = mono_ms() + _LAST_RECOVERY_MS, RunState.TERMINATE
-        if self._recovery.pending and mono_ms() < self._kill_at_ms:
+        if self._leave_at_ms is None:
+            self._leave_at_ms = mono_ms() + _LAST_RECOVERY_MS
+        if self._recovery.pending and mono_ms() < self._leave_at_ms:
             self._signals.wait(Recovery.interval_ms)
         else:
             self._move(RunState.CLOSED)
