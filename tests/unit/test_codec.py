@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.codec import MAX_SAFE_INTEGER, decode, decode_text, encode
+from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
+
+atoms = (
+    st.none()
+    | st.booleans()
+    | st.integers(-MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+values = st.recursive(atoms, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Plain(Enum):
+    ONE = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+# --- encode -----------------------------------------------------------------------------------------------------------
+
+
+@given(values)
+def test_what_is_encoded_comes_back_the_same(value: Any) -> None:
+    assert decode(encode(value)) == value
+
+
+def test_the_text_is_what_json_stringify_writes() -> None:
+    assert encode({"b": [1, 2.5, None, True], "a": "é\n"}) == '{"b":[1,2.5,null,true],"a":"é\\n"}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((1, (2,)), "[1,[2]]"),
+        (Point(1, 2), "[1,2]"),
+        (OrderedDict(a=1), '{"a":1}'),
+        ({Colour.RED: Colour.RED}, '{"red":"red"}'),
+        ([Level.LOW, True], "[1,true]"),
+        (MAX_SAFE_INTEGER, "9007199254740991"),
+        (-MAX_SAFE_INTEGER, "-9007199254740991"),
+        (1e300, "1e+300"),
+    ],
+)
+def test_tuples_enums_and_other_subclasses_travel_as_what_they_are(value: object, text: str) -> None:
+    assert encode(value).decode() == text
+
+
+def test_a_lone_surrogate_travels_as_an_escape() -> None:
+    data = encode({"name": "\ud800 é"})
+    assert data == b'{"name":"\\ud800 \\u00e9"}'
+    assert decode(data) == {"name": "\ud800 é"}
+
+
+@pytest.mark.parametrize(
+    ("value", "culprit"),
+    [
+        (float("nan"), "value is nan"),
+        ({"a": [0, float("-inf")]}, "value['a'][1] is -inf"),
+        (2**53, "value is the integer 9007199254740992, beyond ±(2^53-1)"),
+        ({"ids": (1, -(2**53))}, "value['ids'][1] is the integer -9007199254740992"),
+        pytest.param(10**5000, "value is the integer of about 16610 bits", id="huge"),
+        ({"a": {1: "x"}}, "value['a'] has the key 1 of type int; JSON keys are strings"),
+        ({None: 1}, "value has the key None of type NoneType"),
+        ([b"bytes"], "value[0] is of type builtins.bytes"),
+        ({"when": datetime(2026, 1, 1, tzinfo=UTC)}, "value['when'] is of type datetime.datetime"),
+        ({"deep": [{"sum": Decimal(1)}]}, "value['deep'][0]['sum'] is of type decimal.Decimal"),
+        ({1, 2}, "value is of type builtins.set"),
+        (Plain.ONE, "Plain, which plain JSON cannot carry"),
+        (object, "value is of type builtins.type"),
+    ],
+)
+def test_what_json_cannot_carry_is_refused_with_the_way_to_it(value: object, culprit: str) -> None:
+    with pytest.raises(EncodeError) as refused:
+        encode(value)
+    assert culprit in str(refused.value)
+
+
+def test_messages_call_the_value_by_its_name() -> None:
+    with pytest.raises(EncodeError, match=r"^the arguments of task f\['x'\] is of type builtins\.bytes"):
+        encode({"x": b""}, what="the arguments of task f")
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(EncodeError, match="contains itself"):
+        encode(loop)
+
+
+def test_the_limit_counts_bytes_not_characters() -> None:
+    assert len(encode("é" * 4, limit=10)) == 10
+    with pytest.raises(PayloadTooLarge, match=r"value is 12 bytes of JSON, more than the limit of 10"):
+        encode("é" * 5, limit=10)
+
+
+def test_the_limit_is_checked_on_what_is_sent_when_escapes_are_needed() -> None:
+    with pytest.raises(PayloadTooLarge, match="8 bytes"):
+        encode("\ud800", limit=7)
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+@given(values)
+def test_any_json_text_is_read_as_json_reads_it(value: Any) -> None:
+    assert decode(json.dumps(value)) == value
+    assert decode(json.dumps(value).encode()) == value
+
+
+def test_nothing_stored_is_none() -> None:
+    assert decode(None) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        "",
+        "{",
+        b"\xff",
+        "NaN",
+        '{"a":Infinity}',
+        "-Infinity",
+        pytest.param("[" * 100_000, id="too deep"),
+        pytest.param("9" * 5000, id="too long an integer"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_name(data: bytes | str) -> None:
+    with pytest.raises(DecodeError, match="^data of job 7 is not valid JSON: "):
+        decode(data, what="data of job 7")
+
+
+@given(st.binary())
+def test_raw_text_is_always_readable(data: bytes) -> None:
+    assert isinstance(decode_text(data), str)
+
+
+def test_raw_text_that_is_no_utf8_shows_its_bytes_as_escapes() -> None:
+    assert decode_text(b"caf\xc3\xa9 \xff") == "café \\xff"
+    assert decode_text(None) == ""
