@@ -111,10 +111,10 @@ class _Assembly:
         recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
         stalls = StallCheck(keys, client, self.broker.clock, config, bus, outage)
-        ticker = Ticker([heartbeat, recovery, stalls, self.presence])
+        ticker = Ticker([heartbeat, recovery, stalls, self.presence], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
-        return Supervisor(fleet, ticker, recovery, self.signals, outage, config, bus).run()
+        return Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
 
     def _launcher(self) -> Launcher:
         spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)

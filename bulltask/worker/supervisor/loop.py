@@ -7,7 +7,6 @@ from bulltask.config import Config
 from bulltask.events import Bus, WorkerStopped, WorkerStopping
 from bulltask.states import RUN_MOVES, RunState, advance
 from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
@@ -27,7 +26,6 @@ class Supervisor:
         ticker: the services, most urgent first.
         recovery: takes what dead children leave behind.
         signals: how it is spoken to.
-        outage: the supervisor's view of an outage; one that lasts for too many tries ends the worker.
         config: how long running jobs may take at a warm stop.
         bus: hears of the stop.
     """
@@ -38,12 +36,11 @@ class Supervisor:
         ticker: Ticker,
         recovery: Recovery,
         signals: SignalQueue,
-        outage: Outage,
         config: Config,
         bus: Bus,
     ) -> None:
         self._fleet, self._ticker, self._recovery = fleet, ticker, recovery
-        self._signals, self._outage, self._config, self._bus = signals, outage, config, bus
+        self._signals, self._config, self._bus = signals, config, bus
         self._state = RunState.INIT
         self._kill_at_ms: int | None = None
         self._leave_at_ms: int | None = None
@@ -98,7 +95,7 @@ class Supervisor:
         """Keep the fleet as the state wants it; return how long the loop may wait."""
         longest_ms = _IDLE_MS
         if self._state is RunState.RUN:
-            if self._outage.given_up:
+            if self._ticker.given_up:
                 self._exit = Exit.BROKER_LOST
                 self.cold_shutdown()
             else:

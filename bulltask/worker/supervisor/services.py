@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bulltask.clock import mono_ms
+from bulltask.worker.outage import Outage
 
 __all__ = ["Service", "Ticker"]
 
@@ -33,11 +34,17 @@ class Ticker:
 
     Args:
         services: in order of urgency: when several are due, locks must be renewed before anything else is looked at.
+        outage: the view of an outage that the services share.
     """
 
-    def __init__(self, services: Sequence[Service]) -> None:
-        self._services = services
+    def __init__(self, services: Sequence[Service], outage: Outage) -> None:
+        self._services, self._outage = services, outage
         self._due_ms = [0] * len(services)
+
+    @property
+    def given_up(self) -> bool:
+        """True when the services have failed to reach Redis for more tries than the settings allow."""
+        return self._outage.given_up
 
     def wait_ms(self, longest_ms: int) -> int:
         """Milliseconds until the next service is due."""
