@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 from bulltask import embedded
 from bulltask.categories import Categorizer
 from bulltask.codec import Json
-from bulltask.config import Conf, Config
+from bulltask.config import Conf, Config, names_of
 from bulltask.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.registry import shared
@@ -119,9 +119,7 @@ class App:
 
     def load_tasks(self) -> list[str]:
         """Import ``include`` and what ``autodiscover_tasks`` named; a worker does this before it forks."""
-        include = self.conf.include
-        names = [part.strip() for part in include.split(",")] if isinstance(include, str) else include
-        imported = import_related(names, None)
+        imported = import_related(names_of(self.conf.include, "include"), None)
         for discover in self._autodiscover:
             imported += discover()
         return imported

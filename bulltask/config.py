@@ -19,7 +19,7 @@ from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
 from bulltask.urls import redact_url
 
-__all__ = ["SETTINGS", "Conf", "Config", "Setting"]
+__all__ = ["SETTINGS", "Conf", "Config", "Setting", "names_of"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
@@ -105,10 +105,10 @@ def _span(low: int, high: int | None) -> str:
 def _duration(low_ms: int = 0) -> Parse:
     def parse(value: Any, name: str) -> int:
         try:
-            ms = to_ms(float(value) if isinstance(value, str) else value, name)
+            length = float(value) if isinstance(value, str) else value
         except ValueError as exc:
             raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}") from exc
-        if ms < low_ms:
+        if (ms := to_ms(length, name)) < low_ms:
             raise ConfigError(f"{name} must be at least {low_ms / 1000:g} s, not {value!r}")
         return ms
 
@@ -129,13 +129,14 @@ def _choice(*allowed: str) -> Parse:
     return parse
 
 
+_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 def _flag(value: Any, name: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in words:
-        return words[str(value).lower()]
-    raise ConfigError(f"{name} must be true or false, not {value!r}")
+    meant = value if isinstance(value, bool) else {**_WORDS, "1": True, "0": False}.get(str(value).lower())
+    if meant is None:
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
+    return meant
 
 
 def _text(value: Any, name: str) -> str:
@@ -160,8 +161,9 @@ def _url(value: Any, name: str) -> str:
 
 
 def _jitter(value: Any, name: str) -> float:
-    if isinstance(value, bool):
-        return 0.2 if value else 0.0
+    meant = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if meant is not None:
+        return 0.2 if meant else 0.0
     try:
         share = float(value)
     except (TypeError, ValueError):
@@ -171,11 +173,17 @@ def _jitter(value: Any, name: str) -> float:
     return share
 
 
-def _names(value: Any, name: str) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, Iterable):
+def names_of(value: Any, name: str) -> tuple[str, ...]:
+    """Return the names of a list, or of a text with commas between them.
+
+    Raises:
+        ConfigError: it is neither; the message calls it ``name``.
+    """
+    if isinstance(value, str):
+        return tuple(_text(part.strip(), name) for part in value.split(",") if part.strip())
+    if not isinstance(value, Iterable):
         raise ConfigError(f"{name} must be a list of names, not {value!r}")
-    return tuple(_text(part.strip() if isinstance(part, str) else part, name) for part in parts)
+    return tuple(_text(part, name) for part in value)
 
 
 def _cores(value: Any, name: str) -> int:
@@ -211,7 +219,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("task_retry_backoff_max", "retry_backoff_max_ms", _duration(1), 3_600, "longest delay between attempts"),
         _S("task_retry_jitter", "retry_jitter", _jitter, True, "share by which delays vary; true is 0.2"),
         _S("task_unknown", "unknown_task", _choice("requeue", "fail"), "requeue", "a job whose task nobody here knows"),
-        _S("include", "include", _names, (), "modules that the worker imports for their tasks"),
+        _S("include", "include", names_of, (), "modules that the worker imports for their tasks"),
         _S("result_expires", "result_expires_ms", _optional(_duration()), 86_400, "completed jobs stay; none: always"),
         _S("result_failure_expires", "failure_expires_ms", _optional(_duration()), None, "the same for failed jobs"),
         _S("worker_concurrency", "concurrency", _cores, "auto", "child processes; auto is one a core"),

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.loading import app_options, load_app
-from bulltask.config import LOG_LEVELS
+from bulltask.config import LOG_LEVELS, names_of
 
 __all__ = ["command"]
 
@@ -66,14 +66,10 @@ def command(
         if flags.get(flag) is not None:
             found.conf.override(setting, flags[flag])
     if include:
-        found.conf.override("include", [*found.conf.include, *_names(include)])
+        found.conf.override("include", [*names_of(found.conf.include, "include"), *names_of(include, "-I")])
     found.load_tasks()
-    left_out = set(_names(exclude_queues))
-    served = [name for name in (_names(queues) or default_queues(found)) if name not in left_out]
+    left_out = names_of(exclude_queues or "", "-X")
+    served = [name for name in (names_of(queues or "", "-Q") or default_queues(found)) if name not in left_out]
     if not served:
         raise click.UsageError("no queue is left to serve: -X leaves out all of them")
     ctx.exit(run_worker(found, served, spec=spec))
-
-
-def _names(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]

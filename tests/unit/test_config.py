@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.config import SETTINGS, Conf, Config
+from bulltask.errors import ConfigError
+from bulltask.process import usable_cores
+
+DURATIONS = [
+    "redis_socket_connect_timeout",
+    "redis_socket_timeout",
+    "broker_reconnect_delay",
+    "broker_reconnect_delay_max",
+    "task_retry_backoff",
+    "task_retry_backoff_max",
+    "result_expires",
+    "result_failure_expires",
+    "lock_duration",
+    "lock_renew_time",
+    "stalled_interval",
+    "drain_delay",
+    "shutdown_timeout",
+]
+COUNTS = [
+    "broker_publish_retries",
+    "max_payload",
+    "max_events",
+    "task_max_retries",
+    "worker_concurrency",
+    "worker_async_concurrency",
+    "max_stalled_count",
+    "max_crashes",
+    "metrics_port",
+]
+
+
+def conf(environ: dict[str, str] | None = None, **given: object) -> Conf:
+    return Conf(given, environ or {})
+
+
+def config(**given: object) -> Config:
+    return conf(**given).freeze()
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    assert dataclasses.asdict(config(worker_concurrency=2)) == {
+        "broker_url": "redis://localhost:6379/0",
+        "prefix": "bull",
+        "queue_hash_tag": True,
+        "connect_timeout_ms": 5_000,
+        "command_timeout_ms": 10_000,
+        "publish_retries": 3,
+        "reconnect_delay_ms": 100,
+        "reconnect_delay_max_ms": 30_000,
+        "connection_retries": None,
+        "max_payload": 10_000_000,
+        "max_events": 10_000,
+        "default_queue": "default",
+        "max_retries": 2,
+        "retry_backoff_ms": 1_000,
+        "retry_backoff_max_ms": 3_600_000,
+        "retry_jitter": 0.2,
+        "unknown_task": "requeue",
+        "include": (),
+        "result_expires_ms": 86_400_000,
+        "failure_expires_ms": None,
+        "concurrency": 2,
+        "start_method": "auto",
+        "async_concurrency": 100,
+        "lock_ms": 30_000,
+        "lock_renew_ms": None,
+        "stalled_interval_ms": 30_000,
+        "max_stalled_count": 1,
+        "max_crashes": 2,
+        "drain_delay_ms": 5_000,
+        "shutdown_timeout_ms": 30_000,
+        "worker_name": "",
+        "metrics_port": None,
+        "metrics_host": "127.0.0.1",
+        "log_level": "info",
+    }
+
+
+def test_concurrency_is_one_child_a_usable_core_unless_it_is_set() -> None:
+    assert config().concurrency == usable_cores()
+    assert config(worker_concurrency="auto").concurrency == usable_cores()
+    assert config(worker_concurrency=None).concurrency == usable_cores()
+    assert config(worker_concurrency="7").concurrency == 7
+
+
+def test_a_lock_is_renewed_at_half_its_age_unless_told_otherwise() -> None:
+    assert config(lock_duration=20).renew_ms == 10_000
+    assert config(lock_duration=20, lock_renew_time=3).renew_ms == 3_000
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_has_a_text_and_a_default_that_it_accepts(name: str) -> None:
+    row = SETTINGS[name]
+    assert row.doc
+    assert getattr(conf(**{name: row.default}), name) == row.default
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("value", [object(), "\x00", -1, [object()]])
+def test_no_setting_accepts_rubbish_and_each_error_names_its_setting(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        conf(**{name: value})
+
+
+# --- durations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("value", [7, 7.0, "7", "7.0", timedelta(seconds=7)])
+def test_a_length_of_time_is_seconds_a_text_of_seconds_or_a_timedelta(name: str, value: object) -> None:
+    others = {"broker_reconnect_delay": 0.1} if name == "broker_reconnect_delay_max" else {}
+    assert getattr(config(**{**others, name: value}), SETTINGS[name].field) == 7_000
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("value", [-1, "-1", float("nan"), "nan", float("inf"), True, timedelta(-1), "soon", 2**60])
+def test_a_length_of_time_is_finite_and_not_negative(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be "):
+        conf(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("lock_duration", 0.999, "1 s"), ("drain_delay", 0.05, r"0\.1 s"), ("stalled_interval", 0, "1 s")],
+)
+def test_a_length_of_time_that_makes_no_sense_is_refused(name: str, value: object, least: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least {least}, not {value}"):
+        conf(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["result_expires", "result_failure_expires", "lock_renew_time", "metrics_port"])
+@pytest.mark.parametrize("value", [None, "", "none", "None"])
+def test_none_switches_off_what_can_be_off(name: str, value: object) -> None:
+    assert getattr(config(**{name: value}), SETTINGS[name].field) is None
+
+
+def test_a_lock_must_be_renewed_before_it_is_gone() -> None:
+    with pytest.raises(
+        ConfigError, match=r"lock_renew_time \(5000 ms\) must be shorter than lock_duration \(5000 ms\)"
+    ):
+        config(lock_duration=5, lock_renew_time=5)
+
+
+@pytest.mark.parametrize("first", ["broker_reconnect_delay", "task_retry_backoff"])
+def test_the_longest_pause_is_not_shorter_than_the_first(first: str) -> None:
+    with pytest.raises(ConfigError, match=f"{first}_max must not be shorter than {first}"):
+        config(**{first: 2, f"{first}_max": 1})
+
+
+# --- other kinds of values --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", ["5.5", 5.5, True, "many", -5])
+def test_a_count_is_a_whole_number_within_its_bounds(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be a whole number (from|of) "):
+        conf(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [("1", True), ("TRUE", True), ("yes", True), ("on", True), ("0", False), ("false", False), (False, False)],
+)
+def test_a_switch_is_true_false_or_the_usual_words(value: object, meant: bool) -> None:
+    assert config(queue_hash_tag=value).queue_hash_tag is meant
+
+
+@pytest.mark.parametrize(
+    ("value", "share"), [(True, 0.2), (False, 0.0), (0, 0.0), (0.5, 0.5), ("0.3", 0.3), ("true", 0.2), ("False", 0.0)]
+)
+def test_jitter_is_a_switch_or_a_share(value: object, share: float) -> None:
+    assert config(task_retry_jitter=value).retry_jitter == share
+
+
+@pytest.mark.parametrize("value", [1.1, -0.1, "half", None, float("nan")])
+def test_jitter_is_at_most_the_whole_delay(value: object) -> None:
+    with pytest.raises(ConfigError, match="task_retry_jitter must be true, false or a share from 0 to 1"):
+        conf(task_retry_jitter=value)
+
+
+@pytest.mark.parametrize("value", ["shop.tasks, mail", ["shop.tasks", "mail"], ("shop.tasks", "mail")])
+def test_names_are_a_list_or_a_text_with_commas(value: object) -> None:
+    assert config(include=value).include == ("shop.tasks", "mail")
+
+
+def test_an_empty_text_is_no_name() -> None:
+    assert config(include="").include == ()
+    assert config(include="shop.tasks,,").include == ("shop.tasks",)
+
+
+def test_a_count_may_be_as_large_as_its_bound_and_no_larger() -> None:
+    assert config(max_crashes=1_000).max_crashes == 1_000
+    with pytest.raises(ConfigError, match="max_crashes must be a whole number from 1 to 1000, not 1001"):
+        conf(max_crashes=1_001)
+    assert config(max_payload=10**12).max_payload == 10**12
+
+
+def test_a_word_that_is_nearly_right_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match=r"loglevel must be one of debug, .*, not 'warn'; did you mean 'warning'\?"):
+        conf(loglevel="warn")
+    assert config(loglevel="WARNING").log_level == "warning"
+
+
+def test_a_workers_name_fits_into_a_connections_name() -> None:
+    assert config(worker_name="mail-1").worker_name == "mail-1"
+    assert config(worker_name=None).worker_name == ""
+    with pytest.raises(ConfigError, match="worker_name must have no spaces"):
+        conf(worker_name="mail 1")
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://:pw@h:1/2", "unix:///tmp/r.sock", "embedded://"])
+def test_a_broker_url_has_one_of_four_schemes(url: str) -> None:
+    assert config(broker_url=url).broker_url == url
+
+
+def test_a_wrong_broker_url_is_shown_without_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        conf(broker_url="amqp://guest:secret@host//")
+    assert "redis://" in str(refused.value)
+    assert "host" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+# --- who wins ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_wins_over_the_environment_which_wins_over_code() -> None:
+    settings = conf({"BULLTASK_LOCK_DURATION": "40"}, lock_duration=50)
+    assert settings.lock_duration == "40"
+    settings.lock_duration = 60
+    assert settings.lock_duration == "40"
+    settings.override("lock_duration", 70)
+    assert settings.freeze().lock_ms == 70_000
+
+
+def test_the_environment_is_that_of_the_process_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BULLTASK_MAX_CRASHES", "9")
+    monkeypatch.setenv("BULLTASK_APP", "not a setting")
+    assert Conf({}).freeze().max_crashes == 9
+
+
+def test_a_wrong_value_in_the_environment_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="^max_crashes must be a whole number from 1 to 1000, not 'two'"):
+        conf({"BULLTASK_MAX_CRASHES": "two"})
+
+
+def test_a_none_that_means_never_can_be_set_over_a_default() -> None:
+    assert config(result_expires=None).result_expires_ms is None
+
+
+# --- changing and freezing --------------------------------------------------------------------------------------------
+
+
+def test_several_settings_can_be_set_at_once() -> None:
+    settings = conf()
+    settings.update({"lock_duration": 5}, {"prefix": "b"}, max_crashes=3)
+    assert (settings.lock_duration, settings.prefix, settings.max_crashes) == (5, "b", 3)
+
+
+@pytest.mark.parametrize("name", ["lock_durration", "lockDuration", "worker_concurency"])
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(name: str) -> None:
+    settings = conf()
+    wanted = r"unknown setting '\w+'; did you mean '(lock_duration|worker_concurrency)'\?"
+    with pytest.raises(ConfigError, match=wanted):
+        setattr(settings, name, 1)
+    with pytest.raises(ConfigError, match=wanted):
+        settings.update({name: 1})
+    with pytest.raises(ConfigError, match=wanted):
+        settings.override(name, 1)
+    with pytest.raises(AttributeError, match=wanted):
+        getattr(settings, name)
+
+
+def test_a_name_that_is_like_no_other_gets_no_hint() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown setting 'zzz'$"):
+        conf(zzz=1)
+
+
+def test_a_refused_value_changes_nothing() -> None:
+    settings = conf(max_crashes=3)
+    with pytest.raises(ConfigError):
+        settings.max_crashes = 0
+    assert settings.max_crashes == 3
+
+
+def test_frozen_settings_stay_as_they_are() -> None:
+    settings = conf(max_crashes=3)
+    frozen = settings.freeze()
+    with pytest.raises(ConfigError, match="cannot set max_crashes: the app has already sent a job or started a worker"):
+        settings.max_crashes = 4
+    with pytest.raises(ConfigError, match="already sent"):
+        settings.override("max_crashes", 4)
+    assert settings.freeze() is frozen
+    assert frozen.max_crashes == 3
+
+
+def test_settings_that_cannot_be_frozen_can_still_be_corrected() -> None:
+    settings = conf(lock_duration=5, lock_renew_time=6)
+    with pytest.raises(ConfigError):
+        settings.freeze()
+    settings.lock_renew_time = 2
+    assert settings.freeze().renew_ms == 2_000
+
+
+def test_settings_can_be_listed_and_shown_without_passwords() -> None:
+    settings = conf(broker_url="redis://:secret@host/0", max_crashes=3)
+    assert set(SETTINGS) <= set(dir(settings))
+    assert "max_crashes" in repr(settings)
+    assert "host" in repr(settings)
+    assert "secret" not in repr(settings)
+
+
+@given(st.floats(0, 2**40))
+def test_any_number_of_seconds_is_rounded_to_milliseconds(seconds: float) -> None:
+    assert config(shutdown_timeout=seconds).shutdown_timeout_ms == round(seconds * 1000)
