@@ -151,7 +151,7 @@ def test_nothing_stored_is_none() -> None:
     ],
 )
 def test_what_is_not_json_is_refused_with_its_name(data: bytes | str) -> None:
-    with pytest.raises(DecodeError, match="^data of job 7 is not valid JSON: "):
+    with pytest.raises(DecodeError, match=r"^data of job 7 is not valid JSON: "):
         decode(data, what="data of job 7")
 
 
