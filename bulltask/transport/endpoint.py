@@ -43,7 +43,7 @@ class Endpoint:
 
     def waiting(self, block_ms: int) -> Endpoint:
         """The same server for calls that block up to ``block_ms`` on purpose."""
-        return replace(self, command_timeout_ms=block_ms + 5_000)
+        return replace(self, command_timeout_ms=block_ms + min(5_000, self.command_timeout_ms))
 
     def within(self, timeout_ms: int | None) -> Endpoint:
         """The same server for calls that may take ``timeout_ms`` at the most."""

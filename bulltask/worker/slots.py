@@ -65,6 +65,11 @@ class Slot:
         self._words = memory[: _HEADER_WORDS * _WORD].cast("q")
         self.token = bytes(memory[_TOKEN_AT:_ID_AT]).rstrip(b"\0").decode()
 
+    @property
+    def since_ms(self) -> int:
+        """Monotonic time since which the slot is in its state."""
+        return self._words[_SINCE]
+
     def reserve(self, now_ms: int) -> None:
         """A fetch begins: from here on the token may hold a job."""
         self._set(SlotState.RESERVED, now_ms)

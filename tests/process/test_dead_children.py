@@ -28,6 +28,12 @@ def leave(self, code):
     os._exit(code)
 """
 
+NO_RECOVERY = """
+from bulltask.worker.supervisor.recovery import Recovery
+
+Recovery.take = lambda *_: None
+"""
+
 
 def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_is_touched(stage: Stage) -> None:
     worker = stage.worker(children=3, settings={"lock_duration": 30})
@@ -105,3 +111,13 @@ def test_a_job_that_ends_its_child_fails_with_a_reason_that_names_the_exit_code(
     poison = stage.app.send_task("leave", kwargs={"code": 7})
     assert "exit code 7" in stage.became("failed", poison)["failedReason"]
     assert stage.starts(poison) == 1
+
+
+def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a_second(stage: Stage) -> None:
+    worker = stage.worker(NO_RECOVERY, children=3, settings={"lock_duration": 30})
+    victim = stage.hold()
+    os.kill(int(stage.started(victim)["pid"]), signal.SIGKILL)
+    worker.wait_for_line("Child died")
+    stage.app.send_task("quick", countdown=1.5).get(timeout=10)
+    assert stage.starts(victim) == 1, "the test of the killed child cannot fail"
+    assert stage.redis.lrange(stage.keys.active, 0, -1) == [victim.id]

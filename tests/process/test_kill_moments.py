@@ -89,6 +89,27 @@ def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_mo
     assert stage.redis.llen(stage.keys.active) == 0
 
 
+def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_whoever_has_it_now(stage: Stage) -> None:
+    proxy = stage.proxy()
+    short = {"lock_duration": 1, "stalled_interval": 1, "drain_delay": 30}
+    worker = stage.worker(via=proxy, children=1, settings=short)
+    stage.app.send_task("quick").get(timeout=20)
+    stage.wait_until_idle(1)
+    proxy.latency(0.5)
+    job = stage.app.send_task("quick")
+    stage.became("active", job)  # the reply is still on its way
+    child = worker.children[0]
+    os.kill(child, signal.SIGSTOP)
+    stage.worker(children=1, settings=short)
+    stage.became("completed", job)
+
+    proxy.pass_all()
+    os.kill(child, signal.SIGCONT)
+    stage.app.send_task("quick").get(timeout=20)
+    assert worker.stop() == 0
+    assert stage.starts(job) == 1
+
+
 def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(stage: Stage) -> None:
     seed = random.randrange(10**6)
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ from bulltask.events import Bus, JobPickedUp
 from bulltask.job import ActiveJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
+from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.rotation import Rotation
@@ -53,6 +54,7 @@ class JobSource:
         """Take no more jobs; called by the signal handler, so a wait must end at once."""
         self.closing = True
         if self._waiting:
+            self._waiting = False  # once: a second TERM must not interrupt what the first one brought about
             raise Woken
 
     def take(self, slot: Slot) -> Picked | None:
@@ -73,13 +75,23 @@ class JobSource:
             except BrokerError as exc:
                 self.failed(exc, slot)
                 self.pause(exc)
-        slot.free(mono_ms())
+        self.release(slot)
         return None
+
+    def release(self, slot: Slot) -> None:
+        """The slot holds no job; or one that nobody has seen, for which the supervisor looks when the child ends."""
+        if slot in self._unsure:
+            slot.reserve(mono_ms())
+        else:
+            slot.free(mono_ms())
 
     def failed(self, exc: BrokerError, slot: Slot) -> None:
         """A call that may have taken a job broke: the job, if there is one, is locked with the slot's token."""
         if isinstance(exc, BrokerUnavailable):
             self._unsure.add(slot)
+            # Where one connection is half-open the other may be as well, and would take another timeout to find out.
+            self.client.close()
+            self._waiter.close()
 
     def give_back(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
         """Put back what a fetch of queue ``index`` brought: the outcome that travelled with it was refused."""
@@ -102,8 +114,10 @@ class JobSource:
             self.rotation.empty(index, fetched)
             return None
         self.rotation.took(index)
-        keys = self.rotation.queues[index]
+        keys, asked_ms = self.rotation.queues[index], slot.since_ms
         slot.hold(index, fetched.job_id, mono_ms())
+        if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._still_locked(keys, slot, fetched.job_id):
+            return None  # this process was stopped before it heard of its job; another worker has it by now
         try:
             job = ActiveJob.from_hash(keys.queue, fetched.job_id, fetched.fields)
         except DecodeError as exc:
@@ -111,6 +125,9 @@ class JobSource:
         if self._bus.wants(JobPickedUp):
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
         return Picked(slot, index, keys, job)
+
+    def _still_locked(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
+        return bool(self.client.run(command("GET", keys.lock(job_id))) == slot.token.encode())
 
     def _ask(self, slot: Slot) -> Picked | None:
         for index in self.rotation.candidates():

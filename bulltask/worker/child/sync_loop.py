@@ -78,7 +78,7 @@ class SyncLoop:
             else:
                 written = True
             if following is None:
-                slot.free(mono_ms())
+                self._source.release(slot)
             self._tell(picked, outcome if written else None, duration_ms)
             return following
 

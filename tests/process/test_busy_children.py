@@ -1,0 +1,110 @@
+"""A child that cannot do anything keeps its job: the supervisor renews the lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.testing.wait import wait_until
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+LOCK_S = 1
+SHORT_LOCK = {"lock_duration": LOCK_S, "stalled_interval": 1}
+GIL = """
+import ctypes
+
+@app.task(bind=True, name="c_call")
+def c_call(self, micros):
+    tell("start", job=self.request.id)
+    ctypes.PyDLL(None).usleep(micros)  # unlike CDLL it keeps the GIL during the call: no thread of this process runs
+"""
+NO_HEARTBEAT = """
+from bulltask.worker.supervisor.heartbeat import Heartbeat
+
+Heartbeat.tick = lambda *_: None
+"""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What became of a job: how often it started and completed, how often its lock was looked for and missed."""
+
+    starts: int
+    completed: int
+    stalled: int
+    samples: int
+    without_lock: int
+
+
+def watch(stage: Stage, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -> Observed:
+    """Look for the lock of ``job`` every 10 ms until a job ends, itself or another."""
+    samples = missing = 0
+
+    def sample() -> bool:
+        nonlocal samples, missing
+        # In one step: a job that completes between two questions has no lock, and rightly so.
+        with stage.redis.pipeline(transaction=True) as asked:
+            asked.exists(stage.keys.lock(job.id))
+            asked.hexists(stage.keys.job(job.id), "finishedOn")
+            asked.hexists(stage.keys.job(until_end_of.id), "finishedOn")
+            locked, finished, done = asked.execute()
+        samples += not finished
+        missing += not (locked or finished)
+        return bool(done)
+
+    wait_until(sample, 30.0, "the end of the job")
+    return Observed(
+        starts=stage.starts(job),
+        completed=len(stage.events.all(event="completed", jobId=job.id)),
+        stalled=len(stage.events.all(event="stalled")),
+        samples=samples,
+        without_lock=missing,
+    )
+
+
+def hold_the_gil(stage: Stage, source: str) -> Observed:
+    """Run a job that holds the GIL for three times the lock's duration, with a second child that is free."""
+    stage.worker(source, children=2, settings=SHORT_LOCK)
+    job = stage.app.send_task("c_call", kwargs={"micros": 3 * LOCK_S * 1_000_000})
+    stage.started(job)
+    observed = watch(stage, job, job)
+    stage.note(**asdict(observed))
+    return observed
+
+
+def test_a_child_in_a_c_call_that_holds_the_gil_keeps_its_lock_three_times_as_long_as_that_lasts(stage: Stage) -> None:
+    observed = hold_the_gil(stage, GIL)
+    assert observed.samples > 100
+    assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
+
+
+def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(stage: Stage) -> None:
+    stage.worker(children=2, settings=SHORT_LOCK)
+    job = stage.hold()
+    child = int(stage.started(job)["pid"])
+    os.kill(child, signal.SIGSTOP)
+    stage.open_gate("gate", 2)
+    # Runs on the other child when the first has been stopped for four locks.
+    later = stage.app.send_task("quick", countdown=4 * LOCK_S)
+    stopped = watch(stage, job, later)
+    os.kill(child, signal.SIGCONT)
+    after = watch(stage, job, job)
+    stage.note(samples=stopped.samples + after.samples, without_lock=stopped.without_lock + after.without_lock)
+
+    assert stopped.samples > 100
+    assert (stopped.starts, stopped.completed, stopped.stalled, stopped.without_lock) == (1, 0, 0, 0)
+    assert (after.starts, after.completed, after.stalled, after.without_lock) == (1, 1, 0, 0)
+
+
+def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(stage: Stage) -> None:
+    observed = hold_the_gil(stage, GIL + NO_HEARTBEAT)
+    assert observed.without_lock > 0, "the test above cannot fail"
+    assert observed.starts > 1
+    assert observed.stalled > 0
