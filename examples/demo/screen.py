@@ -68,7 +68,8 @@ class Screen:
 
     def moment(self, seconds: float, source: str, text: str) -> None:
         """Show one moment of a job's life, ``seconds`` after it was sent."""
-        line = Text(f"{seconds:8.3f} s  ", "dim")
+        line = Text()
+        line.append(f"{seconds:8.3f} s  ", "dim")
         line.append(f"{source:<6}  ", COLORS[source])
         line.append(text, "bold red" if source == "demo" else "default")
         self._console.print(line, no_wrap=True, overflow="ellipsis", soft_wrap=not self._console.is_terminal)

@@ -1,0 +1,21 @@
+"""Two tasks: a plain function and a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bulltask import App
+
+# embedded:// is a server that comes with bulltask: started by the first process that needs it, gone with the last.
+app = App("quickstart", broker_url="embedded://quickstart")
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task
+async def greet(name: str) -> str:
+    await asyncio.sleep(0.1)
+    return f"Hello {name}"

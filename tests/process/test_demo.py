@@ -1,0 +1,187 @@
+"""``make demo``: it ends well, it notices what does not, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, cast
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.process
+
+DEMO = ROOT / "examples" / "demo"
+FEW = ("--jobs", "100")
+STALL = """\
+    import redis
+    redis.Redis.from_url(os.environ["BULLTASK_BROKER_URL"]).hincrby("bull:{demo}:" + self.request.id, "stc", 1)
+    if self.request.retries == 0:"""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """The temporary directory of the demo."""
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+@contextmanager
+def started(
+    scratch: Path, *arguments: str, folder: Path = DEMO, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
+    """Start the demo with both outputs in one pipe; it is killed at the end if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, str(folder / "run.py"), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(scratch: Path, *arguments: str, **options: Any) -> tuple[int, str]:
+    """Run the demo to its end; return its exit code and its output."""
+    with started(scratch, *arguments, **options) as process:
+        output, _ = process.communicate(timeout=50)
+        return process.returncode, output
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Read the output up to the line that has ``text``."""
+    lines = []
+    for line in cast("IO[str]", process.stdout):
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    pytest.fail(f"the demo ended without saying {text!r}:\n{''.join(lines)}")
+
+
+def changed_copy(tmp_path: Path, old: str, new: str) -> Path:
+    """A copy of the demo in whose tasks.py one text is replaced."""
+    folder = tmp_path / "demo"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    tasks = folder / "tasks.py"
+    assert old in tasks.read_text()
+    tasks.write_text(tasks.read_text().replace(old, new))
+    return folder
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_demo_shows_every_kind_of_job_and_ends_well(scratch: Path) -> None:
+    code, output = run(scratch)
+    assert code == 0, output
+    table = dict(re.findall(r"^ (\S.*?)  +([\d,]+) ", output, re.MULTILINE))
+    assert table == {
+        "sync tasks": "24",
+        "async tasks": "100",
+        "a passing error": "1",
+        "a lasting error": "1",
+        "kill -9 mid-job": "1",
+        "no-op jobs": "5,000",
+        "stalled jobs": "0",
+    }
+    assert re.search(r"ran again after \d+ ms \(lock: 30 s\)", output)
+    assert [line for line in output.splitlines() if len(line) > 80] == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_settings_in_the_environment_do_not_lead_the_demo_to_another_server(scratch: Path) -> None:
+    foreign = {
+        "BULLTASK_BROKER_URL": "redis://127.0.0.1:1/0",
+        "BULLTASK_PREFIX": "other",
+        "BULLTASK_RESULT_EXPIRES": "0",
+    }
+    code, output = run(scratch, *FEW, environment=foreign)
+    assert code == 0, output
+
+
+def test_an_ascii_terminal_gets_question_marks_instead_of_an_error(scratch: Path) -> None:
+    code, output = run(scratch, *FEW, environment={"PYTHONIOENCODING": "ascii"})
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('return f"page {page}"', 'return f"page {page or 99}"', 'its result is "page 99" instead of "page 0"'),
+        ("retries == 0", "retries == 9", "tries are 1 instead of 2"),
+        ('broker_url="embedded://demo"', "max_crashes=1", "the child running this job died (SIGKILL)"),
+        ("    if self.request.retries == 0:", STALL, "stalls are 2 instead of 0"),
+    ],
+    ids=["a wrong result", "a retry that does not happen", "a crash that is not recovered", "a stall"],
+)
+def test_a_job_that_ends_otherwise_than_promised_fails_the_demo(
+    tmp_path: Path, scratch: Path, old: str, new: str, reason: str
+) -> None:
+    code, output = run(scratch, *FEW, folder=changed_copy(tmp_path, old, new))
+    assert (code, reason in output, "Every job" in output) == (1, True, False), output
+
+
+def test_a_worker_that_does_not_start_fails_the_demo_at_once_and_says_why(tmp_path: Path, scratch: Path) -> None:
+    early_end = 'import hashlib, sys\n"worker" in sys.argv and sys.exit("no luck")'
+    folder = changed_copy(tmp_path, "import hashlib", early_end)
+    code, output = run(scratch, folder=folder)
+    assert code == 1
+    assert "the worker ended with exit code 1" in output
+    assert "no luck" in output
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "   server  "),
+        (signal.SIGINT, ">>> await asyncio.gather(*jobs)"),
+        (signal.SIGINT, "Job retried"),
+        (signal.SIGINT, ">>> jobs[-1].get()"),
+        (signal.SIGTERM, "progress"),
+        (signal.SIGHUP, "kill -9"),
+    ],
+)
+def test_the_demo_that_is_interrupted_stops_its_worker_and_server_and_leaves_no_file(
+    scratch: Path, number: signal.Signals, moment: str
+) -> None:
+    with started(scratch) as process:
+        seen = read_until(process, moment)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+    port = int(re.findall(r"on port (\d+)", seen)[0])
+    assert process.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert not listens(port)
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_demo_that_is_killed_takes_its_worker_and_server_with_it(scratch: Path) -> None:
+    with started(scratch, *FEW) as process:
+        port = int(re.findall(r"on port (\d+)", read_until(process, "progress"))[0])
+        process.kill()
+        process.wait(10)
+    wait_until(lambda: not listens(port), 10, "the end of the server")  # of the worker: conftest looks for leftovers
+
+
+def test_make_demo_runs_the_demo() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    plan = subprocess.run(["make", "-n", "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert plan.stdout.splitlines()[-1].split() == [".venv/bin/python", "examples/demo/run.py"]

@@ -1,0 +1,190 @@
+"""The examples, run as their READMEs say."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.support.programs import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]  # the first test in examples/node installs its client
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = {"bulltask": [sys.executable, "-m", "bulltask"], "python": [sys.executable]}
+JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def blocks(folder: str, kind: str = "") -> list[str]:
+    """The fenced blocks of one kind in a folder's README."""
+    text = (EXAMPLES / folder / "README.md").read_text()
+    return [
+        body for found, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if found == kind
+    ]
+
+
+def command(folder: str, text: str) -> list[str]:
+    """A command that stands in a folder's README, as one that runs in this environment."""
+    lines = [line for block in blocks(folder, "sh") for line in block.splitlines()]
+    assert text in lines, f"examples/{folder}/README.md does not say {text!r}"
+    program, *arguments = text.split()
+    return [*PROGRAMS.get(program, [program]), *arguments]
+
+
+@contextmanager
+def running(folder: str, text: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a command of a README until the end of the block; it has to stop well on ``SIGTERM``."""
+    with subprocess.Popen(
+        command(folder, text),
+        cwd=EXAMPLES / folder,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            yield process
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def printed(folder: str, text: str, environment: dict[str, str]) -> str:
+    """What a command of a README prints; UUIDs are shortened as in the READMEs."""
+    done = subprocess.run(
+        command(folder, text),
+        cwd=EXAMPLES / folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return JOB_ID.sub("0192…", done.stdout)
+
+
+@pytest.fixture
+def at_home(tmp_path: Path) -> dict[str, str]:
+    """An environment in which ``embedded://`` keeps its data in the test's directory."""
+    return {"XDG_DATA_HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def servers(broker_url: str) -> dict[str, str]:
+    """An environment that leads both languages to the server of the tests."""
+    return {"BULLTASK_BROKER_URL": broker_url, "REDIS_URL": broker_url}
+
+
+@pytest.fixture(scope="session")
+def node_client() -> None:
+    """Install the client of examples/node once, whoever is first; the others wait."""
+    if shutil.which("npm") is None:
+        if os.environ.get("CI"):
+            pytest.fail("npm is missing, and in CI every test has to run: install Node.js 18 or newer with npm")
+        pytest.skip("no npm: install Node.js 18 or newer to test examples/node")
+    folder = EXAMPLES / "node"
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        installed = folder / "node_modules" / ".package-lock.json"
+        wanted = folder / "package-lock.json"
+        if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
+            npm = [*command("node", "npm ci"), "--silent", "--no-audit", "--no-fund"]
+            subprocess.run(npm, cwd=folder, check=True, timeout=150)
+            installed.touch()
+    finally:
+        os.close(held)
+
+
+@pytest.fixture
+async def web(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the FastAPI example, which runs in this process."""
+    for name, value in servers.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(EXAMPLES / "fastapi"))
+    api: Any = importlib.import_module("api").api
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://shop") as client:
+        yield client
+    del sys.modules["api"], sys.modules["shop"]
+
+
+def test_the_quickstart_prints_what_its_readme_shows(at_home: dict[str, str]) -> None:
+    with running("quickstart", "bulltask worker -A tasks", at_home):
+        assert printed("quickstart", "python send.py", at_home) == blocks("quickstart")[0]
+
+
+def test_jobs_of_the_quickstart_that_are_sent_first_wait_for_the_worker(at_home: dict[str, str]) -> None:
+    with subprocess.Popen(
+        command("quickstart", "python send.py"),
+        cwd=EXAMPLES / "quickstart",
+        env=os.environ | at_home | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as sender:
+        assert cast("IO[str]", sender.stdout).readline().startswith("sent job")
+        with running("quickstart", "bulltask worker -A tasks", at_home):
+            assert sender.wait(30) == 0
+
+
+async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_result(
+    web: httpx.AsyncClient, servers: dict[str, str]
+) -> None:
+    sent = await web.post("/reports", json={"year": 2025})
+    assert sent.status_code == 202
+    status = sent.json()["status"]
+    assert (await web.get(status)).json() == {"state": "waiting", "tries": 0, "error": None}
+    assert (await web.get(f"{status}/result?wait=0")).status_code == 503
+    with running("fastapi", "bulltask worker -A shop", servers):
+        assert (await web.get(f"{status}/result")).json() == {"year": 2025, "orders": 14175}
+    assert (await web.get(status)).json() == {"state": "completed", "tries": 1, "error": None}
+
+
+async def test_an_error_of_the_task_is_an_answer_of_the_fastapi_handler(
+    web: httpx.AsyncClient, servers: dict[str, str]
+) -> None:
+    sent = await web.post("/reports", json={"year": 1999})
+    with running("fastapi", "bulltask worker -A shop", servers):
+        result = await web.get(f"{sent.json()['status']}/result")
+    assert (result.status_code, result.json()["detail"]) == (422, "there are no books of 1999")
+
+
+async def test_the_fastapi_handlers_know_no_jobs_of_others(web: httpx.AsyncClient) -> None:
+    assert (await web.get(f"/reports/{uuid4()}")).status_code == 404
+    assert (await web.get(f"/reports/{uuid4()}/result")).status_code == 404
+    assert (await web.get("/reports/meta")).status_code == 422
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("node_client")
+def test_the_node_producer_gets_results_and_errors_from_the_python_worker(servers: dict[str, str]) -> None:
+    with running("node", "bulltask worker -A tasks", servers):
+        assert printed("node", "node producer.js", servers) == blocks("node")[0]
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("node_client")
+def test_the_python_producer_gets_results_and_errors_from_the_node_worker(servers: dict[str, str]) -> None:
+    with running("node", "node worker.js", servers) as worker:
+        assert "waiting for jobs" in cast("IO[str]", worker.stdout).readline()
+        assert printed("node", "python send.py", servers) == blocks("node")[1]
+
+
+def test_the_node_example_pins_the_bullmq_that_bulltask_speaks_and_names_no_registry() -> None:
+    lock = (EXAMPLES / "node" / "package-lock.json").read_text()
+    assert '"resolved"' not in lock
+    assert '"bullmq": "5.62.0"' in (EXAMPLES / "node" / "package.json").read_text()
+    assert '"bullmq": "5.62.0"' in lock
