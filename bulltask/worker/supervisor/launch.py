@@ -90,9 +90,7 @@ def choose_launcher(
         if not warned:
             warned = True
             cure = "children are started as new interpreters" if spawn else "without -A only a fork is possible"
-            warn(
-                f"the app has started threads ({threads - 1}) while it was imported, and threads do not survive a fork: {cure}"
-            )
+            warn(f"the app has started threads ({threads - 1}), which do not survive a fork: {cure}")
         return fork(index) if spawn is None else spawn(index)
 
     return start
