@@ -40,7 +40,7 @@ MAX_PRIORITY: Final = 2**21 - 1
 OWN_KEY: Final = "bulltask"
 Progress = Json
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +284,12 @@ def check_queue_name(name: str) -> str:
     Raises:
         InvalidName: it is empty, over 255 characters, or has a ``:`` or control characters.
     """
+    _check_text(name, "queue name")
     if ":" in name:
         raise InvalidName(f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'")
-    if name.count("{") != name.count("}") or name in {"{}", ""}:
+    if name.count("{") != name.count("}") or name == "{}":
         raise InvalidName(f"queue name {name!r} is empty or its braces do not match")
-    return _check_text(name, "queue name")
+    return name
 
 
 def check_job_name(name: str) -> str:
@@ -307,13 +308,12 @@ def check_job_id(job_id: str) -> str:
         InvalidName: it is empty, over 255 characters, all digits (BullMQ's own counter makes those), starts with
             ``0:``, has a ``:``, or has control characters.
     """
-    if not isinstance(job_id, str):
-        raise InvalidName(f"job_id must be a text, not {job_id!r}")
+    _check_text(job_id, "job_id")
     if job_id.isdecimal():
         raise InvalidName(f"job_id {job_id!r} is all digits, as the ids of BullMQ's counter; put a letter in front")
     if ":" in job_id:
         raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
-    return _check_text(job_id, "job_id")
+    return job_id
 
 
 def _check_text(text: str, what: str) -> str:
@@ -322,7 +322,7 @@ def _check_text(text: str, what: str) -> str:
     if len(text) > MAX_NAME:
         raise InvalidName(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
     if _CONTROL.search(text):
-        raise InvalidName(f"{what} {text!r} has control characters")
+        raise InvalidName(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
     return text
 
 

@@ -17,7 +17,7 @@ from bulltask.lua.loader import Script
 __all__ = ["Arg", "Call", "as_is", "command", "script_call"]
 
 # hiredis' own stub knows neither words of several types nor the result's.
-_pack: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+_pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -53,6 +53,15 @@ class Call(Generic[R_co]):
         """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
         assert self.script is not None
         return _pack(("EVAL", self.script.body, *self.args))
+
+
+def _pack(words: tuple[Arg, ...]) -> bytes:
+    try:
+        return _pack_words(words)
+    except UnicodeEncodeError:
+        # An id that another program made of bytes that are no UTF-8: it must go out as it came in (replies.text).
+        encoded = (word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word for word in words)
+        return _pack_words(tuple(encoded))
 
 
 def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:

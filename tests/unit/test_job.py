@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.backoff import Backoff
+from bulltask.errors import DecodeError, InvalidName
+from bulltask.job import (
+    MAX_PRIORITY,
+    ActiveJob,
+    JobOptions,
+    JobRef,
+    NewJob,
+    check_job_id,
+    check_job_name,
+    check_queue_name,
+)
+from bulltask.states import JobState
+
+NOW_MS = 1_800_000_000_000
+BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def wire(**options: Any) -> dict[str, Any]:
+    return JobOptions(**options).to_wire("id-1", NOW_MS)
+
+
+def active(fields: dict[str, object] | None = None, /, **opts: object) -> ActiveJob:
+    """Read a job as a fetch would bring it."""
+    raw = {"name": "t", "data": "{}", "timestamp": NOW_MS, "opts": json.dumps(opts), **(fields or {})}
+    flat = [word if isinstance(word, bytes) else str(word).encode() for pair in raw.items() for word in pair]
+    return ActiveJob.from_hash("mail", "id-1", flat)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_job_has_attempts_backoff_its_id_and_our_mark() -> None:
+    assert wire() == {"attempts": 3, "jobId": "id-1", "backoff": BACKOFF, "bulltask": {"v": 1}}
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({"attempts": 1}, {"attempts": 1}),
+        ({"backoff": Backoff("fixed", 250)}, {"backoff": {**BACKOFF, "type": "fixed", "delay": 250, "jitter": 0}}),
+        ({"delay_ms": 500}, {"delay": 500}),
+        ({"eta_ms": NOW_MS + 70}, {"delay": 70}),
+        ({"eta_ms": NOW_MS + 70, "delay_ms": 80}, {"delay": 80}),
+        ({"eta_ms": NOW_MS - 70}, {}),
+        ({"priority": 7}, {"priority": 7}),
+        ({"lifo": True}, {"lifo": True}),
+        ({"keep_completed_ms": 90_000}, {"removeOnComplete": {"age": 90}}),
+        ({"keep_completed_ms": 1}, {"removeOnComplete": {"age": 1}}),
+        ({"keep_completed_ms": 0}, {"removeOnComplete": True}),
+        ({"keep_failed_ms": 3_600_000}, {"removeOnFail": {"age": 3_600}}),
+        ({"expires_in_ms": 5}, {"bulltask": {"v": 1, "expires": NOW_MS + 5}}),
+        ({"expires_ms": 5}, {"bulltask": {"v": 1, "expires": 5}}),
+        ({"headers": '{"a":[]}'}, {"bulltask": {"v": 1, "headers": '{"a":[]}'}}),
+    ],
+)
+def test_each_option_has_bullmqs_name_and_nothing_else_changes(
+    options: dict[str, Any], written: dict[str, Any]
+) -> None:
+    assert wire(**options) == {**wire(), **written}
+
+
+def test_no_backoff_is_not_written_at_all() -> None:
+    assert "backoff" not in wire(backoff=None)
+
+
+def test_a_new_job_has_an_address() -> None:
+    assert NewJob("mail", "id-1", "t", b"{}", JobOptions()).ref == JobRef("mail", "id-1")
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_read_from_its_hash() -> None:
+    job = active(
+        {
+            "name": "mail.send",
+            "data": '{"to":"é"}',
+            "priority": 7,
+            "atm": 1,
+            "ats": 3,
+            "defa": "child failed",
+            "rjk": "daily",
+            "stacktrace": '["one","two"]',
+        },
+        attempts=5,
+        lifo=True,
+        bulltask={"v": 1, "expires": NOW_MS, "headers": '{"trace":"1"}'},
+    )
+    assert (job.queue, job.id, job.name, job.data) == ("mail", "id-1", "mail.send", '{"to":"é"}'.encode())
+    assert (job.timestamp_ms, job.priority, job.attempts_made, job.attempts_started) == (NOW_MS, 7, 1, 3)
+    assert (job.deferred_failure, job.scheduler_id) == ("child failed", "daily")
+    assert (job.attempts, job.lifo, job.is_ours) == (5, True, True)
+    assert (job.expires_ms, job.headers) == (NOW_MS, {"trace": "1"})
+    assert job.traces() == ["one", "two"]
+
+
+def test_a_job_of_another_client_has_bullmqs_defaults() -> None:
+    job = active()
+    assert (job.attempts, job.lifo, job.is_ours, job.backoff(), job.expires_ms) == (0, False, False, None, None)
+    assert (job.headers, job.traces(), job.trace_limit(), job.scheduler_id) == ({}, [], None, "")
+    assert (job.attempts_made, job.attempts_started, job.priority, job.deferred_failure) == (0, 0, 0, "")
+
+
+def test_a_job_without_data_has_none() -> None:
+    assert ActiveJob.from_hash("q", "1", []).data == b"null"
+
+
+def test_numbers_that_lua_wrote_with_an_exponent_are_read() -> None:
+    assert active({"timestamp": "1.7952166521581e+15"}).timestamp_ms == 1_795_216_652_158_100
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"opts": "{"}, "field opts of job id-1 is not valid JSON"),
+        ({"opts": "[]"}, "field opts of job id-1 is not a JSON object"),
+        ({"atm": "many"}, "field atm of job id-1 is not a number: b'many'"),
+        ({"priority": "inf"}, "field priority of job id-1 is not a number"),
+        ({"timestamp": "nan"}, "field timestamp of job id-1 is not a number"),
+    ],
+)
+def test_a_field_that_bullmq_never_writes_is_named(fields: dict[str, object], problem: str) -> None:
+    with pytest.raises(DecodeError) as refused:
+        active(fields)
+    assert problem in str(refused.value)
+
+
+def test_a_job_that_cannot_be_read_stands_in_with_its_problem() -> None:
+    job = ActiveJob.broken("mail", "id-1", "field opts is not JSON")
+    assert job.deferred_failure == "field opts is not JSON"
+    assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"opts", b"atm", b"ats", b"timestamp", b"priority"]), st.binary())))
+def test_whatever_stands_in_a_hash_is_read_or_refused_as_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
+    with contextlib.suppress(DecodeError):
+        ActiveJob.from_hash("q", "1", [word for pair in pairs for word in pair])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["attempts", "backoff", "lifo", "removeOnComplete", "stackTraceLimit", "bulltask", "kl", "priority"]
+        ),
+        json_values | st.dictionaries(st.sampled_from(["expires", "headers", "age", "count", "delay"]), json_values),
+    ),
+    st.binary(),
+)
+def test_whatever_stands_in_the_options_is_understood_or_refused_as_malformed(opts: Any, trace: bytes) -> None:
+    job = ActiveJob("q", "1", "t", b"", opts, 0, 0, 0, 0, "", "", trace)
+    assert isinstance(job.attempts, int)
+    assert isinstance(job.lifo, bool)
+    assert all(isinstance(number, int) for number in job.keep("removeOnComplete").values())
+    assert all(isinstance(text, str) for text in job.traces())
+    assert job.trace_limit() is None or isinstance(job.trace_limit(), int)
+    assert job.expires_ms is None or isinstance(job.expires_ms, int)
+    for read in (lambda: job.headers, job.backoff):
+        with contextlib.suppress(DecodeError):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("stored", "meant"),
+    [(5, 5), (5.0, 5), ("5", 0), (True, 0), (None, 0), (-1, -1), (float("inf"), 0), (float("nan"), 0), ([], 0)],
+)
+def test_an_option_that_is_no_number_counts_as_zero(stored: object, meant: int) -> None:
+    assert ActiveJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == meant
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [
+        (None, {"count": -1}),
+        (False, {"count": -1}),
+        (True, {"count": 0}),
+        (0, {"count": 0}),
+        (100, {"count": 100}),
+        ({"age": 60}, {"age": 60}),
+        ({"age": 60, "count": 5, "limit": 9}, {"age": 60, "count": 5}),
+        ("yes", {"count": -1}),
+    ],
+)
+def test_how_long_a_job_is_kept_is_read_as_bullmq_reads_it(stored: object, kept: dict[str, int]) -> None:
+    opts = {} if stored is None else {"removeOnComplete": stored}
+    assert active(**opts).keep("removeOnComplete") == kept
+
+
+@pytest.mark.parametrize(("stored", "limit"), [(3, 3), (0, 0), (-1, None), ("3", None), (True, None)])
+def test_the_limit_of_tracebacks_is_a_count(stored: object, limit: int | None) -> None:
+    assert active(stackTraceLimit=stored).trace_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("stored", "traces"),
+    [(b'["a",1,"b"]', ["a", "b"]), (b"{}", []), (b"not json", []), (None, [])],
+)
+def test_malformed_tracebacks_do_not_keep_a_job_from_failing(stored: bytes | None, traces: list[str]) -> None:
+    assert ActiveJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
+
+
+def test_malformed_headers_and_backoffs_are_refused() -> None:
+    assert active(bulltask={"headers": 5}).headers == {}
+    assert active(bulltask={"headers": "[1]"}).headers == {}
+    with pytest.raises(DecodeError, match="headers of job id-1"):
+        _ = active(bulltask={"headers": "{"}).headers
+    with pytest.raises(DecodeError, match="backoff"):
+        active(backoff="soon").backoff()
+
+
+@given(
+    st.builds(
+        JobOptions,
+        attempts=st.integers(1, 1000),
+        delay_ms=st.integers(0, 2**40),
+        priority=st.integers(0, MAX_PRIORITY),
+        lifo=st.booleans(),
+        expires_ms=st.none() | st.integers(0, 2**40),
+        headers=st.sampled_from(["", '{"a":1}']),
+    )
+)
+def test_what_we_write_we_read_again(options: JobOptions) -> None:
+    job = active(**options.to_wire("id-1", NOW_MS))
+    assert job.is_ours
+    assert (job.attempts, job.lifo, job.expires_ms) == (options.attempts, options.lifo, options.expires_ms)
+    assert job.backoff() == options.backoff
+    assert job.headers == json.loads(options.headers or "{}")
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_only_completed_and_failed_are_ends(state: JobState) -> None:
+    assert state.finished is (state in {"completed", "failed"})
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mail", "{mail}", "a{b}c", "höflich mit Leerzeichen", "x" * 255, "a/b#c"])
+def test_queue_names_that_bullmq_takes(name: str) -> None:
+    assert check_queue_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "not empty"),
+        ("{}", "braces"),
+        ("{mail", "braces"),
+        ("a:b", "separates"),
+        ("x" * 256, "256 characters"),
+        ("a\nb", "control characters"),
+        ("a\ud800", "UTF-8"),
+        (5, "must be a text"),
+        (None, "must be a text"),
+    ],
+)
+def test_queue_names_that_are_refused(name: Any, why: str) -> None:
+    with pytest.raises(InvalidName, match=why):
+        check_queue_name(name)
+
+
+@pytest.mark.parametrize("job_id", ["a", "order-17", "1e5", "é", "0x", "x" * 255])
+def test_job_ids_that_node_takes_too(job_id: str) -> None:
+    assert check_job_id(job_id) == job_id
+
+
+@pytest.mark.parametrize(
+    ("job_id", "why"),
+    [
+        ("", "not empty"),
+        ("17", "all digits"),
+        ("0", "all digits"),
+        ("٣", "all digits"),
+        ("0:1", "':'"),
+        ("a:b:c", "':'"),
+        ("x" * 256, "256 characters"),
+        ("a\x00", "control"),
+        (17, "must be a text"),
+    ],
+)
+def test_job_ids_that_are_refused(job_id: Any, why: str) -> None:
+    with pytest.raises(InvalidName, match=why):
+        check_job_id(job_id)
+
+
+def test_a_task_name_is_any_text_without_control_characters() -> None:
+    assert check_job_name("mail:send now") == "mail:send now"
+    with pytest.raises(InvalidName, match="task name"):
+        check_job_name("a\tb")
