@@ -1,0 +1,66 @@
+"""The supervisor itself is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.stage import Stage
+from tests.support.streams import server_ms
+from tests.support.worker import wait_until_gone
+
+pytestmark = pytest.mark.process
+
+LOCK_MS, INTERVAL_MS = 1000, 1000
+SHORT_LOCK = {"lock_duration": LOCK_MS / 1000, "stalled_interval": INTERVAL_MS / 1000}
+
+
+def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_another_worker_runs_their_jobs(
+    stage: Stage,
+) -> None:
+    worker = stage.worker(children=2, settings=SHORT_LOCK)
+    running = [stage.hold(), stage.hold()]
+    waiting = [stage.app.send_task("quick") for _ in range(10)]
+    for job in running:
+        stage.started(job)
+    children = worker.children
+    assert len(children) == 2
+
+    killed_ms = server_ms(stage.redis)
+    os.kill(worker.pid, signal.SIGKILL)
+    gone_s = [wait_until_gone(child, 5.0) for child in children]
+    other = stage.worker(children=2, settings=SHORT_LOCK)
+    again_ms = [stage.started(job, 2).ms - killed_ms for job in running]
+    stage.note(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
+
+    assert max(gone_s) <= 1
+    assert max(again_ms) <= LOCK_MS + 2 * INTERVAL_MS + 1000
+    stage.open_gate("gate", 4)
+    for job in (*running, *waiting):
+        job.get(timeout=20)
+    assert [stage.starts(job) for job in running] == [2, 2]
+    assert {stage.starts(job) for job in waiting} == {1}
+    after = [entry for entry in stage.journal.all(what="start") if entry.ms > killed_ms]
+    assert not {int(entry["pid"]) for entry in after} & set(children), "no second job on a child without supervisor"
+    assert {entry["jobId"] for entry in stage.events.all(event="stalled")} == {job.id for job in running}
+    assert other.stop() == 0
+
+
+def test_a_child_in_a_c_call_is_gone_with_its_supervisor_too(stage: Stage) -> None:
+    worker = stage.worker(
+        """
+        import ctypes
+
+        @app.task(bind=True, name="c_call")
+        def c_call(self):
+            tell("start", job=self.request.id)
+            ctypes.PyDLL(None).usleep(20_000_000)
+        """,
+        children=1,
+    )
+    job = stage.app.send_task("c_call")
+    child = int(stage.started(job)["pid"])
+    os.kill(worker.pid, signal.SIGKILL)
+    assert wait_until_gone(child, 5.0) <= 1

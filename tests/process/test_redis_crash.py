@@ -1,0 +1,111 @@
+"""Redis is killed under load and comes back with what it had written to its file."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from bulltask import App, AsyncResult, BrokerError
+from bulltask.testing.server import RedisServer
+from tests.support.stage import Stage
+from tests.support.streams import server_ms
+
+pytestmark = pytest.mark.process
+
+CHILDREN = 2
+PRODUCERS = 4
+
+
+class Load:
+    """Several producers; a send that fails is not counted, it may be stored or not."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[AsyncResult[None]] = []
+        self.refused = 0
+        self.done = threading.Event()
+        self._grown = threading.Condition()
+
+    def produce(self, app: App) -> None:
+        while not self.done.wait(0.004):
+            try:
+                job = app.send_task("quick")
+            except BrokerError:
+                self.refused += 1
+                continue
+            with self._grown:
+                self.acknowledged.append(job)
+                self._grown.notify_all()
+
+    def wait_for_more(self, count: int) -> None:
+        """Wait until so many more were acknowledged."""
+        with self._grown:
+            wanted = len(self.acknowledged) + count
+            assert self._grown.wait_for(lambda: len(self.acknowledged) >= wanted, 20)
+
+
+@contextmanager
+def load_on(stage: Stage) -> Iterator[Load]:
+    load = Load()
+    threads = [threading.Thread(target=load.produce, args=(stage.sender(),)) for _ in range(PRODUCERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.done.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes_on_within_two_seconds(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
+    stage = stage_on(server.url)
+    worker = stage.worker(children=CHILDREN, settings={"lock_duration": 30})
+    stage.app.send_task("quick").get(timeout=20)
+    first_job_ms = []
+    with load_on(stage) as load:
+        for away_until in (1, 4):  # tries of the worker's supervisor: some hundredths of a second, then about one
+            load.wait_for_more(200)
+            tries = len(worker.logged("Redis reconnecting", attempt=away_until))
+            server.kill()
+            worker.wait_for_line("Redis reconnecting", count=tries + 1, attempt=away_until)
+            server.restart()
+            with redis.Redis.from_url(server.url) as client:
+                assert client.ping()
+                back_ms = server_ms(client)
+            first_job_ms.append(_first_completed_after(stage, back_ms) - back_ms)
+            load.wait_for_more(50)
+    for job in load.acknowledged:
+        job.get(timeout=30)
+
+    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    again = sum(starts.values()) - len(starts)
+    stage.note(
+        acknowledged=len(load.acknowledged),
+        refused=load.refused,
+        first_job_ms=first_job_ms,
+        run_twice=again,
+        kills=rounds,
+    )
+    assert [job.id for job in load.acknowledged if not starts[job.id]] == []
+    assert again <= CHILDREN * len(first_job_ms)
+    assert max(first_job_ms) <= 2000
+    assert stage.redis.llen(stage.keys.active) == 0
+    assert worker.stop() == 0
+
+
+def _first_completed_after(stage: Stage, moment_ms: int) -> int:
+    """When the first job completed after that moment of the server's time."""
+    found: list[int] = []
+    while not found:
+        seen = len(stage.events.all(event="completed"))
+        stage.events.wait_for(seen + 1, event="completed")
+        found = [entry.ms for entry in stage.events.seen if entry.ms >= moment_ms and entry["event"] == "completed"]
+    return found[0]

@@ -1,0 +1,56 @@
+"""A worker that Redis does not let in says so once and ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+
+from bulltask.testing.server import RedisServer
+from bulltask.worker.exits import Exit
+from tests.support.stage import Stage
+from tests.support.worker import Worker
+
+pytestmark = pytest.mark.process
+
+SECRET = "s3cr3t/with:odd@characters"
+
+
+@pytest.fixture
+def locked_server(server_factory: Callable[..., RedisServer]) -> RedisServer:
+    return server_factory(password="the-right-password")
+
+
+def refused(worker: Worker) -> str:
+    """Wait for the worker's end, check what every refusal has in common, and return its error line."""
+    started = time.monotonic()
+    code = worker.wait()
+    assert time.monotonic() - started <= 5
+    assert code == int(Exit.BROKER_REFUSED) == 4
+    for secret in (SECRET, quote(SECRET, safe=""), "the-right-password", "Traceback"):
+        assert secret not in worker.log
+    errors = [line for line in worker.text if '"level": "info"' not in line]
+    assert len(errors) == 1, worker.log
+    assert worker.complaints()[0]["level"] == "error"
+    return errors[0]
+
+
+def test_a_wrong_password_ends_the_worker_with_one_line_that_names_user_and_host(
+    stage: Stage, locked_server: RedisServer
+) -> None:
+    url = f"redis://default:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
+    line = refused(stage.worker(settings={"broker_url": url}))
+    assert f"//default:***@127.0.0.1:{locked_server.port}" in line
+
+
+def test_an_unknown_user_ends_the_worker_with_one_line_that_names_it(stage: Stage, locked_server: RedisServer) -> None:
+    url = f"redis://mallory:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
+    line = refused(stage.worker(settings={"broker_url": url}))
+    assert f"//mallory:***@127.0.0.1:{locked_server.port}" in line
+
+
+def test_a_missing_password_ends_the_worker_with_one_line(stage: Stage, locked_server: RedisServer) -> None:
+    line = refused(stage.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
+    assert f"127.0.0.1:{locked_server.port}" in line

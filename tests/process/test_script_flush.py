@@ -1,0 +1,65 @@
+"""The server forgets its scripts all the time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from bulltask import AsyncResult
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+SECONDS = 10.0
+
+
+@contextmanager
+def scripts_flushed_every_20_ms(url: str) -> Iterator[Counter[str]]:
+    """Flush in a thread; the counter says how often."""
+    done, counts = threading.Event(), Counter[str]()
+
+    def flush() -> None:
+        with redis.Redis.from_url(url) as client:
+            while not done.wait(0.02):
+                client.script_flush()
+                counts["flushes"] += 1
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(stage: Stage) -> None:
+    @stage.app.task(name="quick")
+    def quick() -> None:
+        """The worker knows what it does."""
+
+    worker = stage.worker(children=2)
+    stage.app.send_task("quick").get(timeout=20)
+    sent: list[AsyncResult[None]] = []
+    with scripts_flushed_every_20_ms(stage.url) as counts:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            sent += [stage.app.send_task("quick") for _ in range(10)]
+            sent += [stage.app.send_task("quick", countdown=0.1), stage.app.send_task("quick", priority=3)]
+            sent += stage.app.send_many([quick.s() for _ in range(20)])
+            sent[-1].get(timeout=20)
+    for job in sent:
+        job.get(timeout=20)
+    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    stage.note(flushes=counts["flushes"], jobs=len(sent))
+
+    assert counts["flushes"] >= 250
+    assert {starts[job.id] for job in sent} == {1}
+    assert worker.complaints() == []
+    assert worker.stop() == 0
