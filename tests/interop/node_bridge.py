@@ -119,6 +119,12 @@ class NodeBridge:
         with self._changed:
             return [event for event in self._events if name in (None, event["event"])]
 
+    def reset(self) -> None:
+        """Close every queue, worker and listener, and forget all events."""
+        self.call("reset")
+        with self._changed:
+            self._events.clear()
+
     def close(self) -> None:
         """End Node, whatever state it is in. A second call does nothing."""
         assert self._process.stdin is not None

@@ -65,6 +65,7 @@ const OPERATIONS = {
   },
   'events.close': (bridge, { events }) => bridge.release(events),
 
+  reset: bridge => bridge.close(), // a bridge as good as new, without another start of Node
   exit: () => null, // bridge.js does the rest
 };
 
@@ -136,6 +137,8 @@ export class Bridge {
     const failed = error => this.emit('bridge.error', { message: error.message });
     await Promise.all([...this.#kept.values()].map(it => it.close(true).catch(failed)));
     await Promise.all([...this.#shared.values()].map(it => it.close().catch(failed)));
+    this.#kept.clear();
+    this.#shared.clear();
   }
 
   #share(kind, at, make) {

@@ -19,12 +19,13 @@ export const PROCESSORS = {
     return job.attemptsMade;
   },
 
-  // Reports each of `steps` as progress, and as a line of the job's log.
-  progress: ({ steps = [50, 100] }) => async job => {
+  // Reports each of `steps` as progress, and as a line of the job's log; then goes on for `then_ms` milliseconds.
+  progress: ({ steps = [50, 100], then_ms = 0 }) => async job => {
     for (const step of steps) {
       await job.updateProgress(step);
       await job.log(`progress ${JSON.stringify(step)}`);
     }
+    if (then_ms) await sleep(then_ms, null, { ref: false });
     return steps.length;
   },
 

@@ -1,0 +1,94 @@
+"""The tasks that the interop tests run in bulltask's workers; the jobs come from Node or from bulltask."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from bulltask import App, Context, PermanentError
+
+__all__ = ["register"]
+
+ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,  # permanent in jobs of bulltask, retried in those of Node
+    "ConnectionError": ConnectionError,  # transient
+    "PermanentError": PermanentError,
+}
+
+
+def register(app: App) -> None:
+    """Make the functions below tasks of ``app``, by their names."""
+    for function in (echo, aecho, add, fail, huge):
+        app.task(name=function.__name__)(function)
+    for bound in (fail_until, report, areport, record, arecord):
+        app.task(bind=True, name=bound.__name__)(bound)
+
+
+def echo(value: Any = None) -> Any:
+    """Return the argument."""
+    return value
+
+
+async def aecho(value: Any = None) -> Any:
+    """Return the argument, on the child's event loop."""
+    await asyncio.sleep(0)
+    return value
+
+
+def add(x: int, y: int = 10) -> int:
+    """Return the sum."""
+    return x + y
+
+
+def fail(message: str = "it failed", error: str = "ConnectionError") -> None:
+    """Raise."""
+    raise ERRORS[error](message)
+
+
+def huge(kind: str) -> Any:
+    """Return what JSON or Node cannot carry."""
+    return {"integer": {"total": 2**53}, "nan": float("nan"), "infinity": [float("inf")]}[kind]
+
+
+def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> int:
+    """Raise in every attempt before this one; return how many were made."""
+    if self.request.retries + 1 < attempt:
+        raise ERRORS[error](f"attempt {self.request.retries + 1} failed")
+    return self.request.retries
+
+
+def report(self: Context, steps: list[Any]) -> int:
+    """Report each step as progress and as a line of the job's log."""
+    for step in steps:
+        self.update_progress(step)
+        self.log(f"at {step}")
+    return len(steps)
+
+
+async def areport(self: Context, steps: list[Any]) -> int:
+    """Do the same on the child's event loop."""
+    for step in steps:
+        await self.aupdate_progress(step)
+        await self.alog(f"at {step}")
+    return len(steps)
+
+
+def record(self: Context, file: str) -> int:
+    """Append "<job id> <process id>" to a file; return the process id."""
+    return _note(file, self.request.id)
+
+
+async def arecord(self: Context, file: str) -> int:
+    """Do the same on the child's event loop."""
+    return _note(file, self.request.id)
+
+
+def _note(file: str, job_id: str) -> int:
+    # One write in append mode, so that lines of several processes do not mix.
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, f"{job_id} {os.getpid()}\n".encode())
+    finally:
+        os.close(handle)
+    return os.getpid()

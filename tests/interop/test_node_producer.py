@@ -1,0 +1,252 @@
+"""Node's Queue sends, our worker runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import JobState
+from tests.interop.node_bridge import NodeError
+from tests.interop.side_by_side import SideBySide, ran
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+
+def test_a_job_that_node_sends_runs_here_and_node_gets_its_result(either: SideBySide) -> None:
+    either.worker()
+    job = either.add("add", {"x": 1, "y": 2})
+    assert either.finished(job) == 3
+    seen = either.seen(job)
+    assert (seen["state"], seen["returnvalue"], seen["failedReason"]) == ("completed", 3, None)
+    assert (seen["attemptsMade"], seen["attemptsStarted"], seen["stacktrace"]) == (1, 1, [])
+    assert seen["timestamp"] <= seen["processedOn"] <= seen["finishedOn"]
+    assert either.result(job).get(timeout=5) == 3
+    assert either.counts() == {"completed": 1}
+
+
+def test_jobs_sent_in_bulk_all_run_here(mail: SideBySide, tmp_path: Path) -> None:
+    mail.worker(children=2)
+    file = str(tmp_path / "runs")
+    jobs = mail.call("addBulk", [{"name": "record", "data": {"file": file}} for _ in range(50)])
+    for job in jobs:
+        mail.finished(job["id"])
+    assert sorted(ran(file)) == sorted(job["id"] for job in jobs)
+
+
+def test_objects_are_keywords_arrays_are_positions_and_other_values_the_only_argument(mail: SideBySide) -> None:
+    mail.worker()
+    sums = [({"x": 1, "y": 2}, 3), ({"y": 2, "x": 5}, 7), ({"x": 1}, 11), ([1, 2], 3), ([1], 11), (5, 15)]
+    for data, total in sums:
+        assert mail.finished(mail.add("add", data)) == total, data
+    assert mail.finished(mail.add("echo", {})) is None
+    assert mail.finished(mail.add("echo", [])) is None
+
+
+def test_data_that_does_not_fit_fails_at_once_with_a_reason_that_names_task_and_argument(mail: SideBySide) -> None:
+    mail.worker()
+    misfits = [({}, "'x'"), ({"x": 1, "z": 2}, "'z'"), ([1, 2, 3], "too many"), ({"x": 1, "X": 1}, "'X'")]
+    for data, named in misfits:
+        job = mail.add("add", data, attempts=5)
+        with pytest.raises(NodeError, match="does not fit add") as failure:
+            mail.finished(job)
+        assert named in str(failure.value)
+        assert mail.seen(job)["attemptsMade"] == 1
+
+
+def test_a_delayed_job_of_node_runs_when_it_is_due(either: SideBySide) -> None:
+    either.worker()
+    job = either.add("echo", {"value": "later"}, delay=400)
+    assert either.seen(job)["state"] == "delayed"
+    assert either.counts() == {"delayed": 1}
+    assert either.finished(job) == "later"
+    seen = either.seen(job)
+    assert 400 <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
+
+
+def test_jobs_of_node_without_a_priority_run_first_then_low_numbers_then_high_ones(
+    either: SideBySide, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "runs")
+    priorities = [7, 2, None, 1, 2, 2_097_152, None, 1]
+    jobs = [either.add("record", {"file": file}, **({"priority": it} if it else {})) for it in priorities]
+    assert either.counts() == {"prioritized": 6, "waiting": 2}
+    either.worker()
+    for job in jobs:
+        either.finished(job)
+    assert ran(file) == [jobs[index] for index in (2, 6, 3, 7, 1, 4, 0, 5)]
+
+
+def test_a_lifo_job_of_node_runs_before_those_that_wait(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    first, second = (mail.add("record", {"file": file}) for _ in range(2))
+    last = mail.add("record", {"file": file}, lifo=True)
+    mail.worker()
+    mail.finished(second)
+    assert ran(file) == [last, first, second]
+
+
+@pytest.mark.parametrize(
+    ("backoff", "delays"),
+    [
+        (150, [150, 150, 150]),
+        ({"type": "fixed", "delay": 150}, [150, 150, 150]),
+        ({"type": "exponential", "delay": 100}, [100, 200, 400]),
+        (None, []),
+    ],
+)
+def test_a_job_of_node_is_retried_after_the_delays_that_node_would_wait(
+    either: SideBySide, backoff: object, delays: list[int]
+) -> None:
+    either.worker()
+    either.listen()
+    job = either.add("fail_until", {"attempt": 4}, attempts=4, **({"backoff": backoff} if backoff else {}))
+    assert either.finished(job) == 3
+    waits = either.waits_ms(job)
+    assert len(waits) == len(delays)
+    # A script on a busy machine is executed a little after the time that it was given as now.
+    assert all(delay - 90 <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), waits
+    seen = either.seen(job)
+    assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("completed", 4, 4)
+    assert [trace.splitlines()[-1] for trace in seen["stacktrace"]] == [
+        f"ConnectionError: attempt {number} failed" for number in (1, 2, 3)
+    ]
+
+
+def test_the_jitter_of_node_only_shortens_the_delay(mail: SideBySide) -> None:
+    mail.worker()
+    job = mail.add("fail_until", {"attempt": 3}, attempts=3, backoff={"type": "fixed", "delay": 400, "jitter": 0.5})
+    mail.finished(job)
+    waits = mail.waits_ms(job)
+    assert len(waits) == 2
+    assert all(110 <= wait <= 410 for wait in waits), waits
+
+
+@pytest.mark.parametrize("error", ["ValueError", "ConnectionError"])
+def test_every_error_in_a_job_of_node_is_retried(mail: SideBySide, error: str) -> None:
+    mail.worker()
+    assert mail.finished(mail.add("fail_until", {"attempt": 3, "error": error}, attempts=3)) == 2
+
+
+def test_a_permanent_error_in_a_job_of_node_is_not_retried(mail: SideBySide) -> None:
+    mail.worker()
+    mail.listen()
+    job = mail.add("fail", {"error": "PermanentError", "message": "no such address"}, attempts=5, backoff=10)
+    with pytest.raises(NodeError, match="no such address"):
+        mail.finished(job)
+    seen = mail.seen(job)
+    assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("failed", 1, 1)
+    assert mail.all_heard("retries-exhausted", job) == []
+
+
+def test_node_sees_why_a_job_failed_here(either: SideBySide) -> None:
+    either.worker()
+    either.listen()
+    job = either.add("fail", {"message": 'ünfit "{}" 😀', "error": "ValueError"}, attempts=2)
+    with pytest.raises(NodeError, match=r'^ünfit "\{\}" 😀$'):
+        either.finished(job)
+    seen = either.seen(job)
+    assert (seen["state"], seen["failedReason"], seen["returnvalue"]) == ("failed", 'ünfit "{}" 😀', None)
+    assert seen["attemptsMade"] == len(seen["stacktrace"]) == 2
+    for trace in seen["stacktrace"]:
+        assert trace.startswith("Traceback (most recent call last):\n")
+        assert trace.rstrip().endswith('ValueError: ünfit "{}" 😀')
+        assert "tasks.py" in trace
+    assert seen["finishedOn"] >= seen["processedOn"]
+    assert either.heard("retries-exhausted", job)["attemptsMade"] == "2"
+    assert either.counts() == {"failed": 1}
+
+
+def test_as_many_tracebacks_are_kept_as_node_says(mail: SideBySide) -> None:
+    mail.worker()
+    for limit, kept in [(0, []), (1, ["3"]), (2, ["2", "3"]), (9, ["1", "2", "3"])]:
+        job = mail.add("fail_until", {"attempt": 4}, attempts=4, stackTraceLimit=limit)
+        mail.finished(job)
+        assert [trace.split()[-2] for trace in mail.seen(job)["stacktrace"]] == kept
+
+
+@pytest.mark.parametrize("task", ["report", "areport"])
+def test_node_sees_the_progress_and_the_logs_of_a_job_that_runs_here(either: SideBySide, task: str) -> None:
+    steps: list[Any] = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True, None]
+    either.worker()
+    either.listen()
+    job = either.add(task, {"steps": steps})
+    assert either.finished(job) == len(steps)
+    either.heard("completed", job)
+    assert [event["data"] for event in either.all_heard("progress", job)] == steps
+    seen = either.seen(job)
+    assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
+
+
+def test_no_more_log_lines_are_kept_than_node_wants(mail: SideBySide) -> None:
+    mail.worker()
+    job = mail.add("report", {"steps": [1, 2, 3, 4]}, keepLogs=2)
+    mail.finished(job)
+    assert mail.seen(job)["logs"] == ["at 3", "at 4"]
+
+
+@pytest.mark.parametrize(
+    ("task", "option", "ends"), [("echo", "removeOnComplete", "completed"), ("fail", "removeOnFail", "failed")]
+)
+def test_finished_jobs_of_node_are_removed_as_node_says(mail: SideBySide, task: str, option: str, ends: str) -> None:
+    mail.worker()
+    mail.listen()
+    rules: list[tuple[object, int]] = [(3, 3), ({"count": 2}, 2), ({"age": 3600, "count": 1}, 1), (True, 1)]
+    for keep, left in rules:  # each leaves fewer than the one before; what is removed at once removes no others
+        jobs = [mail.add(task, {}, **{option: keep}) for _ in range(4)]
+        for job in jobs:
+            mail.heard(ends, job)
+        assert mail.counts() == {ends: left}, keep
+        assert mail.gone(jobs[-1]) is (keep is True)
+
+
+def test_finished_jobs_of_node_are_removed_by_age(mail: SideBySide) -> None:
+    old, kept = mail.add("echo"), mail.add("echo")
+    mail.worker()
+    mail.finished(kept)
+    # As if it had finished two hours ago: BullMQ purges when the next job with an age finishes.
+    mail.redis.zincrby(mail.keys.completed, -7_200_000, old)
+    new = mail.add("echo", {}, removeOnComplete={"age": 3600})
+    mail.finished(new)
+    assert [mail.gone(job) for job in (old, kept, new)] == [True, False, False]
+
+
+def test_a_second_job_of_node_with_the_same_id_is_not_run(mail: SideBySide) -> None:
+    mail.listen()
+    assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
+    assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
+    mail.heard("duplicated", "invoice-1")
+    mail.worker()
+    assert mail.finished("invoice-1") == "first"
+    assert mail.result("invoice-1").get(timeout=5) == "first"
+    assert mail.counts() == {"completed": 1}
+
+
+def test_a_second_job_of_node_with_the_same_deduplication_id_is_not_run(mail: SideBySide) -> None:
+    mail.worker()
+    gate = mail.add("hold", {"gate": "gate"}, deduplication={"id": "report"})
+    mail.started(gate)
+    assert mail.add("echo", {}, deduplication={"id": "report"}) == gate
+    mail.open_gate()
+    mail.finished(gate)
+    assert mail.finished(mail.add("echo", {"value": 1}, deduplication={"id": "report"})) == 1
+
+
+def test_a_job_whose_id_has_colons_runs_here(mail: SideBySide) -> None:
+    mail.worker()
+    job = mail.add("echo", {"value": 1}, jobId="a:b:c")
+    assert mail.finished(job) == 1
+    assert mail.result(job).state is JobState.COMPLETED
+
+
+def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideBySide) -> None:
+    ours = mail.worker()
+    job = mail.add("only-in-node", {"to": "x"}, attempts=1)
+    ours.wait_for_line("Unknown task")
+    assert mail.seen(job)["state"] == "delayed"
+    ours.stop()
+    mail.node_worker("echo")
+    assert mail.finished(job) == {"to": "x"}
+    assert mail.seen(job)["attemptsMade"] == 1, "being passed on is no attempt"

@@ -1,0 +1,219 @@
+"""We send, Node's Worker runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import JobState, TaskError
+from tests.interop.side_by_side import SideBySide, ran
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+
+def test_a_job_of_ours_runs_in_node_and_get_returns_what_node_returned(either: SideBySide) -> None:
+    either.node_worker("echo")
+    job = either.send("add", x=1, y=2)
+    assert job.get(timeout=10) == {"x": 1, "y": 2}
+    assert (job.state, job.successful(), job.info) == (JobState.COMPLETED, True, {"x": 1, "y": 2})
+    seen = either.seen(job.id)
+    assert (seen["name"], seen["data"], seen["state"]) == ("add", {"x": 1, "y": 2}, "completed")
+    assert (seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1)
+    assert seen["timestamp"] <= seen["processedOn"] <= seen["finishedOn"]
+    assert either.finished(job.id) == {"x": 1, "y": 2}
+    assert either.counts() == {"completed": 1}
+
+
+def test_jobs_of_ours_sent_in_one_go_all_run_in_node(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.node_worker("record", {"file": file}, concurrency=5)
+    task: Any = mail.app.tasks["record"]
+    jobs = mail.app.send_many([task.s(file) for _ in range(50)])
+    assert {job.get(timeout=10) for job in jobs} == {mail.node.pid}
+    assert sorted(ran(file)) == sorted(job.id for job in jobs)
+
+
+async def test_async_code_waits_for_a_job_that_node_runs(mail: SideBySide) -> None:
+    mail.node_worker("echo")
+    job = await mail.app.asend_task("echo", kwargs={"value": "ä😀"})
+    assert await job.aget(timeout=10) == {"value": "ä😀"}
+    assert await mail.result(job.id) == {"value": "ä😀"}
+
+
+def test_positional_arguments_and_defaults_reach_node_as_an_object(mail: SideBySide) -> None:
+    task: Any = mail.app.tasks["add"]
+    assert mail.seen(task.delay(1).id)["data"] == {"x": 1}
+    assert mail.seen(task.delay(1, 2).id)["data"] == {"x": 1, "y": 2}
+    assert mail.seen(mail.app.send_task("only-in-node", args=[1, "b"]).id)["data"] == [1, "b"]
+    assert mail.seen(mail.app.send_task("only-in-node").id)["data"] == {}
+
+
+def test_a_delayed_job_of_ours_runs_in_node_when_it_is_due(either: SideBySide) -> None:
+    either.node_worker("echo")
+    job = either.send("echo", options={"countdown": 0.4})
+    assert (job.state, either.seen(job.id)["state"]) == (JobState.DELAYED, "delayed")
+    assert either.counts() == {"delayed": 1}
+    job.get(timeout=10)
+    seen = either.seen(job.id)
+    assert 400 <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
+
+
+def test_an_eta_is_a_delay_for_node(mail: SideBySide) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=1)
+    seen = mail.seen(mail.send("echo", options={"eta": moment}).id)
+    assert seen["state"] == "delayed"
+    assert seen["timestamp"] + seen["delay"] == pytest.approx(moment.timestamp() * 1000, abs=1)
+    assert mail.seen(mail.send("echo", options={"eta": moment - timedelta(hours=2)}).id)["state"] == "waiting"
+
+
+def test_jobs_of_ours_without_a_priority_run_first_then_low_numbers_then_high_ones(
+    either: SideBySide, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "runs")
+    priorities = [7, 2, None, 1, 2, 2_097_151, 0, 1]
+    jobs = [either.send("record", options={"priority": it}, file=file) for it in priorities]
+    assert either.counts() == {"prioritized": 6, "waiting": 2}
+    either.node_worker("record", {"file": file})
+    for job in jobs:
+        job.get(timeout=10)
+    assert ran(file) == [jobs[index].id for index in (2, 6, 3, 7, 1, 4, 0, 5)]
+
+
+def test_a_lifo_job_of_ours_runs_in_node_before_those_that_wait(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    first, second = (mail.send("record", file=file) for _ in range(2))
+    last = mail.send("record", options={"lifo": True}, file=file)
+    mail.node_worker("record", {"file": file})
+    second.get(timeout=10)
+    assert ran(file) == [last.id, first.id, second.id]
+
+
+def test_node_tries_a_job_of_ours_as_often_and_after_as_long_as_we_say(either: SideBySide) -> None:
+    app = either.sender(task_max_retries=3, task_retry_backoff=0.1)
+    either.node_worker("fail-n", {"n": 3})
+    job = app.send_task("echo")
+    assert job.get(timeout=10) == 3
+    seen = either.seen(job.id)
+    assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("completed", 4, 4)
+    assert [trace.splitlines()[0] for trace in seen["stacktrace"]] == [
+        f"Error: attempt {number} failed" for number in (1, 2, 3)
+    ]
+    waits = either.waits_ms(job.id)
+    assert len(waits) == 3
+    # Exponential from 100 ms; Node's jitter of 0.2 only shortens.
+    assert all(0.8 * full - 60 <= wait <= full + 10 for wait, full in zip(waits, (100, 200, 400), strict=True)), waits
+
+
+def test_a_fixed_delay_between_attempts_is_kept_by_node(mail: SideBySide) -> None:
+    mail.app.task(name="patient", max_retries=2, retry_backoff=False, default_retry_delay=0.15)(print)
+    mail.node_worker("fail-n", {"n": 2})
+    job = mail.app.send_task("patient")
+    assert job.get(timeout=10) == 2
+    waits = mail.waits_ms(job.id)
+    assert len(waits) == 2
+    assert all(60 <= wait <= 160 for wait in waits), waits
+
+
+def test_an_unrecoverable_error_of_node_ends_a_job_of_ours(mail: SideBySide) -> None:
+    mail.node_worker("fail", {"message": "no such address", "unrecoverable": True})
+    job = mail.send("fail")
+    with pytest.raises(TaskError, match="no such address"):
+        job.get(timeout=10)
+    seen = mail.seen(job.id)
+    assert (seen["opts"]["attempts"], seen["attemptsMade"], seen["state"]) == (3, 1, "failed")
+
+
+def test_get_raises_what_node_raised_with_nodes_stack(either: SideBySide) -> None:
+    either.node_worker("fail", {"message": "no such address ½ 😀"})
+    job = either.send("fail", options={"max_retries": 0})
+    with pytest.raises(TaskError) as failure:
+        job.get(timeout=10)
+    assert failure.value.reason == "no such address ½ 😀"
+    assert failure.value.job_id == job.id
+    assert "Error: no such address ½ 😀\n    at " in str(failure.value)
+    assert "processors.js" in failure.value.remote_traceback == job.traceback
+    assert (job.state, job.failed()) == (JobState.FAILED, True)
+    assert isinstance(job.info, TaskError)
+    assert either.counts() == {"failed": 1}
+
+
+def test_attempts_that_are_used_up_in_node_are_told(mail: SideBySide) -> None:
+    app = mail.sender(task_max_retries=1, task_retry_backoff=0.01)
+    mail.listen()
+    mail.node_worker("fail")
+    job = app.send_task("fail")
+    with pytest.raises(TaskError, match="it failed"):
+        job.get(timeout=10)
+    assert mail.heard("retries-exhausted", job.id)["attemptsMade"] == "2"
+    assert job.snapshot().attempts_made == len(job.snapshot().stacktrace) == 2
+
+
+def test_progress_and_logs_of_a_job_that_runs_in_node_are_seen_here(either: SideBySide) -> None:
+    steps = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True]
+    either.listen()
+    either.node_worker("progress", {"steps": steps})
+    job = either.send("echo")
+    assert job.get(timeout=10) == len(steps)
+    assert job.progress is True
+    assert job.info == len(steps)
+    either.heard("completed", job.id)
+    assert [event["data"] for event in either.all_heard("progress", job.id)] == steps
+    assert len(either.seen(job.id)["logs"]) == len(steps)
+
+
+def test_progress_is_seen_while_the_job_runs_in_node(mail: SideBySide) -> None:
+    mail.listen()
+    mail.node_worker("progress", {"steps": [{"sent": 3}], "then_ms": 60_000})
+    job = mail.send("echo")
+    mail.heard("progress", job.id)
+    assert (job.state, job.progress, job.info, job.ready()) == (JobState.ACTIVE, {"sent": 3}, {"sent": 3}, False)
+
+
+@pytest.mark.parametrize(("processor", "ends"), [("echo", "completed"), ("fail", "failed")])
+def test_node_keeps_finished_jobs_of_ours_as_long_as_we_say(mail: SideBySide, processor: str, ends: str) -> None:
+    mail.node_worker(processor)
+    mail.listen()
+    which = "result_expires" if ends == "completed" else "result_failure_expires"
+
+    gone = mail.sender(**{which: 0, "task_max_retries": 0}).send_task("echo")
+    mail.heard(ends, gone.id)
+    assert mail.gone(gone.id)
+
+    hour = mail.sender(**{which: 3600, "task_max_retries": 0})
+    old, kept = hour.send_task("echo"), hour.send_task("echo")
+    mail.heard(ends, old.id)
+    mail.heard(ends, kept.id)
+    # As if it had ended two hours ago: BullMQ purges when the next job ends.
+    mail.redis.zincrby(mail.keys.completed if ends == "completed" else mail.keys.failed, -7_200_000, old.id)
+    new = hour.send_task("echo")
+    mail.heard(ends, new.id)
+    assert [mail.gone(job.id) for job in (old, kept, new)] == [True, False, False]
+
+
+def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first(mail: SideBySide) -> None:
+    mail.listen()
+    first = mail.send("echo", options={"job_id": "invoice-1"}, value="first")
+    again = mail.send("echo", options={"job_id": "invoice-1"}, value="second")
+    mail.heard("duplicated", "invoice-1")
+    assert mail.add("echo", {"value": "third"}, jobId="invoice-1") == "invoice-1"
+    mail.add("echo", {"value": "of Node"}, jobId="invoice-2")
+    other = mail.send("echo", options={"job_id": "invoice-2"}, value="of ours")
+    mail.node_worker("echo")
+    assert [job.get(timeout=10) for job in (first, again, other)] == [
+        {"value": "first"},
+        {"value": "first"},
+        {"value": "of Node"},
+    ]
+    assert mail.counts() == {"completed": 2}
+
+
+def test_what_only_bulltask_knows_is_kept_and_ignored_by_node(mail: SideBySide) -> None:
+    mail.node_worker("echo")
+    job = mail.send("echo", options={"expires": 0, "headers": {"trace": [1, {}]}}, value=1)
+    assert job.get(timeout=10) == {"value": 1}, "a Node worker does not know expires"
+    own = mail.seen(job.id)["opts"]["bulltask"]
+    assert own.keys() == {"v", "expires", "headers"}
