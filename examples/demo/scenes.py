@@ -142,7 +142,7 @@ def kill_a_child(story: Story) -> None:
         raise DemoFailed("the child was killed too late, the job had ended")
     away, lock = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
     story.screen.say(f"running again {away:.0f} ms after the kill, though its lock would have lasted {lock:g} s")
-    story.screen.row(Row("kill -9 mid-job", 1, "completed, try 1", f"ran again after {away:.0f} ms (lock: {lock:g} s)"))
+    story.screen.row(Row("kill -9 mid-job", 1, "completed, try 1", f"back after {away:.0f} ms (lock: {lock:g} s)"))
     story.promise(Promise(job, "intro.mp4: 4 scenes", starts=2))
 
 

@@ -101,24 +101,33 @@ def test_the_demo_shows_every_kind_of_job_and_ends_well(scratch: Path) -> None:
         "no-op jobs": "5,000",
         "stalled jobs": "0",
     }
-    assert re.search(r"ran again after \d+ ms \(lock: 30 s\)", output)
+    assert re.search(r"back after \d+ ms \(lock: 30 s\)", output)
     assert [line for line in output.splitlines() if len(line) > 80] == []
     assert list(scratch.iterdir()) == []
 
 
-def test_settings_in_the_environment_do_not_lead_the_demo_to_another_server(scratch: Path) -> None:
-    foreign = {
-        "BULLTASK_BROKER_URL": "redis://127.0.0.1:1/0",
-        "BULLTASK_PREFIX": "other",
-        "BULLTASK_RESULT_EXPIRES": "0",
-    }
-    code, output = run(scratch, *FEW, environment=foreign)
+def test_the_demo_needs_no_unicode_and_does_not_follow_the_environment_to_another_server(scratch: Path) -> None:
+    settings = {"BULLTASK_BROKER_URL": "redis://127.0.0.1:1/0", "BULLTASK_PREFIX": "x", "BULLTASK_RESULT_EXPIRES": "0"}
+    code, output = run(scratch, *FEW, environment={**settings, "PYTHONIOENCODING": "ascii"})
     assert code == 0, output
 
 
-def test_an_ascii_terminal_gets_question_marks_instead_of_an_error(scratch: Path) -> None:
-    code, output = run(scratch, *FEW, environment={"PYTHONIOENCODING": "ascii"})
+def test_the_next_steps_that_the_demo_names_work(tmp_path: Path, scratch: Path) -> None:
+    code, output = run(scratch, *FEW)
     assert code == 0, output
+    worker, send, read = re.findall(r"^  # .*\n  (.+)$", output, re.MULTILINE)
+    home = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    with subprocess.Popen(worker.split(), cwd=ROOT, env=home, stderr=subprocess.DEVNULL) as process:
+        try:
+            sent = subprocess.run(
+                send.split(), cwd=ROOT, env=home, capture_output=True, text=True, timeout=40, check=True
+            )
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+    assert "2 + 3 = 5" in sent.stdout
+    assert (ROOT / read.split()[-1]).is_file()
 
 
 @pytest.mark.parametrize(
