@@ -92,7 +92,6 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
         refused=load.refused,
         first_job_ms=first_job_ms,
         run_twice=again,
-        kills=rounds,
     )
     assert [job.id for job in load.acknowledged if not starts[job.id]] == []
     assert again <= CHILDREN * len(first_job_ms)
