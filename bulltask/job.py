@@ -27,6 +27,7 @@ __all__ = [
     "JobRef",
     "JobSnapshot",
     "NewJob",
+    "ParentLink",
     "Progress",
     "check_job_id",
     "check_job_name",
@@ -66,6 +67,8 @@ class JobOptions:
         expires_in_ms, expires_ms: time from sending, or epoch milliseconds, after which a worker fails the job
             instead of running it.
         headers: JSON text of the sender's headers, ``""`` for none.
+        more: further options under BullMQ's stored names (PROTOCOL 2.2), already checked: ``kl``, ``de``, ``fpof`` …;
+            they win over the fields above.
     """
 
     attempts: int = 3
@@ -79,6 +82,7 @@ class JobOptions:
     expires_in_ms: int | None = None
     expires_ms: int | None = None
     headers: str = ""
+    more: Mapping[str, object] = field(default_factory=dict)
 
     def delay_at(self, now_ms: int) -> int:
         """Milliseconds from ``now_ms`` until the job may run."""
@@ -100,7 +104,14 @@ class JobOptions:
         if self.keep_failed_ms is not None:
             wire["removeOnFail"] = _keep_to_wire(self.keep_failed_ms)
         wire[OWN_KEY] = self._own_to_wire(now_ms)
+        wire.update(self.more)
         return wire
+
+    @property
+    def deduplication_id(self) -> str | None:
+        """The id under which the job is deduplicated."""
+        said = self.more.get("de")
+        return str(said["id"]) if isinstance(said, Mapping) else None
 
     def _own_to_wire(self, now_ms: int) -> dict[str, object]:
         own: dict[str, object] = {"v": 1}
@@ -120,14 +131,36 @@ def _keep_to_wire(keep_ms: int) -> object:
 
 
 @dataclass(frozen=True, slots=True)
+class ParentLink:
+    """Which job waits for a child, and what the child's failure means to it.
+
+    Attributes:
+        key: full key of the parent's hash.
+        data: BullMQ's parent map: ``id``, ``queueKey`` and at most one of ``fpof``, ``cpof``, ``idof``, ``rdof``.
+    """
+
+    key: str
+    data: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that was not sent yet: everything checked, the data already JSON."""
+    """A job that was not sent yet: everything checked, the data already JSON.
+
+    Attributes:
+        parent: the job that waits for this one.
+        has_children: the job waits for children that are sent with it.
+        timestamp_ms: creation time to store, ``None`` for the moment of sending.
+    """
 
     queue: str
     id: str
     name: str
     data: bytes
     options: JobOptions
+    parent: ParentLink | None = None
+    has_children: bool = False
+    timestamp_ms: int | None = None
 
     @property
     def ref(self) -> JobRef:

@@ -89,6 +89,14 @@ class QueueKeys:
         """The job's lock."""
         return f"{self.base}{job_id}:lock"
 
+    def dependencies(self, job_id: str) -> str:
+        """Full keys of the job's pending children."""
+        return f"{self.base}{job_id}:dependencies"
+
+    def deduplication(self, dedup_id: str) -> str:
+        """Who owns a deduplication id."""
+        return f"{self.base}de:{dedup_id}"
+
     def crashes(self, job_id: str) -> str:
         """The tokens of the children that died while they ran the job: a set of ours, with an expiry."""
         return f"{self.own}crashes:{job_id}"

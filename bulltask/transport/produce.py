@@ -16,12 +16,7 @@ from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import (
-    add_delayed_job,
-    add_prioritized_job,
-    add_standard_job,
-    describe_queue,
-)
+from bulltask.transport.scripts_add import add_job, describe_queue
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
 
@@ -107,18 +102,9 @@ class Producer:
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._described:
             calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
-        return calls + [_add(self._keys(job.queue), job, now_ms) for job in part]
+        return calls + [add_job(self._keys(job.queue), job, now_ms) for job in part]
 
     def _pause_ms(self, attempt: int) -> int:
         return reconnect_delay_ms(
             attempt + 1, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.reconnect_delay_max_ms
         )
-
-
-def _add(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """BullMQ's choice: delayed, else prioritized, else standard (PROTOCOL 3.1)."""
-    if job.options.delay_at(now_ms) > 0:
-        return add_delayed_job(keys, job, now_ms)
-    if job.options.priority > 0:
-        return add_prioritized_job(keys, job, now_ms)
-    return add_standard_job(keys, job, now_ms)

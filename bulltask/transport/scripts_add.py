@@ -12,7 +12,14 @@ from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text
 
-__all__ = ["add_delayed_job", "add_prioritized_job", "add_standard_job", "describe_queue"]
+__all__ = [
+    "add_delayed_job",
+    "add_job",
+    "add_parent_job",
+    "add_prioritized_job",
+    "add_standard_job",
+    "describe_queue",
+]
 
 
 def add_standard_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
@@ -53,6 +60,23 @@ def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     return _add("addPrioritizedJob", places, keys, job, now_ms)
 
 
+def add_parent_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
+    """``addParentJob``: the job waits for the children that are added after it, in the same transaction."""
+    places = (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
+    return _add("addParentJob", places, keys, job, now_ms)
+
+
+def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
+    """BullMQ's choice of script: parent, else delayed, else prioritized, else standard (PROTOCOL 3.1)."""
+    if job.has_children:
+        return add_parent_job(keys, job, now_ms)
+    if job.options.delay_at(now_ms) > 0:
+        return add_delayed_job(keys, job, now_ms)
+    if job.options.priority > 0:
+        return add_prioritized_job(keys, job, now_ms)
+    return add_standard_job(keys, job, now_ms)
+
+
 def describe_queue(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:
     """Say in ``meta`` which protocol the queue speaks and how long its event stream may grow, unless it says so."""
     return [
@@ -62,9 +86,20 @@ def describe_queue(keys: QueueKeys, version: str, max_events: int) -> list[Call[
 
 
 def _add(script: str, places: tuple[str, ...], keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    # The four parent fields, the scheduler key and the deduplication key are nil, never "": an empty text creates a
-    # set named "" or is taken for a missing parent (PROTOCOL 3.1).
-    head = [keys.base, job.id, job.name, now_ms, None, None, None, None, None]
+    # Absent parent, scheduler and deduplication fields are nil, never "": an empty text creates a set named "" or is
+    # taken for a missing parent (PROTOCOL 3.1).
+    parent, dedup = job.parent, job.options.deduplication_id
+    head = [
+        keys.base,
+        job.id,
+        job.name,
+        now_ms if job.timestamp_ms is None else job.timestamp_ms,
+        None if parent is None else parent.key,
+        None if parent is None else f"{parent.key}:dependencies",
+        None if parent is None else dict(parent.data),
+        None,
+        None if dedup is None else keys.deduplication(dedup),
+    ]
 
     def judge(reply: Any) -> str:
         raise_for(reply, job.id, keys.name)

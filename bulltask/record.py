@@ -1,0 +1,119 @@
+"""A job's hash as typed fields: what Redis holds of a job, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bulltask import codec
+from bulltask.errors import DecodeError
+
+__all__ = ["JobRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """Every field that BullMQ 5.62 keeps in a job's hash (PROTOCOL 2.1), by its meaning.
+
+    Times are epoch milliseconds of the server, ``None`` until they are written.
+
+    Attributes:
+        queue: the queue as the user spells it.
+        data: the decoded data; ``None`` also for a malformed one, whose text is ``data_text``.
+        opts: the stored options under BullMQ's stored names.
+        delay_ms: delay of the job; 0 once it was promoted.
+        attempts_made: finished tries (``atm``).
+        attempts_started: pick-ups (``ats``).
+        stalled_count: stalls (``stc``).
+        processed_by: name of the worker that took it last (``pb``).
+        deferred_failure: text with which it fails at its next pick-up (``defa``).
+        parent: the parent's map with its failure flags, as stored.
+        parent_key: full key of the parent's hash.
+        deduplication_id: ``deid``.
+        scheduler_id: id of the job scheduler that made it (``rjk``).
+    """
+
+    queue: str
+    id: str
+    name: str
+    data_text: str
+    data: Any
+    opts: Mapping[str, Any]
+    timestamp_ms: int
+    delay_ms: int
+    priority: int
+    attempts_made: int
+    attempts_started: int
+    stalled_count: int
+    processed_ms: int | None
+    finished_ms: int | None
+    processed_by: str | None
+    progress: Any
+    returnvalue: Any
+    failed_reason: str | None
+    stacktrace: tuple[str, ...]
+    deferred_failure: str | None
+    parent: Mapping[str, Any] | None
+    parent_key: str | None
+    deduplication_id: str | None
+    scheduler_id: str | None
+
+    @classmethod
+    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> JobRecord:
+        """Read a flat field list (``HGETALL``); malformed fields are read as missing, so that any job can be shown."""
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        return cls(
+            queue=queue,
+            id=job_id,
+            name=codec.decode_text(raw.get(b"name")),
+            data_text=codec.decode_text(raw.get(b"data")),
+            data=_json(raw, b"data"),
+            opts=_mapping(raw, b"opts") or {},
+            timestamp_ms=_int(raw, b"timestamp") or 0,
+            delay_ms=_int(raw, b"delay") or 0,
+            priority=_int(raw, b"priority") or 0,
+            attempts_made=_int(raw, b"atm") or 0,
+            attempts_started=_int(raw, b"ats") or 0,
+            stalled_count=_int(raw, b"stc") or 0,
+            processed_ms=_int(raw, b"processedOn"),
+            finished_ms=_int(raw, b"finishedOn"),
+            processed_by=_text(raw, b"pb"),
+            progress=_json(raw, b"progress"),
+            returnvalue=_json(raw, b"returnvalue"),
+            failed_reason=_text(raw, b"failedReason"),
+            stacktrace=_texts(raw, b"stacktrace"),
+            deferred_failure=_text(raw, b"defa"),
+            parent=_mapping(raw, b"parent"),
+            parent_key=_text(raw, b"parentKey"),
+            deduplication_id=_text(raw, b"deid"),
+            scheduler_id=_text(raw, b"rjk"),
+        )
+
+
+def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:
+    return codec.decode_text(raw[name]) if name in raw else None
+
+
+def _int(raw: Mapping[bytes, bytes], name: bytes) -> int | None:
+    try:
+        return int(float(raw[name]))
+    except (KeyError, ValueError, OverflowError):
+        return None
+
+
+def _json(raw: Mapping[bytes, bytes], name: bytes) -> Any:
+    try:
+        return codec.decode(raw.get(name))
+    except DecodeError:
+        return None
+
+
+def _mapping(raw: Mapping[bytes, bytes], name: bytes) -> Mapping[str, Any] | None:
+    value = _json(raw, name)
+    return value if isinstance(value, dict) else None
+
+
+def _texts(raw: Mapping[bytes, bytes], name: bytes) -> tuple[str, ...]:
+    value = _json(raw, name)
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()

@@ -1,0 +1,66 @@
+"""Operations of several steps, written once and carried by the sync or the async client.
+
+An operation is a generator: it yields the calls of one round trip, is sent their results, and returns its own. What
+a call raises is thrown into it at the ``yield``, so it may deal with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from bulltask.errors import BulltaskError
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import Call
+
+__all__ = ["Operation", "aperform", "ask", "perform"]
+
+R = TypeVar("R")
+
+Operation = Generator[Sequence[Call[Any]], list[Any], R]
+
+
+class _Runner(Protocol):
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
+
+
+def ask(call: Call[R]) -> Operation[R]:
+    """The operation of a single call; inside another one: ``result = yield from ask(call)``."""
+    result: R = (yield [call])[0]
+    return result
+
+
+def perform(client: _Runner, operation: Operation[R]) -> R:
+    """Carry an operation with a sync client or pool.
+
+    Raises:
+        BrokerError, JobError: what a call raised and the operation did not deal with.
+    """
+    try:
+        calls = next(operation)
+        while True:
+            try:
+                results = client.run_many(calls)
+            except BulltaskError as exc:
+                calls = operation.throw(exc)
+            else:
+                calls = operation.send(results)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+async def aperform(client: AsyncClient, operation: Operation[R]) -> R:
+    """:func:`perform` for asyncio."""
+    try:
+        calls = next(operation)
+        while True:
+            try:
+                results = await client.run_many(calls)
+            except BulltaskError as exc:
+                calls = operation.throw(exc)
+            else:
+                calls = operation.send(results)
+    except StopIteration as end:
+        result: R = end.value
+        return result
