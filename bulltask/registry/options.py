@@ -142,6 +142,7 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
         EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the call is wrong; the message names
             the task.
     """
+    expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     options = JobOptions(
         attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,
         backoff=task.backoff(config),
@@ -152,7 +153,8 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
         keep_completed_ms=_keep(task.result_expires, config.result_expires_ms),
         keep_failed_ms=_keep(task.result_failure_expires, config.failure_expires_ms),
         headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
-        **_expiry(task.expires if call.expires is None else call.expires),
+        expires_in_ms=expires_in_ms,
+        expires_ms=expires_ms,
     )
     return NewJob(
         queue=check_queue_name(call.queue or task.queue or config.default_queue),
@@ -185,9 +187,10 @@ def _keep(own: Duration | None, default_ms: int | None) -> int | None:
     return default_ms if own is None else to_ms(own, "result_expires")
 
 
-def _expiry(expires: Duration | datetime | None) -> dict[str, int]:
+def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
+    """Time from sending, or the moment itself."""
     if expires is None:
-        return {}
+        return None, None
     if isinstance(expires, datetime):
-        return {"expires_ms": to_epoch_ms(expires, "expires")}
-    return {"expires_in_ms": to_ms(expires, "expires")}
+        return None, to_epoch_ms(expires, "expires")
+    return to_ms(expires, "expires"), None
