@@ -83,7 +83,9 @@ class Arguments:
         more = left.pop(self._more_args, None) if self._more_args else None
         if more:
             names += self._either  # they stand before *args, so they can only be given by position
-        args = [left.pop(name) for name in names if name in left]
+        while names and not more and names[-1] not in left:
+            names.pop()
+        args = [left.pop(name) if name in left else self._default(name) for name in names]
         if more:
             args += more if isinstance(more, list) else [more]
         packed = left.pop(self._more_kwargs, None) if self._more_kwargs else None
@@ -92,3 +94,12 @@ class Arguments:
         elif packed is not None and self._more_kwargs:
             left[self._more_kwargs] = packed
         return tuple(args), left
+
+    def _default(self, name: str) -> Any:
+        """What stands in a place that the data leaves out although it has a later one."""
+        default = self._signature.parameters[name].default
+        if default is _Kind.empty:
+            raise JobRefusedError(
+                f"the job's data does not fit {self._task}{self._signature}: missing a required argument: {name!r}"
+            )
+        return default

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask import codec
+from bulltask.errors import JobRefusedError
+from bulltask.registry.arguments import Arguments
+
+KINDS = [
+    Parameter.POSITIONAL_ONLY,
+    Parameter.POSITIONAL_OR_KEYWORD,
+    Parameter.VAR_POSITIONAL,
+    Parameter.KEYWORD_ONLY,
+    Parameter.VAR_KEYWORD,
+]
+PLACES = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+VARIADIC = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+NAMES = ["a", "b", "c", "d", "e", "args", "kwargs", "data"]
+
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-1000, 1000)
+    | st.text(max_size=5)
+    | st.lists(st.integers(0, 9), max_size=3)
+    | st.dictionaries(st.sampled_from(NAMES), st.integers(0, 9), max_size=3)
+)
+
+
+def arguments(function: Callable[..., Any], *, bind: bool = False) -> Arguments:
+    return Arguments(function, "t", skip_first=bind)
+
+
+def function_of(parameters: list[Parameter]) -> Callable[..., Any]:
+    """A function with this signature that returns the arguments it was called with, defaults filled in."""
+    signature = inspect.Signature(parameters)
+
+    def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> list[Parameter]:
+    names = list(draw(st.permutations(NAMES)))
+    parameters: list[Parameter] = []
+    optional = False
+    for kind in KINDS:
+        for _ in range(draw(st.integers(0, 1 if kind in VARIADIC else 2))):
+            # After the first place with a default all places have one; a name after *args may have one or not.
+            has_one = optional and kind in PLACES
+            optional = kind not in VARIADIC and (has_one or draw(st.booleans()))
+            default: Any = draw(values) if optional else Parameter.empty
+            parameters.append(Parameter(names.pop(), kind, default=default))
+    return parameters
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[list[Parameter], tuple[Any, ...], dict[str, Any]]:
+    """A signature and a call that fits it."""
+    parameters = draw(signatures())
+    said = [p for p in parameters if p.kind not in VARIADIC and (p.default is Parameter.empty or draw(st.booleans()))]
+    places = [p for p in parameters if p.kind in PLACES]
+    first_gap = next((index for index, p in enumerate(places) if p not in said), len(places))
+    only_placed = sum(p.kind is Parameter.POSITIONAL_ONLY for p in places[:first_gap])
+    placed = places[: draw(st.integers(only_placed, first_gap))]
+    args = [draw(values) for _ in placed]
+    named = [p for p in said if p not in placed and p.kind is not Parameter.POSITIONAL_ONLY]
+    kwargs = {p.name: draw(values) for p in named}
+    for p in parameters:
+        if p.kind is Parameter.VAR_POSITIONAL and placed == places:
+            args += draw(st.lists(values, max_size=3))
+        if p.kind is Parameter.VAR_KEYWORD:
+            kwargs = draw(st.dictionaries(more_names(parameters, p.name), values, max_size=3)) | kwargs
+    return parameters, tuple(args), kwargs
+
+
+def more_names(parameters: list[Parameter], own: str) -> st.SearchStrategy[str]:
+    """Names that ``**kwargs`` may collect, its own among them.
+
+    A positional-only parameter's name may be one of them; but where that has a default, ``Signature.bind()`` of
+    Python 3.11 refuses the call.
+    """
+    free = {p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY and p.default is Parameter.empty}
+    taken = {p.name for p in parameters} - free - {own}
+    return st.sampled_from([name for name in [*NAMES, "f", "g"] if name not in taken])
+
+
+@given(calls())
+def test_a_call_that_went_through_json_is_the_same_call(
+    call: tuple[list[Parameter], tuple[Any, ...], dict[str, Any]],
+) -> None:
+    parameters, args, kwargs = call
+    function = function_of(parameters)
+    meant = function(*args, **kwargs)
+    stored = codec.encode(arguments(function).bind(args, kwargs))
+    again_args, again_kwargs = arguments(function).unbind(codec.decode(stored))
+    assert function(*again_args, **again_kwargs) == meant
+
+
+# --- what a Node developer would write --------------------------------------------------------------------------------
+
+
+def send(to: str, subject: str = "hi", *, urgent: bool = False) -> None: ...
+
+
+def total(first: int, *rest: int) -> None: ...
+
+
+def note(**fields: object) -> None: ...
+
+
+def places(a: int = 1, b: int = 2, /, *more: int) -> None: ...
+
+
+def mixed(a: int, /, b: int, *more: int, c: int = 0, **rest: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "data"),
+    [
+        (send, ("a@b",), {}, {"to": "a@b"}),
+        (send, ("a@b",), {"urgent": True}, {"to": "a@b", "urgent": True}),
+        (send, (), {"subject": "x", "to": "a@b"}, {"to": "a@b", "subject": "x"}),
+        (total, (1, 2, 3), {}, {"first": 1, "rest": [2, 3]}),
+        (total, (1,), {}, {"first": 1}),
+        (note, (), {"x": 1}, {"fields": {"x": 1}}),
+        (mixed, (1, 2, 3), {"d": 4}, {"a": 1, "b": 2, "more": [3], "rest": {"d": 4}}),
+    ],
+)
+def test_a_call_is_stored_by_the_names_of_its_parameters(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], data: dict[str, Any]
+) -> None:
+    assert arguments(function).bind(args, kwargs) == data
+
+
+@pytest.mark.parametrize(
+    ("function", "data", "args", "kwargs"),
+    [
+        (send, {"to": "a@b", "subject": "x"}, (), {"to": "a@b", "subject": "x"}),
+        (send, ["a@b", "x"], ("a@b", "x"), {}),
+        (send, "a@b", ("a@b",), {}),
+        (note, None, (), {}),
+        (note, {}, (), {}),
+        (note, {"x": 1, "y": 2}, (), {"x": 1, "y": 2}),
+        (note, {"x": 1, "fields": {"y": 2}}, (), {"x": 1, "y": 2}),
+        (note, {"fields": 5}, (), {"fields": 5}),
+        (total, [1, 2, 3], (1, 2, 3), {}),
+        (total, 1, (1,), {}),
+        (total, {"first": 1, "rest": 2}, (1, 2), {}),
+        (total, {"first": 1, "rest": []}, (), {"first": 1}),
+        (mixed, {"a": 1, "b": 2, "e": 5}, (1,), {"b": 2, "e": 5}),
+        (places, {"b": 5}, (1, 5), {}),
+        (places, {"more": [5]}, (1, 2, 5), {}),
+        (places, {"a": 5}, (5,), {}),
+    ],
+)
+def test_the_data_of_other_clients_fits_where_its_names_or_places_do(
+    function: Callable[..., Any], data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    assert arguments(function).unbind(data) == (args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "data", "why"),
+    [
+        (send, {"subject": "x"}, "missing a required argument: 'to'"),
+        (send, {"to": "a", "cc": "b"}, "unexpected keyword argument 'cc'"),
+        (send, ["a", "b", "c"], "too many positional arguments"),
+        (send, None, "missing a required argument"),
+        (total, {"rest": [2]}, "missing a required argument: 'first'"),
+        (mixed, {"b": 2}, "missing a required argument: 'a'"),
+    ],
+)
+def test_data_that_does_not_fit_names_the_task_its_signature_and_the_argument(
+    function: Callable[..., Any], data: Any, why: str
+) -> None:
+    with pytest.raises(JobRefusedError, match=why) as refused:
+        arguments(function).unbind(data)
+    assert "the job's data does not fit t(" in str(refused.value)
+
+
+def test_a_wrong_call_is_refused_as_python_would_say_it() -> None:
+    with pytest.raises(TypeError, match=r"^t\(\) got an unexpected keyword argument 'cc'$"):
+        arguments(send).bind(("a",), {"cc": "b"})
+    with pytest.raises(TypeError, match=r"^t\(\) missing a required argument: 'to'$"):
+        arguments(send).bind((), {})
+
+
+def test_the_context_of_a_bound_task_is_no_argument() -> None:
+    def bound(self: object, x: int) -> None: ...
+
+    assert arguments(bound, bind=True).bind((1,), {}) == {"x": 1}
+    assert arguments(bound, bind=True).unbind({"x": 1}) == ((), {"x": 1})
