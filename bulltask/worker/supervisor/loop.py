@@ -103,8 +103,10 @@ class Supervisor:
         elif self._fleet.alive == 0:
             self._close()
             return 0
-        elif self._kill_at_ms is not None and mono_ms() >= self._kill_at_ms:
-            self.cold_shutdown()
+        elif self._kill_at_ms is not None:
+            longest_ms = min(longest_ms, self._kill_at_ms - mono_ms())
+            if longest_ms <= 0:
+                self.cold_shutdown()
         return self._ticker.wait_ms(longest_ms)
 
     def _close(self) -> None:
