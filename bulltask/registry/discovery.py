@@ -40,8 +40,8 @@ def find_app(spec: str, kind: type[A]) -> A:
         kind: the class that an app is an instance of.
 
     Raises:
-        AppNotFound: nothing was found; the message lists what was tried. An error inside the user's own modules is
-            not hidden by it.
+        AppNotFound: nothing was found, and the message lists what was tried; or there are several. An error inside
+            the user's own modules is not hidden by it.
     """
     tried: list[str] = []
     if ":" in spec:
@@ -65,8 +65,8 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     imported = []
     for package in packages() if callable(packages) else packages:
         name = f"{package}.{related_name}" if related_name else package
-        importlib.import_module(package)
-        if related_name is None or importlib.util.find_spec(name) is not None:
+        module = importlib.import_module(package)
+        if related_name is None or (hasattr(module, "__path__") and importlib.util.find_spec(name) is not None):
             importlib.import_module(name)
             imported.append(name)
     return imported
@@ -101,9 +101,10 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
-    names = ", ".join(sorted(name for name, _ in apps.values()))
-    several = f"has several apps ({names}); say which: -A {module_name}:NAME"
-    tried.append(f"{module_name}: {several if apps else 'has no App'}")
+    if apps:  # looking further could only find one of these by another name, and choose in the user's place
+        names = ", ".join(sorted(name for name, _ in apps.values()))
+        raise AppNotFound(f"{module_name} has several apps ({names}); say which: -A {module_name}:NAME")
+    tried.append(f"{module_name}: has no App")
     return None
 
 
@@ -128,6 +129,9 @@ def _dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
 
 
 def _import(name: str, tried: list[str]) -> ModuleType | None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        tried.append(f"{name!r}: is no name of a module")
+        return None
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bulltask import App
+from bulltask.errors import AppNotFound
+from bulltask.registry.discovery import find_app, import_related, work_in
+
+APP = "from bulltask import App\n"
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write modules into a directory that is importable and current: ``write(shop="…", shop__tasks="…")``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write_modules(**modules: str) -> None:
+        for name, text in modules.items():
+            path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")
+            if any(other.startswith(f"{name}__") for other in modules):
+                path = path.with_suffix("") / "__init__.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    yield write_modules
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def found(spec: str) -> str:
+    return find_app(spec, App).name
+
+
+def problem(spec: str) -> str:
+    with pytest.raises(AppNotFound) as missing:
+        find_app(spec, App)
+    return str(missing.value)
+
+
+# --- every form of -A -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["app", "bulltask", "application", "celery", "whatever"])
+def test_a_module_has_an_app_of_any_name_if_it_is_the_only_one(write: Write, name: str) -> None:
+    write(shop=f"{APP}{name} = App('it')")
+    assert found("shop") == "it"
+
+
+@pytest.mark.parametrize("name", ["app", "bulltask", "application"])
+def test_a_usual_name_wins_over_others(write: Write, name: str) -> None:
+    write(shop=f"{APP}aaa = App('other')\n{name} = App('it')\nzzz = App('other')")
+    assert found("shop") == "it"
+
+
+def test_one_app_under_two_names_is_one_app(write: Write) -> None:
+    write(shop=f"{APP}one = two = App('it')")
+    assert found("shop") == "it"
+
+
+@pytest.mark.parametrize(
+    "spec", ["shop:main", "shop:make()", "shop:make", "shop:Holder.main", "shop:Holder.make()", "shop.main"]
+)
+def test_a_name_a_factory_and_an_attribute_lead_to_the_app(write: Write, spec: str) -> None:
+    write(
+        shop=f"{APP}main = App('it')\nother = App('other')\ndef make(): return main\n"
+        "class Holder:\n    main = main\n    make = staticmethod(make)\n"
+    )
+    assert found(spec) == "it"
+
+
+@pytest.mark.parametrize("sub", ["app", "bulltask", "tasks", "main", "worker"])
+def test_a_package_without_an_app_is_searched_for_usual_submodules(write: Write, sub: str) -> None:
+    write(shop="", **{f"shop__{sub}": f"{APP}app = App('it')"})
+    assert found("shop") == "it"
+
+
+def test_a_submodule_can_be_named_with_dots_or_a_colon(write: Write) -> None:
+    write(shop="", shop__jobs=f"{APP}queue = App('it')")
+    assert found("shop.jobs") == found("shop.jobs:queue") == found("shop.jobs.queue") == "it"
+
+
+def test_a_package_of_no_file_is_searched_too(write: Write) -> None:
+    write(shop__tasks=f"{APP}app = App('it')")
+    assert found("shop") == "it"
+
+
+# --- what was tried ---------------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_does_not_exist_is_reported_with_the_directory(write: Write, tmp_path: Path) -> None:
+    text = problem("shop")
+    assert text.startswith(f"no bulltask App found at 'shop'; tried, from {tmp_path}:")
+    assert "\n  - shop: cannot be imported (No module named 'shop')" in text
+
+
+def test_every_submodule_that_was_tried_is_listed(write: Write) -> None:
+    write(shop="", shop__tasks="x = 1")
+    lines = problem("shop").splitlines()[1:]
+    assert lines == [
+        "  - shop: has no App",
+        "  - shop.app: does not exist",
+        "  - shop.bulltask: does not exist",
+        "  - shop.tasks: has no App",
+        "  - shop.main: does not exist",
+        "  - shop.worker: does not exist",
+    ]
+
+
+def test_several_apps_are_listed_and_none_is_chosen(write: Write) -> None:
+    write(shop=f"{APP}one = App('1')\ntwo = App('2')", shop__tasks="from shop import one")
+    assert problem("shop") == "shop has several apps (one, two); say which: -A shop:NAME"
+
+
+def test_a_wrong_name_is_answered_with_the_right_ones(write: Write) -> None:
+    write(shop=f"{APP}one = App('1')\ntwo = App('2')", empty="")
+    assert "shop: has no 'three'; its apps are one, two" in problem("shop:three")
+    assert "empty: has no 'app'; it has no App" in problem("empty:app")
+    assert "shop: has no 'py'; its apps are one, two" in problem("shop.py")
+
+
+def test_a_name_of_something_else_is_answered_with_its_type(write: Write) -> None:
+    write(shop="app = 5\ndef make(): return 'text'")
+    assert "shop:app is int, not an App" in problem("shop:app")
+    assert "shop:make is str, not an App" in problem("shop:make")
+
+
+@pytest.mark.parametrize("spec", [":app", "", "..shop", "shop tasks", "shop/tasks.py"])
+def test_what_cannot_be_a_module_is_said_to_be_none(write: Write, spec: str) -> None:
+    assert "is no name of a module" in problem(spec)
+
+
+# --- errors of the user's own code ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["shop", "shop:app", "shop.app"])
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import does_not_exist_xyz", ModuleNotFoundError),
+        ("import shop.does_not_exist", ModuleNotFoundError),
+        ("from os import nothing_of_that_name", ImportError),
+        ("1 / 0", ZeroDivisionError),
+        ("def", SyntaxError),
+    ],
+)
+def test_an_error_inside_the_users_module_is_shown_as_it_is(
+    write: Write, spec: str, code: str, error: type[Exception]
+) -> None:
+    write(shop=code)
+    with pytest.raises(error) as raised:
+        find_app(spec, App)
+    assert not isinstance(raised.value, AppNotFound)
+
+
+def test_an_error_inside_a_submodule_is_shown_as_it_is(write: Write) -> None:
+    write(shop="", shop__tasks="import does_not_exist_xyz")
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist_xyz"):
+        find_app("shop", App)
+
+
+def test_an_error_inside_a_factory_is_shown_as_it_is(write: Write) -> None:
+    write(shop="def make(): raise KeyError('from the factory')")
+    with pytest.raises(KeyError, match="from the factory"):
+        find_app("shop:make", App)
+
+
+# --- other modules ----------------------------------------------------------------------------------------------------
+
+
+def test_the_current_directory_is_importable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    work_in()
+    assert sys.path[0] == str(tmp_path.resolve())
+    before = list(sys.path)
+    work_in()
+    assert sys.path == before, "once is enough"
+    (tmp_path / "sub").mkdir()
+    work_in("sub")
+    assert sys.path[0] == str(tmp_path.resolve() / "sub")
+
+
+def test_related_modules_are_imported_where_they_exist(write: Write) -> None:
+    write(shop="", shop__tasks="x = 1", mail="")
+    assert import_related(["shop", "mail"], "tasks") == ["shop.tasks"]
+    assert "shop.tasks" in sys.modules
+    assert import_related(lambda: ["mail"], None) == ["mail"]
+
+
+def test_an_error_in_a_related_module_is_shown_as_it_is(write: Write) -> None:
+    write(shop="", shop__tasks="import does_not_exist_xyz")
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist_xyz"):
+        import_related(["shop"], "tasks")
+    with pytest.raises(ModuleNotFoundError, match="not_there"):
+        import_related(["not_there"], "tasks")
+
+
+def test_a_worker_imports_what_the_app_includes_and_discovers(write: Write) -> None:
+    write(shop="", shop__tasks="", mail__jobs="", stock="", more="")
+    app = App("a", include="stock, more")
+    app.autodiscover_tasks(["shop"])
+    app.autodiscover_tasks(lambda: ["mail"], related_name="jobs")
+    assert app.load_tasks() == ["stock", "more", "shop.tasks", "mail.jobs"]
+
+
+def test_the_apps_settings_may_still_change_while_tasks_are_imported(write: Write) -> None:
+    write(shop=f"{APP}app = App('it', include=['late'])", late="from shop import app\napp.conf.max_crashes = 9")
+    app = find_app("shop", App)
+    app.load_tasks()
+    assert app.config.max_crashes == 9
