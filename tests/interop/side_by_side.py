@@ -50,7 +50,7 @@ class SideBySide:
         self.url, self.node, self._directory, self._hash_tag = url, node, directory, hash_tag
         self.name = wire_name(QUEUE, hash_tag=hash_tag)
         self.keys = QueueKeys("bull", self.name, QUEUE)
-        self.redis = redis.Redis.from_url(url, decode_responses=True)
+        self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self.stream, self.journal = Stream(url, self.keys.events), Stream(url, "journal")
         self._apps: list[App] = []
         self._workers: list[Worker] = []

@@ -1,0 +1,235 @@
+"""Node's Queue as an operator uses it, on a queue that our workers serve: counts, workers, pause, limits, retry."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.interop.node_bridge import NodeError
+from tests.interop.side_by_side import SideBySide, ran
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+
+def test_node_counts_our_jobs_in_every_state(either: SideBySide) -> None:
+    either.worker()
+    for _ in range(2):
+        either.send("echo").get(timeout=10)
+    failed = either.send("fail", error="ValueError")
+    running = either.send("hold", gate="gate")
+    either.started(running.id)
+    for options in ({}, {}, {}, {"countdown": 60}, {"priority": 1}, {"priority": 2}):
+        either.send("echo", options=options)
+    counts = {"waiting": 3, "active": 1, "delayed": 1, "prioritized": 2, "completed": 2, "failed": 1}
+    assert either.counts() == counts
+    assert either.call("getFailed")[0]["id"] == failed.id
+    assert [job["id"] for job in either.call("getActive")] == [running.id]
+    assert len(either.call("getJobs", ["wait", "prioritized", "delayed"])) == 6
+    either.call("pause")
+    del counts["waiting"]
+    assert either.counts() == {**counts, "paused": 3}
+
+
+def test_node_lists_our_workers(either: SideBySide) -> None:
+    assert either.call("getWorkers") == []
+    first = either.worker(worker_name="mailer", children=2)
+    second = either.worker()
+
+    def workers() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = either.call("getWorkers")
+        return found if len(found) == 2 else []
+
+    [named] = [worker for worker in wait_until(workers) if "mailer@" in worker["name"]]
+    assert named["addr"].startswith("127.0.0.1:")
+    assert either.call("getWorkersCount") == 2
+    started = first.wait_for_line("Worker started")[0]
+    assert named["rawname"].endswith(f":w:{started['worker_id']}")
+    first.stop()
+    second.send(signal.SIGKILL)
+    wait_until(lambda: either.call("getWorkersCount") == 0)
+    assert either.node.call("queue.getWorkers", queue="another") == []
+
+
+def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) -> None:
+    either.worker(drain_delay=60)  # only the marker can wake it
+    either.send("echo").get(timeout=10)
+    either.call("pause")
+    jobs = [either.send("echo").id, either.add("echo"), either.send("echo", options={"priority": 3}).id]
+    assert either.counts() == {"completed": 1, "paused": 2, "prioritized": 1}
+    either.listen()
+    either.call("resume")
+    for job in jobs:
+        either.heard("completed", job)
+
+
+def test_a_job_that_runs_while_node_pauses_the_queue_ends_and_the_next_one_waits(mail: SideBySide) -> None:
+    mail.worker()
+    running = mail.send("hold", gate="gate")
+    mail.started(running.id)
+    waiting = mail.send("echo")
+    mail.call("pause")
+    mail.open_gate()
+    assert running.get(timeout=10) == "gate"
+    assert mail.counts() == {"completed": 1, "paused": 1}
+    mail.call("resume")
+    waiting.get(timeout=10)
+
+
+def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: SideBySide) -> None:
+    mail.worker()
+    mail.listen()
+    mail.call("pause")
+    job = mail.sender(task_retry_backoff=0.05).send_task("fail_until", kwargs={"attempt": 2})
+    mail.call("resume")
+    mail.heard("delayed", job.id)
+    mail.call("pause")
+    mail.heard("waiting", job.id, prev="delayed")
+    assert mail.counts() == {"paused": 1}
+    mail.call("resume")
+    assert job.get(timeout=10) == 1
+
+
+def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: SideBySide) -> None:
+    mail.call("setGlobalConcurrency", 1)
+    mail.worker(children=2)
+    mail.worker(children=1)
+    jobs = [mail.send("hold", gate="gate") for _ in range(4)]
+    for job in jobs:
+        mail.started(job.id)
+        assert mail.counts()["active"] == 1
+        mail.open_gate()
+    for job in jobs:
+        job.get(timeout=10)
+    assert most_at_once(mail) == 1
+    mail.call("removeGlobalConcurrency")
+    more = [mail.send("hold", gate="more") for _ in range(3)]
+    for job in more:
+        mail.started(job.id)
+    assert mail.counts()["active"] == 3
+    for _ in more:
+        mail.open_gate("more")
+    for job in more:
+        job.get(timeout=10)
+
+
+def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide) -> None:
+    mail.call("setGlobalRateLimit", 2, 400)
+    mail.worker(children=2)
+    jobs = [mail.send("echo") for _ in range(6)]
+    for job in jobs:
+        job.get(timeout=10)
+    starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
+    # Each window begins with the first start in it; the clocks of two children differ by a millisecond or so.
+    assert all(later - earlier >= 390 for earlier, later in zip(starts, starts[2:], strict=False)), starts
+    assert starts[-1] - starts[0] < 3_000
+
+
+def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: SideBySide) -> None:
+    mail.call("setGlobalRateLimit", 1_000, 1)  # BullMQ looks at the limit only where some maximum is set
+    mail.worker()
+    mail.send("echo").get(timeout=10)
+    mail.call("rateLimit", 500)
+    job = mail.send("echo")
+    job.get(timeout=10)
+    seen = mail.seen(job.id)
+    assert 400 <= seen["processedOn"] - seen["timestamp"] < 1_500
+
+
+def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> None:
+    mail.worker()
+    mail.listen()
+    job = mail.sender(task_max_retries=0).send_task("fail_until", kwargs={"attempt": 2})
+    mail.heard("failed", job.id)
+    mail.job_call(job.id, "retry")
+    mail.heard("completed", job.id)
+    seen = mail.seen(job.id)
+    assert (seen["state"], seen["returnvalue"], seen["attemptsMade"]) == ("completed", 1, 2)
+    assert seen["failedReason"] is None
+
+
+def test_a_completed_job_of_ours_that_node_retries_runs_again(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    job = mail.send("record", file=file)
+    job.get(timeout=10)
+    mail.listen()
+    mail.job_call(job.id, "retry", "completed")
+    mail.heard("completed", job.id)
+    assert ran(file) == [job.id, job.id]
+
+
+def test_a_delayed_job_of_ours_that_node_promotes_runs_now(mail: SideBySide) -> None:
+    mail.worker(drain_delay=60)
+    job = mail.send("echo", options={"countdown": 3600}, value=1)
+    mail.job_call(job.id, "promote")
+    assert job.get(timeout=10) == 1
+
+
+def test_a_delay_that_node_changes_counts(mail: SideBySide) -> None:
+    mail.worker(drain_delay=60)
+    job = mail.send("echo", options={"countdown": 3600}, value=1)
+    mail.job_call(job.id, "changeDelay", 50)
+    assert job.get(timeout=10) == 1
+
+
+def test_a_priority_that_node_changes_counts(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    jobs = [mail.send("record", options={"priority": 5}, file=file) for _ in range(3)]
+    mail.job_call(jobs[2].id, "changePriority", {"priority": 1})
+    mail.worker()
+    jobs[1].get(timeout=10)
+    assert ran(file) == [jobs[2].id, jobs[0].id, jobs[1].id]
+
+
+def test_data_that_node_changes_is_what_the_task_gets(mail: SideBySide) -> None:
+    job = mail.send("echo", value=1)
+    mail.job_call(job.id, "updateData", {"value": 2})
+    mail.worker()
+    assert job.get(timeout=10) == 2
+
+
+def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.listen()
+    removed, kept = (mail.send("record", file=file) for _ in range(2))
+    mail.job_call(removed.id, "remove")
+    mail.worker()
+    kept.get(timeout=10)
+    assert mail.heard("removed", removed.id)["prev"] == "wait"
+    assert ran(file) == [kept.id]
+
+
+def test_node_cannot_remove_a_job_that_runs_here(mail: SideBySide) -> None:
+    mail.worker()
+    job = mail.send("hold", gate="gate")
+    mail.started(job.id)
+    with pytest.raises(NodeError, match="locked by another worker"):
+        mail.job_call(job.id, "remove")
+    mail.open_gate()
+    assert job.get(timeout=10) == "gate"
+
+
+def test_node_cleans_and_obliterates_a_queue_of_ours(mail: SideBySide) -> None:
+    mail.worker()
+    jobs = [mail.send("echo").id for _ in range(3)]
+    for job in jobs:
+        mail.finished(job)
+    assert sorted(mail.call("clean", 0, 100, "completed")) == sorted(jobs)
+    mail.send("echo", options={"countdown": 60})
+    mail.call("obliterate", {"force": True})
+    assert mail.counts() == {}
+    assert mail.redis.keys(f"{mail.keys.base}*") == []
+    assert mail.send("echo", value=1).get(timeout=10) == 1, "the queue can be used again"
+
+
+def most_at_once(side: SideBySide) -> int:
+    """How many jobs of the task ``hold`` were running at the same time, at most."""
+    running = most = 0
+    for entry in side.journal.all():
+        running += 1 if entry["what"] == "start" else -1
+        most = max(most, running)
+    return most
