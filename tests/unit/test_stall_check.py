@@ -1,0 +1,41 @@
+"""The look for stalled jobs and the key that lets one look through per interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from bulltask import App
+from bulltask.events import Bus
+from bulltask.transport.client import Client
+from bulltask.worker.outage import Outage
+from bulltask.worker.supervisor.stall_check import StallCheck
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("tested", broker_url, stalled_interval=10)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(app: App) -> Iterator[Client]:
+    made = app.broker.client()
+    yield made
+    made.close()
+
+
+def test_a_check_does_not_shut_out_the_same_workers_next_one(
+    app: App, client: Client, redis_client: redis.Redis
+) -> None:
+    bus, keys = Bus(), app.broker.keys("default")
+    check = StallCheck([keys], client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    check.tick(0, 0)
+    left_ms = redis_client.pttl(keys.stalled_check)
+    assert isinstance(left_ms, int)
+    assert 8_000 < left_ms <= 9_000 < check.interval_ms
