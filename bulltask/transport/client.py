@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ __all__ = ["Client", "ClientPool"]
 
 R = TypeVar("R")
 _TIME: Call[Any] = command("TIME")
+_NUDGE_AFTER_S = 0.002  # the server counts from a little later than we do
 
 
 class Client:
@@ -50,6 +51,27 @@ class Client:
         reply = self._exchange([call.packed()])[0]
         if faults.is_noscript(reply):
             reply = self._exchange([call.packed_with_body()])[0]
+        return self._judge(call, reply)
+
+    def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
+        """Make a call that blocks for up to ``wait_ms``, and does so to the millisecond.
+
+        Redis looks for blocked clients whose time is over ten times a second, or whenever anything else happens.
+
+        Args:
+            call: the blocking command; ``wait_ms`` is its own timeout.
+            wait_ms: when the time is over.
+            nudge: makes something happen, on another connection.
+
+        Raises:
+            BrokerError: as in :meth:`run`.
+        """
+        connection = self._connected()
+        with self._closed_on_fault():
+            connection.send_packed_command([call.packed()], check_health=False)
+            if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
+                nudge()
+            reply = _read(connection)
         return self._judge(call, reply)
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -97,9 +119,14 @@ class Client:
         return self._round_trip(connection, packed)
 
     def _round_trip(self, connection: redis.Connection, packed: Sequence[bytes]) -> list[Any]:
-        try:
+        with self._closed_on_fault():
             connection.send_packed_command(packed, check_health=False)
             return [_read(connection) for _ in packed]
+
+    @contextmanager
+    def _closed_on_fault(self) -> Iterator[None]:
+        try:
+            yield
         except faults.CONNECTION_FAULTS as exc:
             self.close()
             raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc

@@ -159,7 +159,8 @@ class JobSource:
             self._waiting = True
             if self.closing:
                 return
-            popped = self._waiter.run(command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", judge=_read_marker))
+            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", judge=_read_marker)
+            popped = self._waiter.wait(call, wait_ms, lambda: self.client.run(command("PING")))
         finally:
             self._waiting = False
         if popped is None:
