@@ -19,7 +19,7 @@ from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
 from bulltask.urls import redact_url
 
-__all__ = ["SETTINGS", "Conf", "Config", "Setting", "names_of"]
+__all__ = ["SETTINGS", "Conf", "Config", "Setting", "jitter_share", "names_of"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
@@ -160,7 +160,12 @@ def _url(value: Any, name: str) -> str:
     return value
 
 
-def _jitter(value: Any, name: str) -> float:
+def jitter_share(value: Any, name: str) -> float:
+    """Return the share of a delay that is left to chance: a switch (true is 0.2) or a number from 0 to 1.
+
+    Raises:
+        ConfigError: it is neither; the message calls it ``name``.
+    """
     meant = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
     if meant is not None:
         return 0.2 if meant else 0.0
@@ -217,7 +222,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("task_max_retries", "max_retries", _integer(0, 1_000), 2, "retries after the first try (attempts - 1)"),
         _S("task_retry_backoff", "retry_backoff_ms", _duration(), 1, "first delay of the exponential backoff"),
         _S("task_retry_backoff_max", "retry_backoff_max_ms", _duration(1), 3_600, "longest delay between attempts"),
-        _S("task_retry_jitter", "retry_jitter", _jitter, True, "share by which delays vary; true is 0.2"),
+        _S("task_retry_jitter", "retry_jitter", jitter_share, True, "share by which delays vary; true is 0.2"),
         _S("task_unknown", "unknown_task", _choice("requeue", "fail"), "requeue", "a job whose task nobody here knows"),
         _S("include", "include", names_of, (), "modules that the worker imports for their tasks"),
         _S("result_expires", "result_expires_ms", _optional(_duration()), 86_400, "completed jobs stay; none: always"),

@@ -12,7 +12,7 @@ import uuid_utils
 from bulltask import codec
 from bulltask.backoff import Backoff, CustomBackoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.config import Config
+from bulltask.config import Config, jitter_share
 from bulltask.errors import ConfigError
 from bulltask.job import MAX_PRIORITY, JobOptions, NewJob, check_job_id, check_job_name, check_queue_name
 
@@ -59,6 +59,7 @@ class TaskOptions:
     result_failure_expires: Duration | None = None
 
     def __post_init__(self) -> None:
+        # All of it now: a wrong option must be found where the task is defined, not where it is sent.
         if self.queue is not None:
             check_queue_name(self.queue)
         _priority(self.priority)
@@ -69,6 +70,15 @@ class TaskOptions:
         for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
+        self._check_retries()
+
+    def _check_retries(self) -> None:
+        _expiry(self.expires)
+        self._first_ms()
+        if self.max_retries is not None:
+            _retries(self.max_retries)
+        if self.retry_jitter is not None:
+            jitter_share(self.retry_jitter, "retry_jitter")
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:
@@ -80,16 +90,20 @@ class TaskOptions:
         most_ms = config.retry_backoff_max_ms
         if self.retry_backoff_max is not None:
             most_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
-        jitter = config.retry_jitter if self.retry_jitter is None else float(self.retry_jitter or 0)
-        if self.retry_jitter is True:
-            jitter = 0.2
+        jitter = config.retry_jitter
+        if self.retry_jitter is not None:
+            jitter = jitter_share(self.retry_jitter, "retry_jitter")
         if self.retry_backoff is False:
             delay_ms = to_ms(self.default_retry_delay, "default_retry_delay")
             return Backoff("fixed", delay_ms, 0.0, most_ms)
-        first_ms = config.retry_backoff_ms
-        if not (self.retry_backoff is None or self.retry_backoff is True or callable(self.retry_backoff)):
-            first_ms = to_ms(self.retry_backoff, "retry_backoff")
-        return Backoff("exponential", first_ms, jitter, most_ms)
+        first_ms = self._first_ms()
+        return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, most_ms)
+
+    def _first_ms(self) -> int | None:
+        """The first delay where ``retry_backoff`` says one."""
+        if self.retry_backoff is None or isinstance(self.retry_backoff, bool) or callable(self.retry_backoff):
+            return None
+        return to_ms(self.retry_backoff, "retry_backoff")
 
     def attempts(self, config: Config) -> int:
         """Tries in all."""

@@ -67,7 +67,8 @@ class AnyTask(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
-        functools.update_wrapper(cast(Any, self), function)
+        # Without the function's own attributes: one called ``name`` or ``options`` would replace the task's.
+        functools.update_wrapper(cast(Any, self), function, updated=())
 
     @property
     def location(self) -> str:

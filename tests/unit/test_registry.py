@@ -1,0 +1,552 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
+from bulltask.config import Conf, Config
+from bulltask.errors import (
+    ConfigError,
+    DuplicateTask,
+    EncodeError,
+    InvalidName,
+    PayloadTooLarge,
+    UnknownTask,
+)
+from bulltask.job import NewJob
+from bulltask.ports import ResultReader
+from bulltask.registry import shared
+from bulltask.registry.naming import task_name, where
+from bulltask.registry.options import ENDLESS, CallOptions, TaskOptions, build_job
+from bulltask.registry.tasks import Tasks
+from tests.support.programs import ROOT
+
+CONFIG = Conf({}, {}).freeze()
+NOW_MS = 1_800_000_000_000
+
+
+class Outbox:
+    """A sender that keeps what it is given; it has the settings of a new app."""
+
+    def __init__(self) -> None:
+        self.jobs: list[NewJob] = []
+        self.config: Config = CONFIG
+        self.results = cast(ResultReader, None)
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+    def send(self, jobs: Sequence[NewJob]) -> None:
+        self.jobs += jobs
+
+    async def asend(self, jobs: Sequence[NewJob]) -> None:
+        self.jobs += jobs
+
+    @property
+    def data(self) -> list[Any]:
+        return [json.loads(job.data) for job in self.jobs]
+
+
+@pytest.fixture
+def app() -> App:
+    return App("registry")
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox()
+
+
+@pytest.fixture
+def own_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    """A registry of shared tasks for this test alone."""
+    monkeypatch.setattr(shared, "SHARED", tasks := Tasks())
+    monkeypatch.setattr(shared, "_current", None)
+    return tasks
+
+
+def add(x: int, y: int = 1) -> int:
+    """Add two numbers."""
+    return x + y
+
+
+def task_of(function: Callable[..., Any], outbox: Outbox, *, bind: bool = False, **options: Any) -> Task[Any, Any]:
+    return Task(function, "t", TaskOptions(**options), lambda: outbox, bind=bind)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_named_after_its_module_and_function(app: App) -> None:
+    task = app.task(add)
+    assert task.name == f"{__name__}.add"
+    assert app.tasks[f"{__name__}.add"] is task
+
+
+def test_a_function_inside_a_function_has_a_name_too() -> None:
+    def inner() -> None: ...
+
+    assert task_name(inner) == f"{__name__}.test_a_function_inside_a_function_has_a_name_too.inner"
+
+
+def test_what_has_no_name_must_be_given_one(app: App) -> None:
+    with pytest.raises(ConfigError, match=r"give one: @app\.task\(name='…'\)"):
+        app.task(lambda: None)
+    with pytest.raises(ConfigError, match=r"'mail\.send' has no name"):
+        app.task(cast(Any, "mail.send"))
+    assert app.task(name="nothing")(lambda: None).name == "nothing"
+
+
+SCRIPT = """
+from bulltask import App
+app = App("script")
+@app.task
+def work(): ...
+if __name__ == "__main__":
+    print(work.name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["shop/jobs.py"], "jobs.work"),
+        (["-m", "shop.jobs"], "shop.jobs.work"),
+        (["-m", "shop"], "shop.work"),
+        (["-c", SCRIPT], "__main__.work"),
+    ],
+)
+def test_a_script_names_its_tasks_as_a_worker_that_imports_it_would(
+    command: list[str], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop").mkdir()
+    for file in ("jobs.py", "__main__.py"):
+        (tmp_path / "shop" / file).write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == name
+
+
+def test_where_a_function_is_says_file_and_line() -> None:
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+", where(add))
+    assert where(print) == repr(print)
+
+
+def test_two_functions_of_one_name_are_refused_with_both_places(app: App) -> None:
+    @app.task(name="mail.send")
+    def one() -> None: ...
+
+    def two() -> None: ...
+
+    with pytest.raises(DuplicateTask) as refused:
+        app.task(name="mail.send")(two)
+    text = str(refused.value)
+    assert "two tasks are named 'mail.send'" in text
+    assert one.location in text
+    assert where(two) in text
+    assert app.tasks["mail.send"] is one
+
+
+def test_a_module_that_is_imported_again_replaces_its_own_tasks(app: App) -> None:
+    first, second = app.task(add), app.task(add)
+    assert app.tasks[first.name] is second
+    assert len(app.tasks) == 1
+
+
+def test_an_unknown_task_is_answered_with_the_nearest_known_one(app: App) -> None:
+    app.task(name="mail.send")(add)
+    with pytest.raises(UnknownTask, match=r"no task is named 'mail.sned'; did you mean 'mail.send'\?"):
+        app.tasks["mail.sned"]
+    with pytest.raises(LookupError, match=r"^no task is named 'x'$"):
+        app.tasks["x"]
+    assert app.tasks.get("x") is None
+    assert app.tasks.get("x", 5) == 5
+
+
+# --- shared tasks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_a_shared_task_belongs_to_every_app_made_before_or_after_it() -> None:
+    before = App("before")
+
+    @shared_task
+    def work() -> None: ...
+
+    # The fixture replaces the module's registry, which an app asks for when it is made.
+    after = App("after")
+    assert after.tasks[work.name] is work
+    assert before.tasks[work.name] is work
+    assert (work.name in after.tasks, len(after.tasks), list(after.tasks)) == (True, 1, [work.name])
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_a_shared_task_sends_through_the_app_made_last() -> None:
+    work = shared_task(name="work")(add)
+    one, two = App("one", task_default_queue="1"), App("two", task_default_queue="2")
+    assert work.s(1).job().queue == "2"
+    shared.set_current(one)
+    assert work.s(1).job().queue == "1"
+    assert two.config.default_queue == "2"
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_a_shared_task_without_an_app_says_so() -> None:
+    work = shared_task(add)
+    assert work(1, 2) == 3
+    with pytest.raises(ConfigError, match="this process has no App"):
+        work.delay(1)
+    app = App("short-lived")
+    del app
+    gc.collect()
+    with pytest.raises(ConfigError, match="this process has no App"):
+        work.delay(1)
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_an_apps_own_task_stands_before_a_shared_one_of_the_same_function() -> None:
+    app = App("a")
+    shared_one, own = shared_task(add), app.task(add)
+    assert app.tasks[own.name] is own is not shared_one
+    assert (len(app.tasks), list(app.tasks)) == (1, [own.name])
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_a_shared_task_may_not_take_the_name_of_another_function() -> None:
+    app = App("a")
+    shared_task(name="work")(add)
+    with pytest.raises(DuplicateTask):
+        app.task(name="work")(where)
+
+
+@pytest.mark.usefixtures("own_shared_tasks")
+def test_shared_tasks_take_the_same_options() -> None:
+    @shared_task(bind=True, queue="mail", max_retries=None)
+    async def work(self: Context) -> None: ...
+
+    assert isinstance(work, AsyncTask)
+    assert (work.bind, work.options.queue, work.options.attempts(CONFIG)) == (True, "mail", ENDLESS + 1)
+
+
+# --- a task is a function too -----------------------------------------------------------------------------------------
+
+
+def test_calling_a_task_runs_it_here(app: App) -> None:
+    task = app.task(add)
+    assert task(1, y=2) == 3
+    assert (vars(task)["__name__"], task.__doc__, task.__module__) == ("add", "Add two numbers.", __name__)
+    assert inspect.signature(task) == inspect.signature(add)
+    assert "<Task " in repr(task)
+
+
+async def test_calling_an_async_task_gives_its_coroutine(app: App) -> None:
+    @app.task
+    async def work(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    assert isinstance(work, AsyncTask)
+    assert work.is_async
+    assert await work(5) == 5
+
+
+def test_attributes_of_the_function_do_not_replace_the_tasks_own(outbox: Outbox) -> None:
+    def work() -> None: ...
+
+    work.__dict__.update(name="other", options="other", _sender=None)
+    task = task_of(work, outbox)
+    assert task.name == "t"
+    task.delay()
+    assert outbox.jobs[0].name == "t"
+
+
+def test_a_bound_task_that_is_called_directly_gets_a_context_of_its_own(app: App) -> None:
+    @app.task(bind=True, name="bound")
+    def bound(self: Context, x: int, *, y: int = 0) -> Any:
+        self.update_progress({"done": x})
+        self.log("line")
+        return self.request
+
+    request = bound(1, y=2)
+    assert (request.task, request.args, request.kwargs) == ("bound", (1,), {"y": 2})
+    assert (request.id, request.called_directly, request.retries) == ("", True, 0)
+
+
+async def test_a_bound_async_task_may_report_when_called_directly(app: App) -> None:
+    @app.task(bind=True, name="bound")
+    async def bound(self: Context) -> str:
+        await self.aupdate_progress(50)
+        await self.alog("line")
+        return repr(self)
+
+    assert await bound() == "<Context of bound job (called directly)>"
+
+
+def test_a_retry_of_a_task_that_was_called_directly_raises_its_reason(app: App) -> None:
+    @app.task(bind=True, name="bound")
+    def bound(self: Context, reason: Exception | None) -> None:
+        raise self.retry(exc=reason, countdown=timedelta(seconds=2), max_retries=5)
+
+    with pytest.raises(KeyError, match="why"):
+        bound(KeyError("why"))
+    with pytest.raises(Retry) as asked:
+        bound(None)
+    assert (asked.value.delay_ms, asked.value.max_retries, asked.value.exc) == (2_000, 5, None)
+
+
+def test_progress_that_json_cannot_carry_is_refused_also_when_called_directly() -> None:
+    with pytest.raises(EncodeError, match="progress of job"):
+        Context(cast(Any, type("R", (), {"id": "1"}))).update_progress(float("nan"))
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
+    task = task_of(add, outbox, queue="mail")
+    handles = [
+        task.delay(1, y=2),
+        task.apply_async((1, 2)),
+        task.apply_async([1], {"y": 2}),
+        task.apply_async(kwargs={"x": 1, "y": 2}),
+        *task.delay_many([(1, 2)]),
+    ]
+    assert outbox.data == [{"x": 1, "y": 2}] * 5
+    assert {(job.name, job.queue) for job in outbox.jobs} == {("t", "mail")}
+    assert [handle.id for handle in handles] == [job.id for job in outbox.jobs]
+    assert len({job.id for job in outbox.jobs}) == 5
+
+
+async def test_each_async_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
+    task = task_of(add, outbox)
+    handles = [
+        await task.adelay(1, y=2),
+        await task.aapply_async((1, 2)),
+        await task.aapply_async((), {"x": 1, "y": 2}),
+    ]
+    assert outbox.data == [{"x": 1, "y": 2}] * 3
+    assert [handle.id for handle in handles] == [job.id for job in outbox.jobs]
+
+
+def test_ids_made_here_are_in_the_order_of_time(outbox: Outbox) -> None:
+    task = task_of(add, outbox)
+    task.delay_many([(n,) for n in range(1_000)])
+    ids = [job.id for job in outbox.jobs]
+    assert ids == sorted(ids)
+    assert ids[0][14] == "7"
+
+
+def test_wrong_calls_are_refused_before_anything_is_sent(outbox: Outbox) -> None:
+    task = task_of(add, outbox)
+    with pytest.raises(TypeError, match=r"t\(\) missing a required argument: 'x'"):
+        task.delay()
+    with pytest.raises(EncodeError, match=r"the arguments of task t\['x'\] is of type builtins.bytes"):
+        task.delay(cast(Any, b""))
+    with pytest.raises(PayloadTooLarge, match="the arguments of task t"):
+        task.delay(cast(Any, "x" * CONFIG.max_payload))
+    with pytest.raises(TypeError, match=r"unknown option 'quueue'; known are countdown, eta, expires, .*queue"):
+        task.apply_async((1,), quueue="mail")
+    with pytest.raises(TypeError):
+        task.delay_many([(1,), (1, 2, 3)])
+    assert outbox.jobs == []
+
+
+def test_a_signature_is_a_call_that_was_not_made(outbox: Outbox) -> None:
+    call = task_of(add, outbox, priority=3).s(1, y=2)
+    later = call.set(countdown=5).set(queue="slow")
+    assert outbox.jobs == []
+    assert (call.job().options.delay_ms, call.job().queue) == (0, "default")
+    assert (later.job().options.delay_ms, later.job().queue, later.job().options.priority) == (5_000, "slow", 3)
+    assert later.job().id != later.job().id
+    assert later.set(job_id="a").job().id == "a"
+    with pytest.raises(TypeError, match="missing"):
+        task_of(add, outbox).s()
+    with pytest.raises(TypeError, match="unknown option"):
+        call.set(nothing=1)
+
+
+def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.task(name="known")(add)
+    jobs: list[NewJob] = []
+    monkeypatch.setattr(app, "send", jobs.extend)
+    app.send_task("elsewhere", ["a", 1], queue="mail", priority=2)
+    app.send_task("elsewhere", kwargs={"to": "a"})
+    app.send_task("elsewhere")
+    app.send_task("known", (1,), {"y": 2})
+    assert [json.loads(job.data) for job in jobs] == [["a", 1], {"to": "a"}, {}, {"x": 1, "y": 2}]
+    assert (jobs[0].name, jobs[0].queue, jobs[0].options.priority) == ("elsewhere", "mail", 2)
+    with pytest.raises(TypeError, match="positional and keyword arguments cannot be combined"):
+        app.send_task("elsewhere", (1,), {"y": 2})
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        app.send_task("known")
+    assert len(jobs) == 4
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"queue": "a:b"}, InvalidName, "queue name"),
+        ({"queue": 5}, InvalidName, "queue name must be a text"),
+        ({"priority": -1}, ConfigError, "priority"),
+        ({"priority": 2**21}, ConfigError, "priority"),
+        ({"priority": True}, ConfigError, "priority"),
+        ({"priority": 1.0}, ConfigError, "priority"),
+        ({"max_retries": -1}, ConfigError, "max_retries"),
+        ({"max_retries": "3"}, ConfigError, "max_retries"),
+        ({"max_retries": True}, ConfigError, "max_retries"),
+        ({"expires": "soon"}, ConfigError, "expires"),
+        ({"expires": -1}, ConfigError, "expires"),
+        ({"retry_backoff": "fast"}, ConfigError, "retry_backoff"),
+        ({"retry_backoff": -1}, ConfigError, "retry_backoff"),
+        ({"retry_backoff_max": "x"}, ConfigError, "retry_backoff_max"),
+        ({"retry_jitter": 2}, ConfigError, "retry_jitter"),
+        ({"retry_jitter": "much"}, ConfigError, "retry_jitter"),
+        ({"default_retry_delay": -1}, ConfigError, "default_retry_delay"),
+        ({"autoretry_for": [KeyError]}, ConfigError, "autoretry_for must be a tuple of exception classes"),
+        ({"autoretry_for": KeyError}, ConfigError, "autoretry_for must be a tuple of exception classes"),
+        ({"dont_autoretry_for": ("KeyError",)}, ConfigError, "dont_autoretry_for must be a tuple"),
+        ({"result_expires": "day"}, ConfigError, "result_expires"),
+        ({"result_failure_expires": -1}, ConfigError, "result_failure_expires"),
+        ({"qeue": "mail"}, TypeError, "qeue"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_the_task_is_defined(
+    app: App, options: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        app.task(**options)
+    assert len(app.tasks) == len(shared.SHARED)
+
+
+def built(task: dict[str, Any] | None = None, **call: Any) -> NewJob:
+    return build_job("t", {}, TaskOptions(**(task or {})), CallOptions.of(call), CONFIG)
+
+
+def test_a_job_takes_the_apps_defaults_where_nothing_is_said() -> None:
+    job = built()
+    options = job.options
+    assert (job.queue, job.name, job.data) == ("default", "t", b"{}")
+    assert (options.attempts, options.delay_ms, options.priority, options.lifo) == (3, 0, 0, False)
+    assert (options.keep_completed_ms, options.keep_failed_ms) == (86_400_000, None)
+    assert (options.expires_in_ms, options.expires_ms, options.headers) == (None, None, "")
+    assert options.backoff is not None
+    assert options.backoff.to_wire() == {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}
+
+
+@pytest.mark.parametrize(
+    ("said", "backoff"),
+    [
+        ({"retry_backoff": True}, ("exponential", 1_000, 0.2, 3_600_000)),
+        ({"retry_backoff": 2.5}, ("exponential", 2_500, 0.2, 3_600_000)),
+        ({"retry_backoff": timedelta(minutes=1)}, ("exponential", 60_000, 0.2, 3_600_000)),
+        ({"retry_backoff": False}, ("fixed", 180_000, 0.0, 3_600_000)),
+        ({"retry_backoff": False, "default_retry_delay": 5}, ("fixed", 5_000, 0.0, 3_600_000)),
+        ({"retry_backoff": lambda made, exc: 1}, ("exponential", 1_000, 0.2, 3_600_000)),
+        ({"retry_jitter": False}, ("exponential", 1_000, 0.0, 3_600_000)),
+        ({"retry_jitter": True}, ("exponential", 1_000, 0.2, 3_600_000)),
+        ({"retry_jitter": 0.5}, ("exponential", 1_000, 0.5, 3_600_000)),
+        ({"retry_backoff_max": 10}, ("exponential", 1_000, 0.2, 10_000)),
+    ],
+)
+def test_what_a_task_says_about_retries_is_written_into_its_jobs(
+    said: dict[str, Any], backoff: tuple[str, int, float, int]
+) -> None:
+    found = built(said).options.backoff
+    assert found is not None
+    assert (found.type, found.delay_ms, found.jitter, found.max_delay_ms) == backoff
+
+
+def test_a_backoff_function_is_kept_with_the_task() -> None:
+    def slow(made: int, exc: BaseException) -> float:
+        return made
+
+    assert TaskOptions(retry_backoff=slow).custom_backoff is slow
+    assert TaskOptions(retry_backoff=5).custom_backoff is None
+
+
+@pytest.mark.parametrize(
+    ("task", "call", "attempts"),
+    [
+        ({}, {}, 3),
+        ({"max_retries": 0}, {}, 1),
+        ({"max_retries": 5}, {"max_retries": 1}, 2),
+        ({"endless": True}, {}, 2**31 - 1),
+    ],
+)
+def test_retries_come_after_the_first_try(task: dict[str, Any], call: dict[str, Any], attempts: int) -> None:
+    assert built(task, **call).options.attempts == attempts
+
+
+def test_max_retries_none_is_without_end(app: App) -> None:
+    assert app.task(max_retries=None)(add).s(1).job().options.attempts == ENDLESS + 1
+
+
+def test_what_a_call_says_wins_over_what_its_task_says() -> None:
+    task = {"queue": "slow", "priority": 5, "expires": 60}
+    assert built(task).queue == "slow"
+    assert built(task).options.priority == 5
+    assert built(task).options.expires_in_ms == 60_000
+    said = built(task, queue="fast", priority=0, expires=datetime(2027, 1, 1, tzinfo=UTC))
+    assert (said.queue, said.options.priority) == ("fast", 0)
+    assert (said.options.expires_in_ms, said.options.expires_ms) == (None, 1_798_761_600_000)
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "value"),
+    [
+        ({"countdown": 1.5}, "delay_ms", 1_500),
+        ({"countdown": timedelta(minutes=1)}, "delay_ms", 60_000),
+        ({"eta": datetime(2027, 1, 1, tzinfo=UTC)}, "eta_ms", 1_798_761_600_000),
+        ({"eta": datetime(2027, 1, 1)}, "eta_ms", 1_798_761_600_000),  # noqa: DTZ001 - naive is UTC, as in Celery
+        ({"expires": 5}, "expires_in_ms", 5_000),
+        ({"headers": {"trace": [1]}}, "headers", '{"trace":[1]}'),
+        ({"headers": {}}, "headers", ""),
+        ({"lifo": True}, "lifo", True),
+    ],
+)
+def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(built(**call).options, field) == value
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [
+        ({"countdown": -1}, ConfigError, "countdown"),
+        ({"countdown": "5"}, ConfigError, "countdown"),
+        ({"eta": 5}, ConfigError, "eta must be a datetime"),
+        ({"expires": []}, ConfigError, "expires"),
+        ({"priority": 2**21}, ConfigError, "priority"),
+        ({"queue": "a:b"}, InvalidName, "queue name"),
+        ({"job_id": "17"}, InvalidName, "all digits"),
+        ({"headers": {"x": b""}}, EncodeError, "headers of task t"),
+        ({"max_retries": -1}, ConfigError, "max_retries"),
+    ],
+)
+def test_a_wrong_option_of_a_call_is_refused(call: dict[str, Any], error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        built(**call)
+
+
+def test_how_long_results_stay_is_the_tasks_or_the_apps() -> None:
+    said = built({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
+    assert (said.options.keep_completed_ms, said.options.keep_failed_ms) == (0, 86_400_000)
