@@ -130,7 +130,7 @@ class AsyncLoop:
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
                 continue
             except UNSTORABLE as exc:
-                if (instead := self._settler.instead(outcome, exc)) is not None:
+                if (instead := self._settler.instead(picked, outcome, exc)) is not None:
                     outcome = instead
                     continue
                 written = False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.errors import BrokerError, BulltaskError, FailedChildren, PendingChildren
+from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, PendingChildren
 from bulltask.events import (
     Bus,
     JobCompleted,
@@ -19,6 +20,7 @@ from bulltask.events import (
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.child.verdict import backoff_ms
 from bulltask.worker.child.work import Completed, Failed, Outcome, Picked, Postponed, RetryLater
 
 __all__ = ["UNSTORABLE", "Settler"]
@@ -64,17 +66,22 @@ class Settler:
             case Postponed():
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
 
-    def instead(self, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
+    def instead(self, picked: Picked, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
 
         A job whose hash is broken makes the scripts themselves fail, and a parent of a flow cannot complete while it
-        has children that are pending or have failed. Such a job is failed with that reason, as Node does; if not even
-        that can be written it is left to the stalled check (``None``), so that one broken job does not hold a child
-        for ever.
+        has children that are pending or have failed. Such a job is failed with that reason; a parent whose children
+        are only pending is tried again first, as often as it may be, and both as Node does. If not even that can be
+        written the job is left to the stalled check (``None``), so that one broken job does not hold a child for ever.
         """
         if isinstance(outcome, Failed):
             return None
-        return Failed(f"the outcome of the job could not be stored: {exc}", "", "permanent")
+        reason = f"the outcome of the job could not be stored: {exc}"
+        made = picked.job.attempts_made + 1
+        if isinstance(exc, PendingChildren) and made < picked.job.attempts:
+            with suppress(DecodeError):  # a malformed backoff: then it fails
+                return RetryLater(backoff_ms(picked.job, made), reason, "", "transient")
+        return Failed(reason, "", "permanent")
 
     def was_ours(self, picked: Picked) -> Call[bool]:
         """After a call whose reply was lost and which is now refused: did the first one do it?
@@ -135,8 +142,8 @@ def _failed(job: ActiveJob, outcome: Failed) -> Ending:
 
 
 def _failure_fields(job: ActiveJob, reason: str, trace: str) -> list[str]:
-    """BullMQ's fields of a failed attempt: the raw reason, and one traceback text per attempt."""
-    traces = [*job.traces(), trace]
+    """BullMQ's fields of a failed attempt: the raw reason, and one traceback text for each attempt that has one."""
+    traces = [*job.traces(), *([trace] if trace else [])]
     limit = job.trace_limit()
     if limit is not None:
         traces = traces[-limit:] if limit else []

@@ -69,7 +69,7 @@ class SyncLoop:
                 self._source.pause(exc)
                 continue
             except UNSTORABLE as exc:
-                if (instead := self._settler.instead(outcome, exc)) is not None:
+                if (instead := self._settler.instead(picked, outcome, exc)) is not None:
                     outcome = instead
                     continue
                 written, following = False, None

@@ -23,7 +23,7 @@ from bulltask.job import ActiveJob
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.work import Failed, RetryLater
 
-__all__ = ["judge", "trace_of"]
+__all__ = ["backoff_ms", "judge", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 _TRACE_CHARS: Final = 50_000
@@ -115,10 +115,15 @@ def _delay_ms(
     custom = None if task is None else task.options.custom_backoff
     if custom is not None:
         return to_ms(custom(made, cause), f"the retry_backoff of task {job.name}")
-    return max(_backoff_ms(job, made), retry_after_ms(cause, now=app.now_ms()) or 0)
+    return max(backoff_ms(job, made), retry_after_ms(cause, now=app.now_ms()) or 0)
 
 
-def _backoff_ms(job: ActiveJob, made: int) -> int:
+def backoff_ms(job: ActiveJob, made: int) -> int:
+    """Return how long the job's own backoff waits after ``made`` failed attempts.
+
+    Raises:
+        DecodeError: the stored backoff is malformed.
+    """
     backoff = job.backoff()
     if backoff is None:
         return 0
