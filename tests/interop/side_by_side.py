@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,14 @@ class SideBySide:
         """Send one of our jobs."""
         return self.app.send_task(task, kwargs=arguments, **(options or {}))
 
-    def worker(self, *, children: int = 1, **settings: object) -> Worker:
-        """Start one of our workers with the tasks of ``tasks.py``; ``settings`` by their public names."""
+    def worker(self, *, children: int = 1, queues: Sequence[str] = (), **settings: object) -> Worker:
+        """Start one of our workers with the tasks of ``tasks.py``.
+
+        Args:
+            children: how many it has.
+            queues: what it serves, as bulltask spells it; only ``mail`` if left out.
+            settings: by their public names.
+        """
         said = {
             "broker_url": self.url,
             "task_default_queue": QUEUE,
@@ -82,6 +88,7 @@ class SideBySide:
             Worker(
                 self._directory / f"worker-{len(self._workers)}",
                 WORKER,
+                options=["-Q", ",".join(queues or [QUEUE])],
                 settings=said,
                 environ={"PYTHONPATH": str(ROOT), "JOURNAL_URL": self.url},
             )

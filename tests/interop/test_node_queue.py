@@ -43,11 +43,13 @@ def test_node_lists_our_workers(either: SideBySide) -> None:
         found: list[dict[str, Any]] = either.call("getWorkers")
         return found if len(found) == 2 else []
 
-    [named] = [worker for worker in wait_until(workers) if "mailer@" in worker["name"]]
-    assert named["addr"].startswith("127.0.0.1:")
-    assert either.call("getWorkersCount") == 2
-    started = first.wait_for_line("Worker started")[0]
-    assert named["rawname"].endswith(f":w:{started['worker_id']}")
+    ids = [worker.wait_for_line("Worker started")[0]["worker_id"] for worker in (first, second)]
+    assert ids[0].startswith("mailer@")
+    # One row for each worker, however many children it has.
+    rows = {row["rawname"].partition(":w:")[2]: row for row in wait_until(workers)}
+    assert sorted(rows) == sorted(ids)
+    assert rows[ids[0]]["addr"].startswith("127.0.0.1:")
+    assert {row["name"] for row in rows.values()} == {either.name}
     first.stop()
     second.send(signal.SIGKILL)
     wait_until(lambda: either.call("getWorkersCount") == 0)

@@ -13,6 +13,12 @@ export const PROCESSORS = {
     throw unrecoverable ? new UnrecoverableError(message) : new Error(message);
   },
 
+  // Throws in jobs called "fail", returns the data of others.
+  'fail-named': () => async job => {
+    if (job.name === 'fail') throw new Error('it failed');
+    return job.data;
+  },
+
   // Throws until `n` attempts were made, then returns how many that were.
   'fail-n': ({ n }) => async job => {
     if (job.attemptsMade < n) throw new Error(`attempt ${job.attemptsMade + 1} failed`);
