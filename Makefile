@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 SOURCES := pyproject.toml $(LOCK) bulltask/lua/manifest.json bulltask/lua/build_hook.py
-NODE_CLIENT := tests/interop/node_modules/.package-lock.json
+NODE_CLIENT := tests/interop/node_modules examples/node/node_modules/.package-lock.json
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -45,7 +45,7 @@ $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/p
 	@touch $@
 
 clean:  ## remove everything that make, builds and tools left behind, .venv included
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules bulltask/lua/official
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/node/node_modules bulltask/lua/official
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -226,6 +226,15 @@ class App:
         if self._broker is not None:
             self._broker.close()
 
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop: for the lifespan of an async web app.
+
+        Without it they end with the loop. The app may be used again.
+        """
+        if self._broker is not None:
+            await self._broker.aclose()
+            self._broker.close()
+
     def _resolve_url(self) -> str:
         return embedded.resolve_url(self.config.broker_url)
 

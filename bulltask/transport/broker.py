@@ -34,6 +34,10 @@ class _PerLoop(Generic[T]):
             found = self._made[loop] = self._make()
         return found
 
+    def forget(self) -> T | None:
+        """Take the running loop's object out; the next :meth:`get` makes another."""
+        return self._made.pop(asyncio.get_running_loop(), None)
+
 
 class Broker:
     """Responsible for everything that an app needs of Redis; connects when first used.
@@ -50,7 +54,8 @@ class Broker:
         self.pool = ClientPool(self.endpoint, self.clock)
         self._waiters = ClientPool(self.endpoint.waiting(RECHECK_MS), None)
         self._keys: dict[str, QueueKeys] = {}
-        aclient = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock)).get
+        self._aclients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
+        aclient = self._aclients.get
         watches = _PerLoop[dict[str, Watch]](dict)
         self.producer = Producer(self.pool, aclient, self.keys, self.clock, config)
         self.results = Results(
@@ -81,6 +86,12 @@ class Broker:
         """Close idle connections; the broker may be used again."""
         self.pool.close()
         self._waiters.close()
+
+    async def aclose(self) -> None:
+        """Close the running loop's shared connection; the broker may be used again."""
+        client = self._aclients.forget()
+        if client is not None:
+            await client.close()
 
     def _watch(self, made: dict[str, Watch], queue: str) -> Watch:
         if queue not in made:
