@@ -1,0 +1,159 @@
+"""Async tasks beside each other in one child, and what a task may raise without harm to others."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+ASYNC = """
+import asyncio
+import sys
+
+@app.task(bind=True, name="nap")
+async def nap(self, seconds):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(seconds)
+    tell("end", job=self.request.id)
+    return seconds
+
+@app.task(bind=True, name="wait_async")
+async def wait_async(self):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(600)
+
+class Ending(BaseException):
+    pass
+
+def bomb(depth=0):
+    return bomb(depth + 1)
+
+def raise_it(kind):
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "interrupt":
+        raise KeyboardInterrupt
+    if kind == "base":
+        raise Ending("of its own making")
+    if kind == "generator exit":
+        raise GeneratorExit
+    if kind == "cancelled":
+        raise asyncio.CancelledError("by nobody")
+    if kind == "recursion":
+        bomb()
+
+@app.task(bind=True, name="raise_sync")
+def raise_sync(self, kind):
+    tell("start", job=self.request.id)
+    raise_it(kind)
+
+@app.task(bind=True, name="raise_async")
+async def raise_async(self, kind):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(0)
+    raise_it(kind)
+
+@app.task(name="broken_error")
+def broken_error():
+    class Broken(Exception):
+        def __str__(self):
+            raise RuntimeError("not even this")
+    raise Broken
+
+@app.task(name="endless_result")
+def endless_result():
+    deep = []
+    deep.append(deep)
+    return deep
+"""
+KINDS = ["exit", "interrupt", "base", "generator exit", "cancelled", "recursion"]
+
+
+def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_child(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=1)
+    stage.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=20)
+    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(100)]
+    ended = [stage.became("completed", job) for job in jobs]
+    began_ms = min(stage.became("active", job).ms for job in jobs)
+    took_ms = max(entry.ms for entry in ended) - began_ms
+    stage.note(took_ms=took_ms)
+    assert took_ms <= 1200
+    assert len({entry["pid"] for entry in stage.journal.all(what="start")}) == 1
+    assert worker.stop() == 0
+
+
+def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other_way_round(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=1)
+    naps = [stage.app.send_task("nap", kwargs={"seconds": 0.3}) for _ in range(20)]
+    held = stage.hold()
+    stage.started(held)
+    for job in naps:
+        job.get(timeout=10)
+    more = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    stage.open_gate()
+    assert held.get(timeout=10) == "gate"
+    quick = [stage.app.send_task("quick") for _ in range(20)]
+    for job in (*more, *quick):
+        job.get(timeout=10)
+    assert {stage.starts(job) for job in (*naps, held, *more, *quick)} == {1}
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("task", ["raise_sync", "raise_async"])
+def test_whatever_a_task_raises_fails_its_job_and_no_other(stage: Stage, task: str) -> None:
+    worker = stage.worker(ASYNC, children=1)
+    beside = stage.app.send_task("nap", kwargs={"seconds": 1})
+    stage.started(beside)
+    bad = {kind: stage.app.send_task(task, kwargs={"kind": kind}, max_retries=0) for kind in KINDS}
+    reasons = {kind: stage.became("failed", job)["failedReason"] for kind, job in bad.items()}
+    stage.note(**reasons)
+    assert beside.get(timeout=10) == 1
+    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert all(reasons.values())
+    assert "of its own making" in reasons["base"]
+    assert "recursion" in reasons["recursion"]
+    assert {stage.starts(job) for job in (beside, *bad.values())} == {1}
+    assert worker.logged("Child died") == []
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("task", ["broken_error", "endless_result"])
+def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_other(stage: Stage, task: str) -> None:
+    worker = stage.worker(ASYNC, children=1)
+    job = stage.app.send_task(task, max_retries=0)
+    assert stage.became("failed", job)["failedReason"]
+    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert worker.logged("Child died") == []
+
+
+def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
+    jobs = [stage.app.send_task("nap", kwargs={"seconds": 1}) for _ in range(50)]
+    stage.journal.wait_for(50, what="start")
+    os.kill(worker.children[0], signal.SIGKILL)
+    for job in jobs:
+        assert job.get(timeout=20) == 1
+    assert {stage.starts(job) for job in jobs} == {2}
+
+
+def test_a_stop_at_its_deadline_gives_back_all_async_jobs(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=2, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
+    jobs = [stage.app.send_task("wait_async") for _ in range(60)]
+    stage.journal.wait_for(60, what="start")
+    assert worker.stop() == 0
+    assert stage.redis.llen(stage.keys.active) == 0
+    assert set(stage.redis.lrange(stage.keys.wait, 0, -1)) == {job.id for job in jobs}
+
+
+def test_a_warm_stop_lets_async_jobs_end(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=1)
+    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(20)]
+    stage.journal.wait_for(20, what="start")
+    assert worker.stop() == 0
+    assert all(job.successful() for job in jobs)
+    assert {stage.starts(job) for job in jobs} == {1}
