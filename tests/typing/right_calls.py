@@ -1,0 +1,135 @@
+"""What type checkers must understand: mypy --strict and pyright pass over this file; nothing here is run."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any, assert_type
+
+from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
+
+app = App("typed", lock_duration=60)
+
+
+# --- plain tasks ------------------------------------------------------------------------------------------------------
+
+
+@app.task
+def add(x: int, y: int = 1) -> int:
+    return x + y
+
+
+@app.task(queue="mail", max_retries=None, retry_backoff=timedelta(seconds=5), autoretry_for=(OSError,))
+def send(to: str, *, subject: str = "") -> None: ...
+
+
+@app.task()
+def total(*numbers: int, **named: int) -> float:
+    return sum(numbers) / len(named)
+
+
+def plain() -> None:
+    assert_type(add(1, y=2), int)
+    assert_type(add.delay(1, y=2), AsyncResult[int])
+    assert_type(add.delay(1), AsyncResult[int])
+    assert_type(add.apply_async((1, 2), countdown=5), AsyncResult[int])
+    assert_type(add.delay_many([(1, 2), (3,)]), list[AsyncResult[int]])
+    assert_type(add.s(1), Signature[int])
+    assert_type(add.s(1).set(countdown=5), Signature[int])
+    assert_type(add.delay(1).get(timeout=5), int)
+    assert_type(add.delay(1).get(timedelta(seconds=5)), int)
+    assert_type(add.delay(1).state, JobState)
+    assert_type(add.name, str)
+    send("a@b", subject="x")
+    assert_type(send.delay("a@b", subject="x"), AsyncResult[None])
+    assert_type(total.delay(1, 2, a=3).get(), float)
+    takes_task(add)
+
+
+def takes_task(task: Task[..., int]) -> None: ...
+
+
+# --- async tasks ------------------------------------------------------------------------------------------------------
+
+
+@app.task
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@app.task(queue="web")
+async def crawl(url: str, depth: int = 0) -> list[str]:
+    return [url] * depth
+
+
+async def asynchronous() -> None:
+    coroutine = assert_type(fetch("u"), Coroutine[Any, Any, bytes])
+    assert_type(await coroutine, bytes)
+    assert_type(await fetch("u"), bytes)
+    assert_type(await fetch.adelay("u"), AsyncResult[bytes])
+    assert_type(await fetch.aapply_async(("u",), priority=1), AsyncResult[bytes])
+    result = await crawl.adelay("u", depth=2)
+    assert_type(await result, list[str])
+    assert_type(await result.aget(timeout=5), list[str])
+    assert_type(await add.adelay(1), AsyncResult[int])
+    assert_type(fetch.delay("u"), AsyncResult[bytes])
+    takes_async_task(fetch)
+
+
+def takes_async_task(task: AsyncTask[[str], bytes]) -> None: ...
+
+
+# --- bound tasks ------------------------------------------------------------------------------------------------------
+
+
+@app.task(bind=True)
+def bound(self: Context, x: int) -> str:
+    assert_type(self.request, Request)
+    assert_type(self.request.id, str)
+    self.update_progress({"done": [x, 1.5, None]})
+    if x < 0:
+        self.retry(countdown=5, exc=ValueError(x))
+        unreachable: int = "mypy knows that retry() does not return"  # noqa: F841
+    return str(x)
+
+
+@app.task(bind=True, name="bound.async")
+async def bound_async(self: Context, *, x: int = 0) -> str:
+    await self.aupdate_progress(50)
+    return str(x)
+
+
+async def with_context() -> None:
+    assert_type(bound(1), str)
+    assert_type(bound.delay(1), AsyncResult[str])
+    assert_type(bound.s(x=1), Signature[str])
+    assert_type(await bound_async(x=1), str)
+    assert_type(await bound_async.adelay(x=1), AsyncResult[str])
+
+
+# --- shared tasks and names -------------------------------------------------------------------------------------------
+
+
+@shared_task
+def shared(x: int) -> int:
+    return x
+
+
+@shared_task(queue="mail")
+async def shared_async(x: int) -> int:
+    return x
+
+
+@shared_task(bind=True)
+def shared_bound(self: Context, x: int) -> int:
+    return x + self.request.retries
+
+
+async def other() -> None:
+    assert_type(shared.delay(1), AsyncResult[int])
+    assert_type(await shared_async(1), int)
+    assert_type(shared_async.delay(1), AsyncResult[int])
+    assert_type(shared_bound.delay(1), AsyncResult[int])
+    assert_type(app.send_task("elsewhere", kwargs={"x": 1}), AsyncResult[Any])
+    assert_type(app.send_many([add.s(1), send.s("a@b"), fetch.s("u")]), list[AsyncResult[Any]])
+    assert_type(app.result("id", "mail"), AsyncResult[Any])
