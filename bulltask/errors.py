@@ -26,7 +26,13 @@
     │   ├── LockMismatch       -6
     │   ├── ParentConflict     -7
     │   ├── SchedulerJob       -8
-    │   └── FailedChildren     -9
+    │   ├── FailedChildren     -9
+    │   ├── SchedulerCollision -10
+    │   ├── SchedulerBusy      -11
+    │   └── NothingPending     moveToWaitingChildren found no child to wait for
+    ├── QueueError             an operation on a whole queue was refused
+    │   ├── QueueNotPaused     obliterate: somebody resumed it meanwhile
+    │   └── QueueActive        obliterate: jobs are being worked on
     ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
     ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
     ├── TransientError         raised by a task: try again later
@@ -36,7 +42,10 @@
     └── WorkerLostError        the child that ran the job died
 
     Interrupt (a BaseException: ``except Exception`` in a task does not swallow it)
-    └── Retry                  what ``self.retry()`` raises
+    ├── Retry                  what ``self.retry()`` raises
+    ├── DelayJob               run the job again later; no attempt is counted
+    ├── WaitJob                give the job back; no attempt is counted
+    └── WaitForChildren        run the job again when its children have ended
 
 The message of an error says what happened, to which job or queue, and what to do. An error raised without
 arguments takes the first line of its class's docstring as its message.
@@ -57,6 +66,7 @@ __all__ = [
     "BulltaskError",
     "ConfigError",
     "DecodeError",
+    "DelayJob",
     "DuplicateTask",
     "EncodeError",
     "ExpiredError",
@@ -69,18 +79,26 @@ __all__ = [
     "JobRefusedError",
     "LockMismatch",
     "LockMissing",
+    "NothingPending",
     "ParentConflict",
     "ParentNotFound",
     "PayloadTooLarge",
     "PendingChildren",
     "PermanentError",
+    "QueueActive",
+    "QueueError",
+    "QueueNotPaused",
     "ResultTimeout",
     "Retry",
+    "SchedulerBusy",
+    "SchedulerCollision",
     "SchedulerJob",
     "ScriptIntegrityError",
     "TaskError",
     "TransientError",
     "UnknownTask",
+    "WaitForChildren",
+    "WaitJob",
     "WorkerLostError",
 ]
 
@@ -211,6 +229,39 @@ class FailedChildren(JobError):
     """The job has failed children and cannot complete."""
 
 
+class SchedulerCollision(JobError):
+    """The iteration that the scheduler would add exists already."""
+
+
+class SchedulerBusy(JobError):
+    """The scheduler's current slot and its next one both have a job already."""
+
+
+class NothingPending(JobError):
+    """The job has no pending children to wait for."""
+
+
+class QueueError(BulltaskError):
+    """A script refused an operation on a whole queue.
+
+    Attributes:
+        queue: the queue's name as BullMQ spells it.
+    """
+
+    def __init__(self, queue: str = "") -> None:
+        self.queue = queue
+        reason = (self.__doc__ or "").strip().splitlines()[0]
+        super().__init__(f"queue {queue}: {reason}" if queue else reason)
+
+
+class QueueNotPaused(QueueError):
+    """The queue is not paused (any more); it must be while it is obliterated."""
+
+
+class QueueActive(QueueError):
+    """Jobs of the queue are being worked on; stop the workers first, or use force=True."""
+
+
 class TaskError(BulltaskError):
     """A task failed in a worker.
 
@@ -280,3 +331,36 @@ class Retry(Interrupt):
     ) -> None:
         super().__init__("the task asked for a retry")
         self.delay_ms, self.exc, self.max_retries = delay_ms, exc, max_retries
+
+
+class DelayJob(Interrupt):
+    """Ends this run of the job and has it run again later, without counting an attempt (BullMQ's ``DelayedError``).
+
+    Args:
+        delay: seconds or ``timedelta`` until it is due again.
+    """
+
+    def __init__(self, delay: float | timedelta) -> None:
+        super().__init__("the task asked to be run again later")
+        self.delay = delay
+
+
+class WaitJob(Interrupt):
+    """Ends this run of the job and gives it back: it is the next to be taken, and no attempt is counted.
+
+    BullMQ's ``WaitingError``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the task gave the job back")
+
+
+class WaitForChildren(Interrupt):
+    """Ends this run of the job and has it run again when its pending children have ended; no attempt is counted.
+
+    BullMQ's ``WaitingChildrenError``. A job without pending children is run again at once; one with a child whose
+    failure fails the parent fails.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the task waits for the job's children")

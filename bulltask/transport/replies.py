@@ -17,6 +17,8 @@ from bulltask.errors import (
     ParentConflict,
     ParentNotFound,
     PendingChildren,
+    SchedulerBusy,
+    SchedulerCollision,
     SchedulerJob,
 )
 
@@ -32,6 +34,8 @@ JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
     -7: ParentConflict,
     -8: SchedulerJob,
     -9: FailedChildren,
+    -10: SchedulerCollision,
+    -11: SchedulerBusy,
 }
 
 
