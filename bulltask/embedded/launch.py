@@ -70,6 +70,9 @@ def pick_port() -> int:
     It lies below the range that the kernel gives to outgoing connections: a client that keeps connecting to a dead
     server's port of that range will sooner or later get the very same port as its own, talk to itself, and keep the
     server from coming back.
+
+    Raises:
+        BrokerUnavailable: no port is free.
     """
     try:
         below = int(_EPHEMERAL.read_text().split()[0])

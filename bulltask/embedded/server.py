@@ -69,7 +69,11 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1; the same one after another `start`."""
+        """The TCP port on 127.0.0.1; the same one after another `start`.
+
+        Raises:
+            BrokerUnavailable: the server was not started yet.
+        """
         if self._port is None:
             raise BrokerUnavailable("the server was not started yet: call start() first")
         return self._port
@@ -82,7 +86,11 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, also after its end."""
+        """Process id of the server, also after its end.
+
+        Raises:
+            BrokerUnavailable: the server was not started yet.
+        """
         if self._process is None:
             raise BrokerUnavailable("the server was not started yet: call start() first")
         return self._process.pid

@@ -72,7 +72,11 @@ def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:
 def script_call(
     script: Script, keys: tuple[str, ...], args: tuple[Arg, ...], judge: Callable[[Any], R] = as_is
 ) -> Call[R]:
-    """Build the call of a script; the number of keys must be the one in the script's file name."""
+    """Build the call of a script.
+
+    Raises:
+        TypeError: the number of keys is not the one in the script's file name.
+    """
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
     return Call((script.key_count, *keys, *args), judge, script)
