@@ -72,7 +72,12 @@ def read_fetch(reply: Any) -> Fetched:
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:
-    """Raise the error that a negative number stands for; any other reply is fine."""
+    """Raise the error that a negative number stands for; any other reply is fine.
+
+    Raises:
+        JobError: of the kind that the number stands for.
+        BrokerError: the number stands for nothing that is known.
+    """
     if isinstance(reply, int) and reply < 0:
         kind = JOB_ERRORS.get(reply)
         if kind is None:
