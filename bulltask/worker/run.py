@@ -154,6 +154,7 @@ class _Assembly:
         """Close what belongs to the supervisor alone; a forked child calls it too."""
         self.client.close()
         self.presence.close()
+        self.broker.close()  # what the app has sent while it was imported went over connections of its own
         self.wakeups.close()
 
     def _slots_per_child(self) -> int:

@@ -1,0 +1,126 @@
+"""What a worker holds and leaves: descriptors, connections, processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.support.stage import Stage
+from tests.support.worker import Worker
+
+pytestmark = pytest.mark.process
+
+SENDS_WHILE_IT_IS_IMPORTED = """
+app.send_task("quick")
+"""
+
+
+def descriptors(pid: int) -> dict[str, str]:
+    """A process's open descriptors and what they lead to."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except FileNotFoundError:
+            continue  # closed since the directory was read
+    return found
+
+
+def sockets(pid: int) -> set[str]:
+    return {target for target in descriptors(pid).values() if target.startswith("socket:")}
+
+
+def zombies_of(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # gone since the directory was read
+        if state == "Z" and int(parent) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_a_supervisor_and_its_children_share_no_socket(stage: Stage) -> None:
+    worker = stage.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3)
+    jobs = [stage.hold() for _ in range(3)]
+    for job in jobs:
+        stage.started(job)
+    everybody = [worker.pid, *worker.children]
+    assert len(everybody) == 4
+    opened = {pid: sockets(pid) for pid in everybody}
+    stage.note(sockets=sorted(len(found) for found in opened.values()))
+    assert all(opened.values()), "each has connections of its own"
+    for one in everybody:
+        for other in everybody:
+            assert one == other or not opened[one] & opened[other]
+    stage.open_gate("gate", 3)
+    assert worker.stop() == 0
+
+
+def test_a_stopped_worker_leaves_no_connection(stage: Stage) -> None:
+    before = clients(stage)
+    worker = stage.worker(children=4)
+    for job in [stage.app.send_task("quick") for _ in range(50)]:
+        job.get(timeout=20)
+    during = clients(stage)
+    assert worker.stop() == 0
+    # The sender's own connections came with the first job.
+    wait_until(lambda: clients(stage) <= before + SENDER, 5, "the end of the worker's connections")
+    stage.note(before=before, during=during, after=clients(stage))
+    assert during >= before + 4
+
+
+SENDER = 2  # a connection that sends and one that waits for results
+
+
+def clients(stage: Stage) -> int:
+    info = stage.redis.info("clients")
+    return int(info["connected_clients"])
+
+
+def replace_all_children(worker: Worker, so_far: int) -> int:
+    """Kill every child and wait until it is replaced; return how many were."""
+    children = worker.children
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    worker.wait_for_line("Child started", count=so_far + len(children))
+    return so_far + len(children)
+
+
+def test_fifty_replaced_children_leave_no_descriptor_no_connection_and_no_zombie(stage: Stage) -> None:
+    worker = stage.worker(children=10)
+    stage.wait_until_idle(10)
+    before_fds, before_clients = len(descriptors(worker.pid)), clients(stage)
+    started = 10
+    while started < 60:
+        started = replace_all_children(worker, started)
+    stage.wait_until_idle(10)
+    grown = len(descriptors(worker.pid)) - before_fds
+    stage.note(replaced=started - 10, fds=before_fds, grown=grown, clients=clients(stage) - before_clients)
+    assert grown <= 2
+    assert clients(stage) - before_clients <= 1
+    assert zombies_of(worker.pid) == []
+    assert len(worker.children) == 10
+    assert worker.stop() == 0
+
+
+def test_a_hundred_resets_of_all_connections_leave_no_descriptor_behind(stage: Stage) -> None:
+    proxy = stage.proxy()
+    worker = stage.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 0.01})
+    stage.app.send_task("quick").get(timeout=20)
+    child = worker.children[0]
+    before = {pid: len(descriptors(pid)) for pid in (worker.pid, child)}
+    for _ in range(100):
+        proxy.reset()
+        stage.app.send_task("quick").get(timeout=20)
+    grown = {pid: len(descriptors(pid)) - before[pid] for pid in before}
+    stage.note(grown=list(grown.values()))
+    assert max(grown.values()) <= 2
+    assert worker.children == [child]
+    assert worker.stop() == 0
