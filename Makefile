@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 SOURCES := pyproject.toml $(LOCK) bulltask/lua/manifest.json bulltask/lua/build_hook.py
-NODE_CLIENT := tests/interop/node_modules examples/node/node_modules/.package-lock.json
+NODE_CLIENT := tests/interop/node_modules/.package-lock.json
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
