@@ -47,14 +47,19 @@ class MetricsProcess:
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
         self._pid = 0
 
-    def start(self) -> None:
-        """Fork."""
+    def start(self, let_go: Callable[[], None]) -> None:
+        """Fork.
+
+        Args:
+            let_go: closes what the new process inherits and must not touch (the supervisor's connections and pipes).
+        """
         from bulltask.observe.exporter import run_exporter  # noqa: PLC0415
         from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
 
         parent_pid = os.getpid()
         self._pid = fork_holding_signals()  # the exporter lets them through when its handlers stand
         if self._pid == 0:
+            let_go()
             collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
             run_exporter(self._socket, collector, parent_pid)
             os._exit(Exit.FAILED)

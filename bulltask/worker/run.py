@@ -98,7 +98,7 @@ class _Assembly:
             if refusal is not None:
                 return refusal
             if exporter is not None:
-                exporter.start()
+                exporter.start(self._let_go)
             return self._supervise()
         finally:
             if exporter is not None:

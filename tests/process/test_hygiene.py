@@ -46,13 +46,13 @@ def zombies_of(pid: int) -> list[int]:
     return found
 
 
-def test_a_supervisor_and_its_children_share_no_socket(stage: Stage) -> None:
-    worker = stage.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3)
+def test_a_supervisor_its_children_and_its_exporter_share_no_socket(stage: Stage) -> None:
+    worker = stage.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3, settings={"metrics_port": 0})
     jobs = [stage.hold() for _ in range(3)]
     for job in jobs:
         stage.started(job)
     everybody = [worker.pid, *worker.children]
-    assert len(everybody) == 4
+    assert len(everybody) == 5
     opened = {pid: sockets(pid) for pid in everybody}
     stage.note(sockets=sorted(len(found) for found in opened.values()))
     assert all(opened.values()), "each has connections of its own"
