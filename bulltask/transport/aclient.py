@@ -108,7 +108,7 @@ class AsyncClient:
                 await connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
                 await connection.disconnect(nowait=True)
-                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from exc
+                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
             self._connection = connection
             self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
             if self._clock is not None:

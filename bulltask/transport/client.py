@@ -143,7 +143,7 @@ class Client:
                 connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
                 connection.disconnect()
-                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from exc
+                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
             self._connection = connection
             if self._clock is not None:
                 self._sync_clock(connection)

