@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from bulltask import App, AsyncResult
-from bulltask.transport.keys import QueueKeys, wire_name
+from bulltask.names import wire_name
+from bulltask.transport.keys import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.tasks import register
 from tests.support.programs import ROOT

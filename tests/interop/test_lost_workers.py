@@ -1,0 +1,114 @@
+"""Workers that are killed, and who runs their jobs then."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from bulltask import PermanentError
+from bulltask.testing.wait import wait_until
+from tests.interop.node_bridge import NodeBridge
+from tests.interop.side_by_side import SideBySide
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+STALLS = {"lockDuration": 1_000, "stalledInterval": 1_000}
+
+
+def take_and_die(side: SideBySide, job_id: str) -> None:
+    """A Node worker takes the job and is killed; its lock lives a second longer."""
+    with NodeBridge.to(side.url) as doomed:
+        doomed.call("worker.start", queue=side.name, processor="sleep", args={"ms": 60_000}, opts=STALLS)
+        side.heard("active", job_id)
+        os.kill(doomed.pid, signal.SIGKILL)
+
+
+def wait_for_stalled_checks(side: SideBySide, count: int) -> None:
+    """Wait until somebody has looked for stalled jobs so many times."""
+    seen: set[str | None] = {None}
+
+    def enough() -> bool:
+        seen.add(side.redis.get(side.keys.stalled_check))
+        return len(seen) > count
+
+    wait_until(enough, what=f"stalled check number {count}")
+
+
+@pytest.mark.parametrize("sent_by", ["us", "Node"])
+def test_the_job_of_a_killed_node_worker_is_run_by_ours(mail: SideBySide, sent_by: str) -> None:
+    mail.listen()
+    job = mail.send("echo", value=1).id if sent_by == "us" else mail.add("echo", {"value": 1})
+    take_and_die(mail, job)
+    worker = mail.worker(stalled_interval=1)
+    assert mail.result(job).get(timeout=15) == 1
+    mail.heard("stalled", job)
+    worker.wait_for_line("Job stalled", job_id=job)
+    seen = mail.seen(job)
+    assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
+
+
+def test_a_job_that_stalls_more_often_than_allowed_fails_here_with_bullmqs_reason(mail: SideBySide) -> None:
+    mail.listen()
+    job = mail.send("echo", value=1)
+    take_and_die(mail, job.id)
+    mail.worker(stalled_interval=1, max_stalled_count=0)
+    with pytest.raises(PermanentError, match="job stalled more than allowable limit"):
+        mail.result(job.id).get(timeout=15)
+    assert mail.seen(job.id)["attemptsMade"] == 1, "its attempts are not used, but it is not tried again"
+
+
+@pytest.mark.parametrize("sent_by", ["us", "Node"])
+def test_the_job_of_our_killed_worker_is_run_by_node(mail: SideBySide, sent_by: str) -> None:
+    mail.listen()
+    worker = mail.worker(lock_duration=1, stalled_interval=1)  # one check per interval for all, so Node's counts too
+    job = mail.send("hold", gate="gate").id if sent_by == "us" else mail.add("hold", {"gate": "gate"})
+    mail.started(job)
+    worker.send(signal.SIGKILL)  # its children die with it
+    worker.wait()
+    mail.node_worker("echo", {}, **STALLS)
+    assert mail.result(job).get(timeout=15) == {"gate": "gate"}
+    mail.heard("stalled", job)
+    seen = mail.seen(job)
+    assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
+
+
+def test_a_node_worker_does_not_take_the_long_job_of_a_living_worker_of_ours(mail: SideBySide) -> None:
+    mail.listen()
+    worker = mail.worker(lock_duration=1, stalled_interval=1)
+    job = mail.send("hold", gate="gate")
+    mail.started(job.id)
+    mail.node_worker("echo", {}, **STALLS)
+    wait_for_stalled_checks(mail, 4)
+    mail.open_gate()
+    assert job.get(timeout=10) == "gate"
+    assert mail.all_heard("stalled", job.id) == []
+    assert worker.complaints() == []
+
+
+def test_a_job_that_our_worker_gives_back_at_a_cold_stop_runs_in_node_at_once(mail: SideBySide) -> None:
+    worker = mail.worker()
+    job = mail.send("hold", gate="gate")
+    mail.started(job.id)
+    mail.node_worker("echo")
+    worker.send(signal.SIGQUIT)
+    assert job.get(timeout=5) == {"gate": "gate"}
+    seen = mail.seen(job.id)
+    assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (0, 1, 2)
+    assert worker.wait() == 0
+
+
+def test_node_goes_on_when_our_worker_has_stopped_with_jobs_left(mail: SideBySide) -> None:
+    worker = mail.worker()
+    running = mail.send("hold", gate="gate")
+    mail.started(running.id)
+    waiting = mail.send("echo", value=1)
+    worker.send(signal.SIGTERM)
+    worker.wait_for_line("Worker stopping")
+    mail.open_gate()
+    assert running.get(timeout=10) == "gate"
+    assert worker.wait() == 0
+    assert mail.counts() == {"completed": 1, "waiting": 1}
+    mail.node_worker("echo")
+    assert waiting.get(timeout=5) == {"value": 1}
