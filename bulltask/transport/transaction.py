@@ -1,0 +1,75 @@
+"""Several calls as one: ``MULTI`` … ``EXEC`` in one round trip, all of it or nothing.
+
+A script that the server does not know fails inside ``EXEC`` while the calls around it are executed: half a flow
+would be stored. Asking for the script first does not help, because another client's ``SCRIPT FLUSH`` may come in
+between. So the first call of each script carries its body (``EVAL``, which runs it and remembers it), and the later
+ones find it: nobody can come between the commands of a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from bulltask.errors import BrokerError, BulltaskError
+from bulltask.transport import faults
+from bulltask.transport.call import Call, command
+from bulltask.transport.operation import Operation
+
+__all__ = ["atomic", "transaction"]
+
+
+def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
+    """Return the calls of one round trip that make ``calls`` in a transaction; only the last one has a result.
+
+    Args:
+        calls: must not block: Redis answers a blocking call inside a transaction at once.
+        where: the server for error messages, password hidden (``Endpoint.shown``).
+
+    Returns:
+        Calls for one ``run_many``. The last one's result is a list: for each of ``calls`` its result, or the
+        ``BulltaskError`` that its own reply stands for.
+
+    The round trip raises, and nothing was executed, when the server refuses to queue one of the calls (a command that
+    the ACL forbids, keys of several cluster slots). A server that cannot write at all (full, a replica) refuses there
+    or, by its version, executes nothing of any script, and then the same error stands in every place.
+    """
+    return [command("MULTI"), *_with_bodies(calls), command("EXEC", judge=lambda reply: _results(calls, reply, where))]
+
+
+def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
+    """The operation of :func:`atomic`: its result is the last call's."""
+    results: list[Any] = (yield atomic(calls, where))[-1]
+    return results
+
+
+def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+    """The same calls as plain commands, which a client does not send again one by one."""
+    known: set[str] = set()
+    plain: list[Call[Any]] = []
+    for call in calls:
+        if call.script is None:
+            plain.append(command(*call.args))
+        elif call.script.sha in known:
+            plain.append(command("EVALSHA", call.script.sha, *call.args))
+        else:
+            plain.append(command("EVAL", call.script.body, *call.args))
+            known.add(call.script.sha)
+    return plain
+
+
+def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
+    if not isinstance(reply, list) or len(reply) != len(calls):
+        raise BrokerError(f"Redis at {where} answered a transaction of {len(calls)} calls with {reply!r:.200}")
+    return [_result(call, entry, where) for call, entry in zip(calls, reply, strict=True)]
+
+
+def _result(call: Call[Any], reply: Any, where: str) -> Any:
+    if isinstance(reply, ResponseError):
+        return faults.refused(reply, where)
+    try:
+        return call.judge(reply)
+    except BulltaskError as exc:
+        return exc
