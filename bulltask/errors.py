@@ -292,6 +292,9 @@ class TransientError(BulltaskError):
             used when it is longer.
     """
 
+    retry_after: float | timedelta | None = None
+    """Also of one that was made without ``__init__``: an ``AsyncResult`` that fails does so."""
+
     def __init__(self, *args: object, retry_after: float | timedelta | None = None) -> None:
         super().__init__(*args)
         self.retry_after = retry_after

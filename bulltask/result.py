@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
-from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from types import BuiltinMethodType
+from typing import Any, Final, Generic, TypeVar
 
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import TaskError
+from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.ports import ResultReader
 from bulltask.states import JobState
@@ -17,7 +21,10 @@ __all__ = ["AsyncResult", "RemoteTraceback"]
 
 R = TypeVar("R")
 
-_PYTHON_TRACE = "Traceback (most recent call last):"
+_PYTHON_TRACE: Final = "Traceback (most recent call last):"
+_LONGEST_KEY: Final = 200
+_AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeout, StopIteration, StopAsyncIteration)
+"""A task's own exception of these kinds would say something about ``get()`` itself, or end the caller's loop."""
 
 
 class RemoteTraceback(Exception):
@@ -158,26 +165,58 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
 
 
 def _rebuild(reason: str, trace: str) -> Exception | None:
-    """Make the task's own exception from the last line of its traceback, or ``None`` where that is not safe.
+    """Make the task's own exception from its traceback and its message, or ``None`` where that is not safe.
 
     What stands in Redis may have been written by anybody who can write there. So nothing is imported: the class must
-    be loaded already, be an ``Exception``, and be found under exactly that name; and its ``__init__`` is not called.
-    (CVE-2021-23727: Celery called whatever name it found.)
+    be loaded already, be an ``Exception``, and be found under exactly that name; and no code of it runs but its
+    ``__str__``. (CVE-2021-23727: Celery called whatever name it found.)
     """
-    if not trace.startswith(_PYTHON_TRACE):
+    kind = _loaded_class(_class_name(reason, trace))
+    if kind is None:
         return None
-    tail = trace.rstrip()
-    if reason and tail.endswith(reason):
-        tail = tail[: -len(reason)].rstrip()
-    name = tail.rpartition("\n")[2].removesuffix(":").strip()
+    made = [exc for args in _possible_args(kind, reason) if (exc := _without_init(kind, args)) is not None]
+    exact = [exc for exc in made if str(exc) == reason or not exc.args]
+    near = [exc for exc in made if reason in str(exc)]
+    return next(iter(exact + near), None)
+
+
+def _class_name(reason: str, trace: str) -> str:
+    """The class as the traceback spells it: what stands on the last line before the message, however long that is."""
+    if _PYTHON_TRACE not in trace:
+        return ""
+    text, said = trace.rstrip(), reason.rstrip()
+    if text.endswith(f": {said}"):
+        return text[: -len(said) - 2].rpartition("\n")[2]
+    with_notes = re.findall(rf"^([\w.]+): {re.escape(said)}$", text, re.MULTILINE)
+    return str(with_notes[-1]) if with_notes else text.rpartition("\n")[2]
+
+
+def _loaded_class(name: str) -> type[Exception] | None:
     module_name, _, class_name = name.rpartition(".")
-    found = vars(sys.modules.get(module_name or "builtins") or object).get(class_name)
+    found = getattr(sys.modules.get(module_name or "builtins"), "__dict__", {}).get(class_name)
     if not (isinstance(found, type) and issubclass(found, Exception) and found.__name__ == class_name):
         return None
+    return None if issubclass(found, _AMBIGUOUS) else found
+
+
+def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object, ...]]:
+    if reason == kind.__name__:  # what a worker writes for an exception without a message
+        yield ()
+        return
+    yield (reason,)
+    if issubclass(kind, KeyError) and len(reason) < _LONGEST_KEY:  # its message is the repr of its argument
+        with suppress(ValueError, SyntaxError):
+            yield (ast.literal_eval(reason),)
+
+
+def _without_init(kind: type[Exception], args: tuple[object, ...]) -> Exception | None:
+    # The nearest __new__ that is Python's own: a class may have written one itself.
+    news = (vars(base).get("__new__") for base in kind.__mro__)
+    new = next(new for new in news if isinstance(new, BuiltinMethodType))
     try:
-        exc = found.__new__(found, reason)
-        exc.args = (reason,) if reason and reason != class_name else ()
-        str(exc)  # a class may need attributes that only its __init__ sets
-    except Exception:  # noqa: BLE001 - foreign __new__ and __str__ may raise anything
+        exc: Exception = new(kind, *args)
+        exc.args = args
+        str(exc)
+    except Exception:  # noqa: BLE001 - it may need other arguments, or attributes that only its __init__ sets
         return None
     return exc
