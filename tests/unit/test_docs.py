@@ -1,0 +1,335 @@
+"""The documentation says what the code does: its snippets run, its tables are the code's, its links lead somewhere."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import importlib
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from bulltask import App, Context
+from bulltask.cli import worker as worker_command
+from bulltask.cli.main import COMMANDS, main
+from bulltask.events import Bus
+from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.testing.wait import wait_until
+from bulltask.worker.exits import Exit
+from bulltask.worker.supervisor.signals import ON
+from tests.interop.conftest import HERE as NODE_FOLDER
+from tests.interop.conftest import node_client  # noqa: F401 - a fixture
+from tests.support.worker import Worker
+
+ROOT = Path(__file__).parent.parent.parent
+README = ROOT / "README.md"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")],
+    key=lambda path: path.as_posix(),
+)
+NODE_URL = "redis://localhost:6379"
+
+METHODS = {"warm_shutdown": "warm stop", "cold_shutdown": "cold stop", "child_changed": "wakes up"}
+"""What the README calls the supervisor's methods."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def file_block(page: Path, language: str, name: str) -> str:
+    """The block that begins with ``# name``."""
+    return next(block for block in blocks(page, language) if block.startswith(f"# {name}\n"))
+
+
+def rows(page: Path, section: str) -> list[list[str]]:
+    """The cells of all tables in a section, without their heads."""
+    text = re.split(r"^#+ ", page.read_text().partition(f"# {section}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    tables = re.findall(r"^\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for table in tables for line in table.splitlines()]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def in_code(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+# ---- Python snippets ------------------------------------------------------------------------------------------------
+
+
+class Anything(types.ModuleType):
+    """Stands in for a library that a snippet uses; everything in it is a class without use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name) if name.islower() else type(name, (Exception,), {})
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return Anything("result")
+
+
+GIVEN: Mapping[str, Mapping[str, Any]] = {
+    "README.md": {},
+    "docs/coming-from-celery.md": {"download": Anything("download")},
+    "docs/configuration.md": {},
+    "docs/embedded-server.md": {"App": App},
+    "docs/errors-and-retries.md": {
+        name: Anything(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
+    }
+    | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
+    "docs/guarantees.md": {"bank": Anything("bank"), "outbox": []},
+    "docs/observability.md": {"bus": Bus(), "pager": Anything("pager")},
+}
+"""What the snippets of a page may use without making it."""
+
+
+def unknown_names(code: types.CodeType, there: Collection[str]) -> Iterator[str]:
+    # What was stored counts even if it is gone: ``except … as error`` deletes its name.
+    known = {*there, *(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME")}
+    for instruction in dis.get_instructions(code):
+        name = str(instruction.argval)
+        if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and name not in known and not hasattr(builtins, name):
+            yield name
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from unknown_names(constant, known)
+
+
+def run_snippets(page: Path) -> None:
+    """Run a page's snippets one after the other; each but those that make an app of their own gets a fresh one."""
+    names: dict[str, Any] = {**GIVEN[name_of(page)], "__name__": page.stem.replace("-", "_")}
+    for block in blocks(page, "python"):
+        names["app"] = App("documented")
+        code = compile(block, name_of(page), "exec", dont_inherit=True)
+        exec(code, names)
+        assert list(unknown_names(code, names)) == [], block
+        if title := re.match(r"# (\w+)\.py\n", block):
+            module = types.ModuleType(title[1])
+            vars(module).update(names)
+            sys.modules[title[1]] = module
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("name", sorted(GIVEN.keys() - {"README.md"}))
+def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
+    name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    run_snippets(ROOT / name)
+
+
+def test_no_page_has_python_snippets_that_nobody_runs() -> None:
+    assert {name_of(page) for page in PAGES if blocks(page, "python")} == GIVEN.keys()
+
+
+# ---- the README's example -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def readme_worker(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The worker of the README, started by the README's command, in ``tmp_path``."""
+    monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
+    for name in ("tasks.py", "send.py"):
+        (tmp_path / name).write_text(file_block(README, "python", name))
+    command = next(block for block in blocks(README, "sh") if block.startswith("bulltask worker"))
+    process = subprocess.Popen([sys.executable, "-m", *shlex.split(command)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    yield
+    process.terminate()
+    assert process.wait(20) == Exit.OK
+
+
+def run_program(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.process
+def test_the_readmes_example_prints_what_it_says(readme_worker: None, tmp_path: Path) -> None:
+    printed = run_program([sys.executable, "send.py"], tmp_path)
+    said = re.findall(r"print\(.*\)\s+# (.*)$", file_block(README, "python", "send.py"), re.MULTILINE)
+    assert printed.stderr == ""
+    assert printed.stdout.splitlines() == [line for comment in said for line in comment.split(", ")]
+
+
+@pytest.mark.interop
+def test_the_readmes_node_program_gets_the_answer_it_says(
+    readme_worker: None,
+    node_client: None,  # noqa: F811
+    broker_url: str,
+    tmp_path: Path,
+) -> None:
+    program = blocks(README, "js")[0]
+    assert NODE_URL in program
+    (tmp_path / "program.mjs").write_text(program.replace(NODE_URL, broker_url.removesuffix("/0")))
+    (tmp_path / "node_modules").symlink_to(NODE_FOLDER / "node_modules")
+    node = shutil.which("node")
+    assert node is not None
+    done = run_program([node, "program.mjs"], tmp_path)
+    assert done.stdout.split() == re.findall(r"console\.log\(.*// (.*)$", program, re.MULTILINE), done.stderr
+
+
+def test_the_readmes_programs_are_as_short_as_it_says() -> None:
+    tasks = [line for line in file_block(README, "python", "tasks.py").splitlines() if line.strip()]
+    node = [line for line in blocks(README, "js")[0].splitlines() if line.strip()]
+    assert len(tasks) <= 20
+    assert len(node) <= 10
+
+
+# ---- signals, exit codes, commands ----------------------------------------------------------------------------------
+
+
+def documented_signals() -> dict[signal.Signals, tuple[str, str]]:
+    """Signal to the texts of the README's table for supervisor and child, but for the line of all others."""
+    lines = [row for row in rows(README, "Signals") if not row[0].isdigit()]
+    named = [row for row in lines if "all others" not in row[0]]
+    assert len(named) == len(lines) - 1
+    return {signal.Signals[f"SIG{name}"]: (row[1], row[2]) for row in named for name in in_code(row[0])}
+
+
+def caught(pid: int) -> set[signal.Signals]:
+    """The signals that a process has handlers for."""
+    found = re.search(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    mask = int(found[1], 16) if found else 0
+    return {number for number in signal.Signals if mask >> (number - 1) & 1}
+
+
+def test_the_readmes_table_of_signals_is_the_supervisors() -> None:
+    table = documented_signals()
+    assert table.keys() == ON.keys()
+    for number, method in ON.items():
+        assert table[number][0].startswith(METHODS[method]), f"{number.name} is {method}"
+
+
+@pytest.mark.process
+def test_worker_and_child_catch_the_signals_that_the_readme_says_they_catch(broker_url: str, tmp_path: Path) -> None:
+    table = documented_signals()
+    by_child = {number for number, (_, child) in table.items() if child.startswith(("ends", "ignores"))}
+    others = {number for number, (_, child) in table.items() if child.startswith(("dies", "nothing"))}
+    assert by_child | others == table.keys()
+    worker = Worker(tmp_path, settings={"broker_url": broker_url, "worker_concurrency": 1})
+    try:
+        child = worker.wait_for_line("Child started")[0]["pid"]
+        wait_until(lambda: caught(child) == by_child, what=f"handlers of the child: {caught(child)}, not {by_child}")
+        assert caught(worker.pid) == table.keys()
+        assert worker.stop() == Exit.OK
+    finally:
+        worker.close()
+
+
+def test_the_readmes_exit_codes_are_the_workers() -> None:
+    codes = {int(row[0]): in_code(row[1])[0] for row in rows(README, "Signals") if row[0].isdigit()}
+    assert codes == {int(code): code.name for code in Exit}
+
+
+def test_every_command_is_documented() -> None:
+    said = set(re.findall(r"bulltask (\w+)", (ROOT / "docs/coming-from-celery.md").read_text())) & COMMANDS.keys()
+    assert said == COMMANDS.keys(), "docs/coming-from-celery.md says which commands there are"
+
+
+# ---- settings, flags, options ---------------------------------------------------------------------------------------
+
+
+def test_the_table_of_settings_is_up_to_date() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    script = runpy.run_path(str(ROOT / "docs/settings_table.py"))
+    assert script["written"](page) == page, "run: .venv/bin/python docs/settings_table.py"
+
+
+def test_every_flag_of_the_worker_is_documented() -> None:
+    said = set(in_code(prose(ROOT / "docs/configuration.md")))
+    options = [*worker_command.command.params, *main.params]
+    flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
+    assert flags - said - {"--help", "-h", "--version"} == set()
+
+
+def test_every_option_of_a_task_is_documented() -> None:
+    said = {name for row in rows(ROOT / "docs/configuration.md", "Options of a task") for name in in_code(row[0])}
+    assert said == {field.name for field in fields(TaskOptions)} - {"endless"} | {"name", "bind"}
+
+
+def test_every_option_of_a_call_is_documented() -> None:
+    said = {name for row in rows(ROOT / "docs/configuration.md", "Options of a call") for name in in_code(row[0])}
+    assert said == {field.name for field in fields(CallOptions)}
+
+
+def test_what_the_celery_page_says_that_context_and_request_have_is_there() -> None:
+    text = (ROOT / "docs/coming-from-celery.md").read_text()
+    methods = set(re.findall(r"self\.(\w+)\(", text))
+    assert methods <= {"update_state"} | set(dir(Context))  # update_state is Celery's
+
+
+# ---- names and links ------------------------------------------------------------------------------------------------
+
+
+def resolves(dotted: str) -> bool:
+    """True when a dotted name leads to a module or to something in one."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_name_of_ours_that_a_page_mentions_exists(page: Path) -> None:
+    names = {found for found in in_code(prose(page)) if re.fullmatch(r"bulltask(\.[A-Za-z_]\w*)+", found)}
+    assert sorted(name for name in names if not resolves(name)) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_reachable_from_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    assert [name_of(page) for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index] == [
+        "docs/README.md"
+    ]
+
+
+def test_the_changelog_has_the_form_that_it_claims() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
