@@ -17,8 +17,10 @@ from tests.support.programs import ROOT
 from tests.support.streams import Entry, Stream
 from tests.support.worker import Worker
 
-__all__ = ["SideBySide", "ran"]
+__all__ = ["CLOCKS_MS", "SideBySide", "ran"]
 
+CLOCKS_MS = 20
+"""How far apart two processes may be about the time: Node asks this machine, bulltask the server, some ms ago."""
 QUEUE = "mail"
 WORKER = """
 from tests.interop.tasks import register

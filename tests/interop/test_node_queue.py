@@ -141,6 +141,15 @@ def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: 
     assert 400 <= seen["processedOn"] - seen["timestamp"] < 1_500
 
 
+def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail: SideBySide) -> None:
+    mail.node_worker("echo", limiter={"max": 1, "duration": 60_000})
+    mail.listen()
+    first = mail.add("echo", {"value": 1})
+    mail.heard("completed", first)
+    mail.worker()
+    assert mail.send("echo", value=2).get(timeout=10) == 2, "the limit is in no key that our worker could see"
+
+
 def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
