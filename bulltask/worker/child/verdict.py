@@ -15,7 +15,7 @@ from typing import Final
 
 import bulltask
 from bulltask.app import App
-from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
+from bulltask.backoff import bullmq_delay_ms, seed_delay_ms
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
 from bulltask.errors import Retry
@@ -127,7 +127,4 @@ def backoff_ms(job: ActiveJob, made: int) -> int:
     backoff = job.backoff()
     if backoff is None:
         return 0
-    if backoff.type not in {"fixed", "exponential"}:
-        # A strategy that only a Node worker knows: waiting exponentially is the nearest that can be done here.
-        backoff = Backoff(delay_ms=backoff.delay_ms or 1_000)
     return seed_delay_ms(backoff, made) if job.is_ours else bullmq_delay_ms(backoff, made)

@@ -1,0 +1,336 @@
+"""What becomes of an attempt that raised."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
+from bulltask.errors import ExpiredError, JobRefusedError
+from bulltask.job import ActiveJob
+from bulltask.registry.options import TaskOptions
+from bulltask.registry.task import AnyTask, Task
+from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.verdict import judge, trace_of
+from bulltask.worker.child.work import Failed, RetryLater
+
+OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}}
+FOREIGN = {"backoff": {"type": "exponential", "delay": 1_000}}
+
+app = App("verdict")
+
+
+class UnknownError(Exception):
+    """Of no category."""
+
+
+class BrokenStr(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def job(opts: dict[str, Any], *, made: int = 0, attempts: int = 3) -> ActiveJob:
+    """A job whose ``made`` tries have failed before the one that is judged."""
+    opts = {"attempts": attempts, **opts}
+    return ActiveJob("mail", "id-1", "t", b"{}", opts, 0, 0, made, made + 1, "", "", None)
+
+
+def task(**options: Any) -> AnyTask[Any, Any]:
+    return task_of(lambda: None, **options)
+
+
+def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
+    return Task(function, "t", TaskOptions(**options), lambda: app, bind=False)
+
+
+def verdict(
+    error: BaseException, opts: dict[str, Any] | None = None, *, made: int = 0, attempts: int = 3, **options: Any
+) -> Failed | RetryLater:
+    return judge(error, job(OURS if opts is None else opts, made=made, attempts=attempts), task(**options), app)
+
+
+def retried(found: Failed | RetryLater) -> bool:
+    return isinstance(found, RetryLater)
+
+
+def delay_of(found: Failed | RetryLater) -> int:
+    assert isinstance(found, RetryLater)
+    return found.delay_ms
+
+
+def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
+    response = httpx.Response(status, headers=headers, request=httpx.Request("GET", "http://x"))
+    return httpx.HTTPStatusError(f"{status}", request=response.request, response=response)
+
+
+# --- what is retried --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "ours", "foreign"),
+    [
+        (TransientError("x"), True, True),
+        (ConnectionError("x"), True, True),
+        (TimeoutError("x"), True, True),
+        (http_error(503), True, True),
+        (UnknownError("x"), False, True),
+        (ValueError("x"), False, True),
+        (http_error(404), False, True),
+        (SystemExit(1), False, True),
+        (asyncio.CancelledError(), True, True),
+        (PermanentError("x"), False, False),
+        (ExpiredError(), False, False),
+        (JobRefusedError("x"), False, False),
+    ],
+    ids=repr,
+)
+def test_our_jobs_follow_the_categories_and_those_of_others_bullmq(
+    error: BaseException, ours: bool, foreign: bool
+) -> None:
+    assert retried(verdict(error)) is ours
+    assert retried(verdict(error, FOREIGN)) is foreign
+
+
+@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+@pytest.mark.parametrize(
+    ("error", "options", "again"),
+    [
+        (ValueError("x"), {"autoretry_for": (ValueError,)}, True),
+        (UnicodeError("x"), {"autoretry_for": (ValueError,)}, True),
+        (ValueError("x"), {"autoretry_for": (Exception,)}, True),
+        (PermanentError("x"), {"autoretry_for": (Exception,)}, False),
+        (TransientError("x"), {"dont_autoretry_for": (TransientError,)}, False),
+        (ConnectionResetError("x"), {"dont_autoretry_for": (OSError,)}, False),
+        (ValueError("x"), {"autoretry_for": (ValueError,), "dont_autoretry_for": (ValueError,)}, False),
+        (UnicodeError("x"), {"autoretry_for": (ValueError,), "dont_autoretry_for": (UnicodeError,)}, False),
+    ],
+    ids=repr,
+)
+def test_a_task_may_widen_and_narrow_what_is_retried(
+    opts: dict[str, Any], error: Exception, options: dict[str, Any], again: bool
+) -> None:
+    assert retried(verdict(error, opts, **options)) is again
+
+
+def test_a_rule_of_the_app_counts() -> None:
+    own = App("own")
+    own.categorizer.register(UnknownError, ErrorCategory.TRANSIENT)
+    assert retried(judge(UnknownError("x"), job(OURS), task(), own))
+    assert not retried(judge(UnknownError("x"), job(OURS), task(), app))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "made", "again"),
+    [(3, 0, True), (3, 1, True), (3, 2, False), (3, 9, False), (1, 0, False), (0, 0, False)],
+)
+@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+def test_attempts_are_those_written_in_the_job(opts: dict[str, Any], attempts: int, made: int, again: bool) -> None:
+    assert retried(verdict(TransientError("x"), opts, attempts=attempts, made=made)) is again
+
+
+def test_a_job_whose_task_was_not_found_is_judged_too() -> None:
+    assert not retried(judge(JobRefusedError("x"), job(FOREIGN), None, app))
+    assert retried(judge(TransientError("x"), job(FOREIGN), None, app))
+
+
+# --- self.retry() -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+def test_a_task_that_asks_for_a_retry_gets_it_whatever_the_reason(opts: dict[str, Any]) -> None:
+    assert delay_of(verdict(Retry(delay_ms=70), opts)) == 70
+    assert delay_of(verdict(Retry(delay_ms=0), opts)) == 0
+    assert delay_of(verdict(Retry(delay_ms=70, exc=PermanentError("x")), opts)) == 70
+    assert delay_of(verdict(Retry(), opts, made=1)) == 2_000
+
+
+def test_the_reason_of_a_retry_is_what_is_reported() -> None:
+    found = verdict(Retry(exc=UnknownError("why")))
+    assert isinstance(found, RetryLater)
+    assert (found.reason, found.category) == ("why", "unknown")
+    assert "UnknownError: why" in found.trace
+
+
+def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
+    found = verdict(Retry(exc=UnknownError("why")), made=2)
+    assert isinstance(found, Failed)
+    assert found.reason == "why"
+    found = verdict(Retry(), made=2)
+    assert isinstance(found, Failed)
+    assert found.reason == "the task asked for another try, but this was number 3 of 3"
+
+
+@pytest.mark.parametrize(
+    ("max_retries", "made", "again"),
+    [(0, 0, False), (1, 0, True), (1, 1, False), (9, 1, True), (9, 2, False), (None, 1, True)],
+)
+def test_a_retry_may_allow_fewer_tries_than_the_job_but_not_more(
+    max_retries: int | None, made: int, again: bool
+) -> None:
+    assert retried(verdict(Retry(max_retries=max_retries), made=made, attempts=3)) is again
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("made", "delay_ms"), [(0, 1_000), (1, 2_000), (2, 4_000), (20, 3_600_000)])
+def test_our_jobs_wait_twice_as_long_each_time_up_to_the_cap(made: int, delay_ms: int) -> None:
+    assert delay_of(verdict(TransientError("x"), made=made, attempts=100)) == delay_ms
+
+
+@pytest.mark.parametrize(
+    ("backoff", "made", "delay_ms"),
+    [
+        (None, 0, 0),
+        (500, 3, 500),
+        ({"type": "fixed", "delay": 500}, 3, 500),
+        ({"type": "exponential", "delay": 500}, 3, 4_000),
+        ({"type": "exponential", "delay": 1_000}, 20, 1_048_576_000),
+        ({"type": "of-a-node-worker"}, 1, 2_000),
+        ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
+    ],
+)
+def test_jobs_of_others_wait_as_bullmq_does(backoff: object, made: int, delay_ms: int) -> None:
+    opts = {} if backoff is None else {"backoff": backoff}
+    assert delay_of(verdict(TransientError("x"), opts, made=made, attempts=100)) == delay_ms
+
+
+def test_the_longer_wait_wins_of_the_backoff_and_what_the_other_side_asked_for() -> None:
+    assert delay_of(verdict(TransientError("x", retry_after=60))) == 60_000
+    assert delay_of(verdict(TransientError("x", retry_after=timedelta(milliseconds=5)))) == 1_000
+    assert delay_of(verdict(http_error(429, retry_after="30"))) == 1_000, "headers have a dash"
+    assert delay_of(verdict(http_error(429, **{"Retry-After": "30"}))) == 30_000
+    assert delay_of(verdict(http_error(503, **{"Retry-After": "30"}), FOREIGN)) == 30_000
+    assert delay_of(verdict(Retry(exc=TransientError("x", retry_after=60)))) == 60_000
+    assert delay_of(verdict(Retry(exc=TransientError("x", retry_after=60), delay_ms=5))) == 5
+
+
+@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+def test_a_backoff_function_is_asked_with_the_tries_and_the_error(opts: dict[str, Any]) -> None:
+    asked: list[tuple[int, BaseException]] = []
+
+    def slowly(made: int, exc: BaseException) -> float | timedelta:
+        asked.append((made, exc))
+        return 1.5 if made == 1 else timedelta(minutes=1)
+
+    error = TransientError("x", retry_after=3_600)
+    assert delay_of(verdict(error, opts, retry_backoff=slowly)) == 1_500
+    assert delay_of(verdict(error, opts, retry_backoff=slowly, made=1)) == 60_000
+    assert delay_of(verdict(Retry(exc=error), opts, retry_backoff=slowly)) == 1_500
+    assert asked == [(1, error), (2, error), (1, error)]
+
+
+def raises(made: int, exc: BaseException) -> float:
+    raise KeyError("a bug")
+
+
+def returns_nonsense(made: int, exc: BaseException) -> float:
+    return -1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"), [(raises, "KeyError: 'a bug'"), (returns_nonsense, "ConfigError: the retry_b")]
+)
+def test_a_backoff_function_that_fails_fails_the_job_with_both_reasons(function: Any, why: str) -> None:
+    found = verdict(TransientError("the error itself"), retry_backoff=function)
+    assert isinstance(found, Failed)
+    assert found.reason.startswith(f"the error itself (and it cannot be retried: {why}")
+    assert "the error itself" in found.trace
+
+
+def test_a_malformed_backoff_fails_the_job_instead_of_the_child() -> None:
+    found = verdict(TransientError("x"), {"backoff": {"delay": "soon"}})
+    assert isinstance(found, Failed)
+    assert "and it cannot be retried: DecodeError: backoff" in found.reason
+
+
+# --- reason and traceback ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("two\nlines"), "two\nlines"),
+        (ValueError(), "ValueError"),
+        (BrokenStr(), "BrokenStr"),
+        (KeyError("x"), "'x'"),
+        (SystemExit(3), "3"),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, str) else type(value).__name__,
+)
+def test_the_reason_is_the_message_or_the_class(error: BaseException, reason: str) -> None:
+    found = verdict(error)
+    assert found.reason == reason
+    assert type(error).__name__ in found.trace
+
+
+def test_the_category_is_told() -> None:
+    assert [verdict(error).category for error in (TransientError("x"), ValueError("x"), UnknownError("x"))] == [
+        "transient",
+        "permanent",
+        "unknown",
+    ]
+
+
+def deep(levels: int) -> None:
+    if levels == 0:
+        raise UnknownError("at the bottom")
+    deep(levels - 1)
+
+
+def raised_by(function: Any, *args: Any) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whatever it is
+        function(*args)
+    return caught.value
+
+
+def test_the_traceback_begins_with_the_users_own_code() -> None:
+    attempts = Attempts(app, lambda job: pytest.fail("nothing is reported"))
+    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}))
+    assert isinstance(found, Failed)
+    head, first, *_ = found.trace.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert "test_verdict.py" in first
+    assert "bulltask/worker" not in found.trace
+
+
+def test_an_error_of_bulltask_itself_still_looks_like_a_python_traceback() -> None:
+    assert trace_of(JobRefusedError("x")) == "Traceback (most recent call last):\nbulltask.errors.JobRefusedError: x\n"
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    error = raised_by(deep, 5)
+    error.args = ("x" * 200_000,)
+    trace = trace_of(error)
+    assert len(trace) < 60_000
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert "\n…\n" in trace
+    assert trace.endswith("x\n")
+
+
+def test_a_recursion_is_told_in_few_lines() -> None:
+    trace = trace_of(raised_by(deep, 100))
+    assert "Previous line repeated" in trace
+    assert trace.endswith("UnknownError: at the bottom\n")
+
+
+errors = st.sampled_from(
+    [TransientError("x"), ValueError("x"), UnknownError("x"), PermanentError("x"), Retry(), BrokenStr()]
+)
+json_values: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just({})
+)
+
+
+@given(
+    errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
+)
+def test_every_error_of_every_job_gets_a_verdict(error: BaseException, opts: dict[str, Any], made: int) -> None:
+    found = judge(error, ActiveJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
+    assert isinstance(found, Failed) or found.delay_ms >= 0
