@@ -1,0 +1,198 @@
+"""The memory that a worker's processes share."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.states import RunState, SlotState
+from bulltask.worker.slots import ID_BYTES, ChildBlock, Slot, Slots, SlotView, shareable_file
+
+# Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def renewed(children: int = 1, per_child: int = 1) -> Slots:
+    slots = Slots(children, per_child)
+    for block in slots.children:
+        block.renew()
+    return slots
+
+
+def one_slot() -> Slot:
+    return renewed().children[0].slots()[0]
+
+
+@pytest.fixture
+def child_pids() -> Iterator[list[int]]:
+    """Process ids of forked children; each is killed and reaped at the end."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_new_slot_is_free_and_has_a_token() -> None:
+    slot = one_slot()
+    assert slot.read() == SlotView(SlotState.FREE, slot.token, 0, "", 0)
+    assert len(slot.token) == 36
+
+
+def test_a_slot_tells_what_it_is_doing_and_since_when() -> None:
+    slot = one_slot()
+    slot.reserve(5)
+    assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
+    slot.hold(3, "job-1", 7)
+    assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 3, "job-1", 7)
+    slot.settle(9)
+    assert slot.read() == SlotView(SlotState.SETTLING, slot.token, 3, "job-1", 9)
+    slot.free(11)
+    assert (slot.read().state, slot.read().since_ms) == (SlotState.FREE, 11)
+
+
+@pytest.mark.parametrize("job_id", ["", "1", "é" * (ID_BYTES // 2), "x" * ID_BYTES, "a\udcffb", "\x00"])
+def test_an_id_that_fits_is_kept_byte_by_byte(job_id: str) -> None:
+    slot = one_slot()
+    slot.hold(0, job_id, 1)
+    assert slot.read().job_id == job_id
+
+
+@pytest.mark.parametrize("job_id", ["x" * (ID_BYTES + 1), "é" * ID_BYTES])
+def test_an_id_that_does_not_fit_is_left_to_the_token(job_id: str) -> None:
+    slot = one_slot()
+    slot.hold(0, "old", 1)
+    slot.hold(2, job_id, 5)
+    assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 2, "", 5)
+    slot.hold(1, "short", 6)
+    assert slot.read().job_id == "short"
+
+
+operations: st.SearchStrategy[tuple[str, Any]] = st.one_of(
+    st.tuples(st.sampled_from(["reserve", "settle", "free"]), st.none()),
+    st.tuples(
+        st.just("hold"), st.tuples(st.integers(0, 100), st.text(st.characters(exclude_categories=["Cs"]), max_size=400))
+    ),
+)
+STATES = {"reserve": SlotState.RESERVED, "settle": SlotState.SETTLING, "free": SlotState.FREE, "hold": SlotState.ACTIVE}
+
+
+@given(st.lists(operations), st.data())
+def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
+    done: list[tuple[str, Any]], data: st.DataObject
+) -> None:
+    slots = renewed(children=2, per_child=2)
+    every = [slot for block in slots.children for slot in block.slots()]
+    expected = {slot: slot.read() for slot in every}
+    for now_ms, (name, argument) in enumerate(done, 1):
+        slot = data.draw(st.sampled_from(every))
+        before = expected[slot]
+        queue, job_id = argument or (before.queue_index, before.job_id)
+        if name == "hold":
+            slot.hold(queue, job_id, now_ms)
+            job_id = job_id if len(job_id.encode()) <= ID_BYTES else ""
+        else:
+            getattr(slot, name)(now_ms)
+        expected[slot] = SlotView(STATES[name], slot.token, queue, job_id, now_ms)
+        assert {slot: slot.read() for slot in every} == expected
+
+
+# --- torn writes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_was_never_ended_leaves_only_the_token() -> None:
+    slot = one_slot()
+    slot.hold(3, "job-1", 7)
+    slot._words[0] += 1  # as if the child was killed between the two counts
+    assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 0, "", 0)
+
+
+def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> None:
+    slot = one_slot()
+    slot.hold(0, "0", 0)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in range(1, 10**9):
+                slot.hold(number % 1_000, str(number) * (1 + number % 7), number)
+        finally:
+            os._exit(0)
+    child_pids.append(pid)
+    seen: set[int] = set()
+    torn = 0
+    while len(seen) < 2_000:
+        view = slot.read()
+        if view.job_id == "":
+            torn += 1  # five tries met a write: the reader knows that it does not know
+            continue
+        number = view.since_ms
+        assert (view.queue_index, view.job_id) == (number % 1_000, str(number) * (1 + number % 7))
+        seen.add(number)
+    assert torn < 200_000
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_slot_of_every_child_has_a_token_of_its_own() -> None:
+    slots = renewed(children=3, per_child=50)
+    tokens = [slot.token for block in slots.children for slot in block.slots()]
+    assert len(set(tokens)) == 150
+    assert slots.per_child == 50
+
+
+def test_a_block_that_is_renewed_forgets_everything() -> None:
+    block = renewed().children[0]
+    slot = block.slots()[0]
+    slot.hold(1, "job-1", 5)
+    block.run_state = RunState.RUN
+    block.count_job()
+    block.renew()
+    again = block.slots()[0]
+    assert again.token != slot.token
+    assert again.read() == SlotView(SlotState.FREE, again.token, 0, "", 0)
+    assert (block.run_state, block.jobs_done) == (RunState.INIT, 0)
+
+
+def test_a_child_tells_its_state_and_how_much_it_has_done() -> None:
+    block = renewed().children[0]
+    assert (block.run_state, block.jobs_done) == (RunState.INIT, 0)
+    for state in RunState:
+        block.run_state = state
+        assert block.run_state is state
+    block.count_job()
+    block.count_job()
+    assert block.jobs_done == 2
+
+
+def test_what_a_forked_child_writes_is_seen_by_its_parent() -> None:
+    block = renewed().children[0]
+    slot = block.slots()[0]
+    pid = os.fork()
+    if pid == 0:
+        block.run_state = RunState.RUN
+        slot.hold(1, "job-1", 5)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert block.run_state is RunState.RUN
+    assert slot.read().job_id == "job-1"
+
+
+def test_a_nameless_file_is_the_same_memory_for_whoever_has_its_descriptor() -> None:
+    fd = shareable_file("slots-of-a-test")
+    assert fd is not None, "Linux has memfd_create"
+    try:
+        mine, theirs = Slots(2, 3, fd), Slots(2, 3, fd)
+        block: ChildBlock = mine.children[1]
+        block.renew()
+        block.slots()[2].hold(1, "job-1", 5)
+        assert theirs.children[1].slots()[2].read() == block.slots()[2].read()
+        assert theirs.children[1].slots()[2].read().job_id == "job-1"
+    finally:
+        os.close(fd)
