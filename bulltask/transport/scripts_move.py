@@ -216,9 +216,10 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
-    """Own ``renewLocks``: renew the locks of ``held`` (token, job id); the result is the ids whose lock is lost."""
+    """Own ``renewLocks``: renew the locks of ``held`` (token, job id), also those that ran out unless another worker
+    has the job by now; the result is the ids whose lock is lost."""
     pairs = [word for pair in held for word in pair]
-    return script_call(loader.own("renewLocks"), (keys.stalled,), (keys.base, lock_ms, *pairs), _ids)
+    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), _ids)
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:

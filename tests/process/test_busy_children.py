@@ -103,6 +103,30 @@ def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(stage: Stage) 
     assert (after.starts, after.completed, after.stalled, after.without_lock) == (1, 1, 0, 0)
 
 
+def test_a_whole_worker_that_is_stopped_for_four_times_the_lock_does_not_complete_what_another_has_taken(
+    stage: Stage,
+) -> None:
+    stopped = stage.worker(children=1, settings=SHORT_LOCK)
+    job = stage.hold()
+    everybody = [stopped.pid, int(stage.started(job)["pid"])]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    other = stage.worker(children=1, settings=SHORT_LOCK)
+    stage.started(job, 2)
+    stage.open_gate("gate", 2)
+    stage.became("completed", job)
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    stopped.wait_for_line("Lock lost", job_id=job.id)
+    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert (stopped.stop(), other.stop()) == (0, 0)
+    complaints = sorted(line["event"] for line in stopped.complaints())
+    stage.note(complaints=complaints)
+    assert len(stage.events.all(event="completed", jobId=job.id)) == 1
+    assert stage.starts(job) == 2
+    assert len(complaints) == len(set(complaints)), "each thing is said once"
+
+
 def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(stage: Stage) -> None:
     observed = hold_the_gil(stage, GIL + NO_HEARTBEAT)
     assert observed.without_lock > 0, "the test above cannot fail"

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from bulltask.worker.exits import Exit
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 
@@ -111,6 +112,18 @@ def test_a_job_that_ends_its_child_fails_with_a_reason_that_names_the_exit_code(
     poison = stage.app.send_task("leave", kwargs={"code": 7})
     assert "exit code 7" in stage.became("failed", poison)["failedReason"]
     assert stage.starts(poison) == 1
+
+
+def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_so(stage: Stage) -> None:
+    worker = stage.worker(
+        """
+        import os
+
+        os.register_at_fork(after_in_child=lambda: os._exit(9))
+        """
+    )
+    assert worker.wait(20) == Exit.BOOT_FAILED
+    assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
 
 
 def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a_second(stage: Stage) -> None:

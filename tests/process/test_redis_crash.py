@@ -108,3 +108,46 @@ def _first_completed_after(stage: Stage, moment_ms: int) -> int:
         stage.events.wait_for(seen + 1, event="completed")
         found = [entry.ms for entry in stage.events.seen if entry.ms >= moment_ms and entry["event"] == "completed"]
     return found[0]
+
+
+def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_not_run_twice(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory(appendonly=True)
+    stage = stage_on(server.url)
+    worker = stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
+    job = stage.hold()
+    stage.started(job)
+    server.kill()
+    worker.wait_for_line("Redis reconnecting", attempt=8)  # some four seconds
+    server.restart()
+    worker.wait_for_line("Redis reconnected")
+    later = stage.app.send_task("quick", countdown=3)  # several checks for stalled jobs
+    later.get(timeout=20)
+    stage.open_gate("gate", 2)
+    assert job.get(timeout=20) == "gate"
+    assert stage.starts(job) == 1
+    assert worker.logged("Lock lost") == []
+    assert worker.stop() == 0
+
+
+def test_a_redis_that_has_forgotten_everything_is_worked_with_again_within_two_seconds(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory(appendonly=False)
+    stage = stage_on(server.url)
+    worker = stage.worker(children=2)
+    lost = stage.hold()
+    stage.started(lost)
+    server.kill()
+    server.restart()
+    back_ms = server_ms(stage.redis)
+    assert stage.app.send_task("quick").get(timeout=20) is None
+    first_job_ms = stage.stream(stage.url, stage.keys.events).wait_for(event="completed")[0].ms - back_ms
+    stage.note(first_job_ms=first_job_ms)
+    assert first_job_ms <= 2000
+    stage.open_gate()
+    assert worker.wait_for_line("Lock lost")[0]["job_id"] == lost.id
+    assert stage.app.send_task("quick").get(timeout=20) is None
+    assert worker.logged("Child died") == []
+    assert worker.stop() == 0

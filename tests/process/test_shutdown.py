@@ -81,6 +81,22 @@ def test_at_the_deadline_of_a_stop_the_rest_goes_back_to_wait_and_nothing_is_cou
     assert_waits_unharmed(stage, job)
 
 
+def test_a_prioritized_job_that_is_given_back_is_taken_by_an_idle_worker_at_once(stage: Stage) -> None:
+    stopping = stage.worker(children=1, settings={"drain_delay": 30})
+    job = stage.hold(priority=5)
+    stage.started(job)
+    stage.worker(children=1, settings={"drain_delay": 30})
+    stage.wait_until_idle(1)
+    stopping.send(signal.SIGQUIT)
+    assert stopping.wait() == 0
+    back = stage.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]
+    taken_ms = stage.became("active", job, 2).ms - back.ms
+    stage.note(taken_after_ms=taken_ms)
+    assert taken_ms <= 1000
+    stage.open_gate("gate", 2)
+    assert job.get(timeout=10) == "gate"
+
+
 @pytest.mark.parametrize("stop", [stop_twice, quit_at_once])
 def test_a_second_term_and_quit_end_the_worker_at_once_and_give_its_job_back(stage: Stage, stop) -> None:
     worker = stage.worker(children=1, settings={"shutdown_timeout": 30, "max_crashes": 1})

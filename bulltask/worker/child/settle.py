@@ -28,6 +28,9 @@ __all__ = ["UNSTORABLE", "Settler"]
 UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren)
 """What says, after ``REPAIRABLE``, that waiting will not help: see :meth:`Settler.instead`."""
 
+_LONG_S: Final = 3_600
+"""No call is repeated for so long."""
+
 
 class Settler:
     """Responsible for turning an outcome into its script call, and for telling of it.
@@ -87,13 +90,13 @@ class Settler:
         """After a call whose reply was lost and which is now refused: did the first one do it?
 
         It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
-        was lost in the meantime and another worker has the job.
+        was lost in the meantime and another worker has the job, or Redis has forgotten everything.
         """
-        wanted = picked.job.attempts_made + 1
+        wanted, may_be_gone = picked.job.attempts_made + 1, _is_removed_soon(picked.job)
 
         def judge(reply: Any) -> bool:
             name, made = reply
-            return name is None or int(made or 0) >= wanted
+            return may_be_gone if name is None else int(made or 0) >= wanted
 
         return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", judge=judge)
 
@@ -139,6 +142,12 @@ class Settler:
 def _failed(job: ActiveJob, outcome: Failed) -> Ending:
     fields = _failure_fields(job, outcome.reason, outcome.trace)
     return Ending(False, outcome.reason.encode("utf-8", "replace"), job.keep("removeOnFail"), job.attempts, fields)
+
+
+def _is_removed_soon(job: ActiveJob) -> bool:
+    """True when the job may be gone by the time that a call with a lost reply is made again."""
+    kept = (job.keep("removeOnComplete"), job.keep("removeOnFail"))
+    return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
 
 
 def _failure_fields(job: ActiveJob, reason: str, trace: str) -> list[str]:

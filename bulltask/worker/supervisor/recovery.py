@@ -106,7 +106,8 @@ class Recovery:
             self._client.run(self._fail(keys, token, job_id, reason))
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
             return
-        self._client.run(move_from_active_to_wait(keys, job_id, token))
+        # The script sets no marker for a prioritized job, and a worker that waits would not hear of it.
+        self._client.run_many([move_from_active_to_wait(keys, job_id, token), command("ZADD", keys.marker, 0, "0")])
         if orphans.wanted:
             self._bus.emit(JobReturned(job_id, keys.queue, "", "the worker was stopped before the job had ended"))
         else:

@@ -4,19 +4,30 @@
   BullMQ's extendLocks uses SET, which a Redis at maxmemory refuses: every running job would lose its lock and run
   twice. PEXPIRE is allowed there. The effect on the keys is otherwise the same.
 
+  A lock that has run out is taken again while the job is still active: nobody else has it then. So a Redis that was
+  away for longer than the locks last does not have every running job run twice.
+
   KEYS[1]  stalled set
+  KEYS[2]  active list
   ARGV[1]  key prefix of the queue, with the trailing colon
   ARGV[2]  lock duration in milliseconds
   ARGV[3…] token, job id, token, job id …
-  returns  the ids whose lock is gone or held by another token
+  returns  the ids whose lock is lost: held by another token, or the job is no longer active
 ]]
+local function relock(lock, id, token)
+  -- pcall: a full Redis refuses SET, and the other locks must be renewed all the same.
+  return redis.call("LPOS", KEYS[2], id) and redis.pcall("SET", lock, token, "PX", ARGV[2]).ok
+end
 local lost = {}
 local renewed = {}
 for i = 3, #ARGV, 2 do
   local token, id = ARGV[i], ARGV[i + 1]
   local lock = ARGV[1] .. id .. ":lock"
-  if redis.call("GET", lock) == token then
+  local holder = redis.call("GET", lock)
+  if holder == token then
     redis.call("PEXPIRE", lock, ARGV[2])
+    renewed[#renewed + 1] = id
+  elseif not holder and relock(lock, id, token) then
     renewed[#renewed + 1] = id
   else
     lost[#lost + 1] = id
