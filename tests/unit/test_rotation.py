@@ -1,0 +1,157 @@
+"""Which queue is asked next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.clock import ServerClock
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import NOTHING, Fetched
+from bulltask.worker.child import rotation as module
+from bulltask.worker.child.rotation import PROBE_MS, Rotation
+
+START_MS = 1_000_000
+SERVER_AHEAD_MS = 7_000_000
+
+
+class Time:
+    """Monotonic and server time under the test's control; the server's is ahead."""
+
+    def __init__(self) -> None:
+        self.mono_ms = START_MS
+
+    def pass_ms(self, ms: int) -> None:
+        self.mono_ms += ms
+
+
+class Clock(ServerClock):
+    def __init__(self, time: Time) -> None:
+        super().__init__()
+        self._time = time
+
+    def now_ms(self) -> int:
+        return self._time.mono_ms + SERVER_AHEAD_MS
+
+
+@pytest.fixture(scope="module")
+def time() -> Iterator[Time]:
+    """The time of this module's rotations."""
+    moment = Time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "mono_ms", lambda: moment.mono_ms)
+        yield moment
+
+
+def rotation(time: Time, queues: int) -> Rotation:
+    return Rotation([QueueKeys("bull", f"q{index}") for index in range(queues)], Clock(time))
+
+
+def ask(turns: Rotation, lengths: list[int]) -> int | None:
+    """Ask as a child does; take a job of the first queue that has one."""
+    for index in turns.candidates():
+        if lengths[index]:
+            lengths[index] -= 1
+            turns.took(index)
+            return index
+        turns.empty(index, NOTHING)
+    return None
+
+
+@given(queues=st.integers(1, 6), rounds=st.integers(1, 5))
+def test_full_queues_are_served_in_turn(time: Time, queues: int, rounds: int) -> None:
+    turns, lengths = rotation(time, queues), [100] * queues
+    assert [ask(turns, lengths) for _ in range(queues * rounds)] == [*range(queues)] * rounds
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_other(
+    time: Time, lengths: list[int]
+) -> None:
+    turns = rotation(time, len(lengths))
+    left, last_seen = list(lengths), [0] * len(lengths)
+    for step in range(1, sum(lengths) + 1):
+        index = ask(turns, left)
+        assert index is not None
+        last_seen[index] = step
+        waiting = [step - seen for seen, length in zip(last_seen, left, strict=True) if length]
+        assert max(waiting, default=0) <= len(lengths)
+    assert ask(turns, left) is None
+
+
+def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: Time) -> None:
+    turns = rotation(time, 2)
+    turns.empty(1, NOTHING)
+    assert list(turns.candidates()) == [0]
+    time.pass_ms(PROBE_MS - 1)
+    assert list(turns.candidates()) == [0]
+    time.pass_ms(1)
+    assert list(turns.candidates()) == [0, 1]
+
+
+def test_the_queue_that_is_asked_with_finishing_a_job_is_the_next_one_that_may_have_some(time: Time) -> None:
+    turns = rotation(time, 3)
+    assert [turns.after(0), turns.after(1), turns.after(2)] == [1, 2, 0]
+    turns.empty(1, NOTHING)
+    assert turns.after(0) == 2
+    turns.empty(2, NOTHING)
+    assert turns.after(0) == 0
+    assert rotation(time, 1).after(0) == 0
+
+
+def test_a_marker_opens_its_queue(time: Time) -> None:
+    turns = rotation(time, 2)
+    turns.empty(0, NOTHING)
+    turns.empty(1, NOTHING)
+    turns.marked(1, 0)
+    assert list(turns.candidates()) == [1]
+
+
+def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) -> None:
+    turns = rotation(time, 1)
+    turns.empty(0, NOTHING)
+    turns.marked(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
+    assert list(turns.candidates()) == []
+    assert turns.wait_ms(5_000) == 250
+    time.pass_ms(60)
+    assert turns.wait_ms(5_000) == 190
+
+
+def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: Time) -> None:
+    turns = rotation(time, 2)
+    now_ms = time.mono_ms + SERVER_AHEAD_MS
+    turns.empty(0, Fetched(due_ms=now_ms + 400))
+    turns.empty(1, Fetched(due_ms=now_ms + 300))
+    assert turns.wait_ms(5_000) == 300
+    assert turns.wait_ms(200) == 200
+    time.pass_ms(1_000)
+    assert turns.wait_ms(5_000) == 1, "never zero: that would be for ever to Redis"
+    turns.empty(0, NOTHING)
+    turns.empty(1, NOTHING)
+    assert turns.wait_ms(5_000) == 5_000
+
+
+def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: Time) -> None:
+    turns = rotation(time, 2)
+    turns.empty(0, Fetched(limited_ms=500))
+    turns.empty(1, NOTHING)
+    assert turns.waitable() == [1]
+    assert turns.wait_ms(5_000) == 500
+    turns.open_all()
+    assert list(turns.candidates()) == [1]
+    time.pass_ms(500)
+    assert turns.waitable() == [0, 1]
+    turns.open_all()
+    assert list(turns.candidates()) == [0, 1]
+
+
+def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
+    turns = rotation(time, 3)
+    for index in range(3):
+        turns.empty(index, NOTHING)
+    assert list(turns.candidates()) == []
+    turns.open_all()
+    assert sorted(turns.candidates()) == [0, 1, 2]
