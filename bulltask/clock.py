@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
-from datetime import UTC, datetime, timedelta
+import zoneinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 from bulltask.errors import ConfigError
 
-__all__ = ["Duration", "ServerClock", "mono_ms", "to_epoch_ms", "to_ms", "wall_ms"]
+__all__ = ["Duration", "ServerClock", "mono_ms", "to_epoch_ms", "to_ms", "wall_ms", "zone_of"]
 
 Duration = float | timedelta
 """What the public API takes for a length of time: seconds (int or float) or a ``timedelta``."""
@@ -40,6 +42,28 @@ def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
         raise ConfigError(f"{name} must be a datetime, not {moment!r}")
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return round(aware.timestamp() * 1000)
+
+
+def zone_of(name: str, what: str = "timezone") -> tzinfo:
+    """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``.
+
+    Raises:
+        ConfigError: there is no such zone on this machine; the message calls it ``what``.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{what} must be the name of a time zone, not {name!r}")
+    try:
+        if name.upper() in {"UTC", "GMT"}:
+            return UTC
+        if (fixed := re.fullmatch(r"(?i:utc|gmt)([+-])(\d{1,2})(?::(\d\d))?", name)) is not None:
+            away = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
+            return timezone(-away if fixed[1] == "-" else away)
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, as "Europe"
+        for known in zoneinfo.available_timezones():  # Node.js does not look at the case
+            if known.lower() == name.lower():
+                return zoneinfo.ZoneInfo(known)
+    raise ConfigError(f"{what} {name!r} is no time zone of this machine; write it as Europe/Berlin, or install tzdata")
 
 
 def mono_ms() -> int:

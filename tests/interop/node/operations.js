@@ -1,6 +1,7 @@
 // The operations of the bridge: thin, one line of BullMQ each where that is possible.
 
 import { FlowProducer, Queue, QueueEvents, Worker } from 'bullmq';
+import cronParser from 'cron-parser';
 import { PROCESSORS } from './processors.js';
 
 const FIELDS = [
@@ -65,9 +66,26 @@ const OPERATIONS = {
   },
   'events.close': (bridge, { events }) => bridge.release(events),
 
+  // When each [pattern, time zone, epoch ms] fires next: epoch ms, null for never, or "refused".
+  'cron.next': (bridge, { cases }) => cases.map(nextOf),
+
   reset: bridge => bridge.close(), // a bridge as good as new, without another start of Node
   exit: () => null, // bridge.js does the rest
 };
+
+function nextOf([pattern, tz, after]) {
+  let expression;
+  try {
+    expression = cronParser.parseExpression(pattern, { tz, currentDate: new Date(after) });
+  } catch {
+    return 'refused';
+  }
+  try {
+    return expression.next().getTime();
+  } catch {
+    return null;
+  }
+}
 
 // Queue events that are passed on whatever their names are.
 class Tap extends QueueEvents {

@@ -1,0 +1,275 @@
+"""When a cron pattern fires next, to the millisecond as ``cron-parser`` 4.9 says it, which BullMQ 5.62 uses.
+
+The moment of an iteration is part of its job's id, and whichever worker picks an iteration up computes the next one.
+So a Python and a Node.js worker must agree, in the dialect (5 or 6 fields, ``L``, ``#``, ``?``, who wins when both
+day fields are restricted) and on the days when clocks change. The tests compare the two on thousands of moments.
+
+When clocks change, a pattern whose hours are all hours follows real time: it fires in both of two equal hours and
+never in a skipped one. A pattern that names hours fires once: what falls into a skipped hour comes an hour later, and
+the second of two equal hours is left out.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import Final
+
+from bulltask.errors import ConfigError
+
+__all__ = ["Cron"]
+
+ALIASES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+_DAYS_AHEAD: Final = 11_000
+"""How far a next moment is looked for: a 29 February on a given weekday comes within 28 years."""
+
+_MONTHS: Final = tuple(name.lower() for name in calendar.month_abbr)
+_WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_LONGEST: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_HOUR: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One place of a pattern: what it means, its bounds, its names, and the form that stands for "the last"."""
+
+    name: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+    wild: tuple[str, ...] = ("*",)
+    last: str = "(?!)"
+
+
+_KINDS: Final = (
+    _Kind("second", 0, 59),
+    _Kind("minute", 0, 59),
+    _Kind("hour", 0, 23),
+    _Kind("day of month", 1, 31, wild=("*", "?"), last="()L"),
+    _Kind("month", 1, 12, names=_MONTHS),
+    _Kind("day of week", 0, 7, names=_WEEKDAYS, wild=("*", "?"), last="([0-7])L"),
+)
+_DEFAULTS: Final = ("0", "*", "*", "*", "*", "*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """The values of one place.
+
+    Attributes:
+        values: sorted.
+        count: how many the pattern lists, repetitions included: that is how cron-parser tells a field that names
+            everything from one that restricts.
+        last: what "the last" was said of: a weekday, or 0 for the day of the month.
+    """
+
+    values: tuple[int, ...]
+    count: int
+    last: frozenset[int]
+
+    def __contains__(self, value: int) -> bool:
+        return value in self.values
+
+    def at_or_after(self, value: int) -> int | None:
+        """The first value that is not smaller."""
+        index = bisect_left(self.values, value)
+        return self.values[index] if index < len(self.values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A parsed pattern; made by :meth:`parse`.
+
+    Attributes:
+        pattern: the text.
+        nth: the ``#`` of the day of week: which one in its month, 0 for any.
+    """
+
+    pattern: str
+    seconds: _Field
+    minutes: _Field
+    hours: _Field
+    days: _Field
+    months: _Field
+    weekdays: _Field
+    nth: int
+
+    @staticmethod
+    @lru_cache(256)
+    def parse(pattern: str) -> Cron:
+        """Read a pattern of 5 fields, of 6 with the seconds in front, or an alias such as ``@daily``.
+
+        Fewer than 5 fields are read as cron-parser does: what is left out in front is "every", and second 0.
+
+        Raises:
+            ConfigError: the pattern is not one; the message says which part.
+        """
+        words = ALIASES.get(pattern, pattern).split()
+        if not 1 <= len(words) <= 6:
+            raise ConfigError(f"cron pattern {pattern!r} must have 5 fields, or 6 with seconds in front")
+        texts = [*_DEFAULTS[: 6 - len(words)], *words]
+        try:
+            texts[5], nth = _nth(texts[5])
+            second, minute, hour, day, month, weekday = map(_field, _KINDS, texts)
+            return Cron(pattern, second, minute, hour, _within(day, month), month, weekday, nth)
+        except ValueError as exc:
+            raise ConfigError(f"cron pattern {pattern!r}: {exc}") from None
+
+    def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
+        """Return the first moment after ``after_ms`` at which the pattern fires.
+
+        Args:
+            after_ms: epoch milliseconds.
+            zone: whose calendar and clock are meant.
+
+        Returns:
+            Epoch milliseconds, ``None`` if it never fires (the 31st of February).
+        """
+        earliest = after_ms // 1000 + 1
+        first = datetime.fromtimestamp(earliest, zone).date()
+        for day in self._days_from(first):
+            found = self._on_day(day, zone, earliest)
+            if found is not None:
+                return found * 1000
+        return None
+
+    def _days_from(self, day: date) -> Iterator[date]:
+        end = day + timedelta(days=_DAYS_AHEAD)
+        while day < end:
+            if day.month not in self.months:
+                day = (day.replace(day=28) + timedelta(days=4)).replace(day=1)
+                continue
+            if self._fires_on(day):
+                yield day
+            day += timedelta(days=1)
+
+    def _fires_on(self, day: date) -> bool:
+        weekday = day.isoweekday() % 7
+        left = calendar.monthrange(day.year, day.month)[1] - day.day  # days that follow in this month
+        by_date = day.day in self.days or (bool(self.days.last) and left == 0)
+        by_weekday = weekday in self.weekdays or (weekday in self.weekdays.last and left < 7)
+        any_date = self.days.count >= _LONGEST[day.month]
+        any_weekday = self.weekdays.count == 8
+        if self.nth and (day.day + 6) // 7 != self.nth:
+            return False
+        if any_weekday:
+            return by_date
+        # Both restricted: either will do, as in Unix' own cron.
+        return by_weekday if any_date and by_date else by_date or by_weekday
+
+    def _on_day(self, day: date, zone: tzinfo, earliest: int) -> int | None:
+        """The first moment of ``day`` that is not before ``earliest`` (epoch seconds)."""
+        start, end = _midnight(day, zone), _midnight(day + timedelta(days=1), zone)
+        previous: int | None = None
+        while start < end:
+            clock = datetime.fromtimestamp(start, zone)
+            following = start + _HOUR - clock.minute * 60 - clock.second
+            if following > earliest and self._fires_in(clock.hour, previous, came_here=earliest <= start):
+                found = self._in_hour(start, following, clock, earliest)
+                if found is not None:
+                    return found
+            previous, start = clock.hour, following
+        return None
+
+    def _fires_in(self, hour: int, previous: int | None, *, came_here: bool) -> bool:
+        """Whether this hour counts; ``came_here`` is False when the search begins in the middle of it."""
+        named = hour in self.hours
+        if previous is None or not came_here or self.hours.count == 24:
+            return named
+        if hour == previous:
+            return False
+        return named or (hour == previous + 2 and previous + 1 in self.hours)
+
+    def _in_hour(self, start: int, end: int, clock: datetime, earliest: int) -> int | None:
+        zero = start - clock.minute * 60 - clock.second  # where minute 0 of this hour is, or would have been
+        minute, second = divmod(max(start, earliest) - zero, 60)
+        at_minute = self.minutes.at_or_after(minute)
+        if at_minute == minute and (at_second := self.seconds.at_or_after(second)) is not None:
+            return zero + minute * 60 + at_second
+        if at_minute == minute:
+            at_minute = self.minutes.at_or_after(minute + 1)
+        if at_minute is None:
+            return None
+        found = zero + at_minute * 60 + self.seconds.values[0]
+        return found if found < end else None
+
+
+def _midnight(day: date, zone: tzinfo) -> int:
+    """The first moment of a day, epoch seconds: 01:00 where clocks skip midnight, the earlier one of two."""
+    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
+
+
+def _nth(text: str) -> tuple[str, int]:
+    """Take the ``#2`` off a day of week."""
+    weekday, said, number = text.partition("#")
+    if not said:
+        return text, 0
+    if re.search("[,/-]", weekday) or not re.fullmatch("[1-5]", number):
+        raise ValueError(f"day of week {text!r} must be one weekday and a number from 1 to 5, such as 1#2")
+    return weekday, int(number)
+
+
+def _field(kind: _Kind, text: str) -> _Field:
+    if kind.names:
+        text = re.sub("[A-Za-z]{3}", lambda found: str(_named(kind, found[0])), text)
+    if "*" in text and "?" in text:
+        raise ValueError(f"{kind.name} {text!r} says both * and ?, which Node.js refuses")
+    values: list[int] = []
+    last: list[int] = []
+    for part in text.split(","):
+        if (of := re.fullmatch(kind.last, part)) is not None:
+            last.append(int(of[1] or 0) % 7)
+        else:
+            values += _span(kind, part)
+    return _Field(tuple(sorted(set(values))), len(values) + len(last), frozenset(last))
+
+
+def _named(kind: _Kind, name: str) -> int:
+    if name.lower() not in kind.names:
+        raise ValueError(f"{name!r} is no {kind.name}")
+    return kind.names.index(name.lower())
+
+
+def _span(kind: _Kind, part: str) -> list[int]:
+    """The values of ``*``, ``5``, ``1-5``, each with or without a ``/step``; ``5/10`` starts at 5."""
+    said, stepped, step = part.partition("/")
+    if said in kind.wild:
+        said = f"{kind.low}-{kind.high}"
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", said)
+    if found is None or (stepped and not re.fullmatch("0*[1-9][0-9]*", step)):
+        raise ValueError(f"{part!r} is no {kind.name}")
+    low = int(found[1])
+    single = found[2] is None and not stepped
+    high = low if single else int(found[2] or kind.high)
+    if not kind.low <= low <= high <= kind.high:
+        raise ValueError(f"{kind.name} {part!r} is not within {kind.low}-{kind.high}")
+    if kind.high != 7:
+        return list(range(low, high + 1, int(step or 1)))
+    if single:
+        return [low % 7]
+    # 7 is Sunday as well as 0, and cron-parser counts it whenever a range ends there, whatever the step is.
+    days = list(range(low, high + 1, int(step or 1)))
+    return days if high % 7 or 0 in days else [0, *days]
+
+
+def _within(days: _Field, months: _Field) -> _Field:
+    """Leave out days that a pattern's only month does not have."""
+    if months.count != 1:
+        return days
+    most = _LONGEST[months.values[0]]
+    if days.values and days.values[0] > most:
+        raise ValueError(f"month {months.values[0]} has no day {days.values[0]}")
+    beyond = sum(value > most for value in days.values)
+    return _Field(tuple(value for value in days.values if value <= most), days.count - beyond, days.last)

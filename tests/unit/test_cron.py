@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulltask.clock import zone_of
+from bulltask.cron import Cron
+from bulltask.errors import ConfigError
+
+BERLIN, NEW_YORK = zone_of("Europe/Berlin"), zone_of("America/New_York")
+YEAR_MS = 366 * 86_400_000
+
+
+def following(pattern: str, after: str, zone: tzinfo = UTC, count: int = 1) -> list[str]:
+    """The next moments after a local one, as local times with their offset."""
+    moment = datetime.fromisoformat(after)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=zone)
+    ms: int | None = round(moment.timestamp() * 1000)
+    found = []
+    for _ in range(count):
+        assert ms is not None
+        ms = Cron.parse(pattern).next_ms(ms, zone)
+        assert ms is not None
+        found.append(datetime.fromtimestamp(ms / 1000, zone).isoformat(sep=" ").replace("+00:00", ""))
+    return found
+
+
+def number(low: int, high: int) -> st.SearchStrategy[str]:
+    return st.integers(low, high).map(str)
+
+
+def span(low: int, high: int) -> st.SearchStrategy[str]:
+    pair = st.tuples(st.integers(low, high), st.integers(low, high)).map(sorted)
+    return pair.map(lambda ends: f"{ends[0]}-{ends[1]}")
+
+
+def field(low: int, high: int) -> st.SearchStrategy[str]:
+    atom = st.just("*") | number(low, high) | span(low, high)
+    stepped = st.tuples(atom, st.integers(1, high)).map(lambda it: f"{it[0]}/{it[1]}")
+    return st.lists(atom | stepped, min_size=1, max_size=3).map(",".join)
+
+
+PATTERNS = st.tuples(field(0, 59), field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 7)).map(" ".join)
+MOMENTS = st.integers(0, 4_000_000_000_000)
+ZONES = st.sampled_from([UTC, BERLIN, NEW_YORK, zone_of("Australia/Sydney"), zone_of("UTC+5:30")])
+
+
+# --- the dialect ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after", "expected"),
+    [
+        ("*/5 * * * *", "2026-05-01 10:02:30", "2026-05-01 10:05:00"),
+        ("*/5 * * * *", "2026-05-01 10:05:00", "2026-05-01 10:10:00"),
+        ("*/5 * * * *", "2026-05-01 10:04:59.999", "2026-05-01 10:05:00"),
+        ("*/10 * * * * *", "2026-05-01 10:02:30", "2026-05-01 10:02:40"),
+        ("0 30 9 * * mon-fri", "2026-05-01 09:30", "2026-05-04 09:30:00"),
+        ("5/20 * * * *", "2026-05-01 10:26", "2026-05-01 10:45:00"),
+        ("10-30/10,50 * * * *", "2026-05-01 10:30", "2026-05-01 10:50:00"),
+        ("0 0 1 jan,JUL *", "2026-05-01", "2026-07-01 00:00:00"),
+        ("0 12 * * 7", "2026-05-01", "2026-05-03 12:00:00"),
+        ("0 12 * * sun", "2026-05-01", "2026-05-03 12:00:00"),
+        ("0 0 ? * 1", "2026-05-01", "2026-05-04 00:00:00"),
+        ("0 0 13 * 5", "2026-05-02", "2026-05-08 00:00:00"),  # either will do, as in cron
+        ("0 0 L * *", "2028-02-01", "2028-02-29 00:00:00"),
+        ("0 0 15,L * *", "2026-05-16", "2026-05-31 00:00:00"),
+        ("0 0 * * 5L", "2026-05-01", "2026-05-29 00:00:00"),
+        ("0 0 * * friL", "2026-05-01", "2026-05-29 00:00:00"),
+        ("0 0 * * 1#2", "2026-05-01", "2026-05-11 00:00:00"),
+        ("0 0 29 2 *", "2026-05-01", "2028-02-29 00:00:00"),
+        ("0 0 * 2 0#5", "2026-05-01", "2032-02-29 00:00:00"),
+        ("@yearly", "2026-05-01", "2027-01-01 00:00:00"),
+        ("@daily", "2026-05-01 00:00", "2026-05-02 00:00:00"),
+        ("@hourly", "2026-05-01 10:02", "2026-05-01 11:00:00"),
+        ("12 * * *", "2026-05-01 11:02", "2026-05-01 12:00:00"),  # what is left out in front is "every"
+        ("59 59 23 31 12 *", "2026-12-31 23:59:59", "2027-12-31 23:59:59"),
+    ],
+)
+def test_a_pattern_fires_when_its_fields_say(pattern: str, after: str, expected: str) -> None:
+    assert following(pattern, after) == [expected]
+
+
+def test_a_pattern_that_can_never_fire_says_so() -> None:
+    assert Cron.parse("0 0 31 2,4 *").next_ms(0, UTC) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("", "must have 5 fields"),
+        ("* * * * * * *", "must have 5 fields"),
+        ("60 * * * *", "minute '60' is not within 0-59"),
+        ("* 24 * * *", "hour '24' is not within 0-23"),
+        ("* * 0 * *", "day of month '0' is not within 1-31"),
+        ("* * * 13 *", "month '13'"),
+        ("* * * * 8", "day of week '8'"),
+        ("5-1 * * * *", "minute '5-1'"),
+        ("*/0 * * * *", "no minute"),
+        ("*/x * * * *", "no minute"),
+        ("1, * * * *", "'' is no minute"),
+        ("-5 * * * *", "'-5' is no minute"),
+        ("1-2-3 * * * *", "no minute"),
+        ("* * * foo *", "'foo' is no month"),
+        ("* * * * mon#6", "one weekday and a number from 1 to 5"),
+        ("* * * * 1,2#1", "one weekday and a number from 1 to 5"),
+        ("* * * * L", "'L' is no day of week"),
+        ("? * * * *", "'\\?' is no minute"),
+        ("* * ?,* * *", "both \\* and \\?"),
+        ("0 0 30 2 *", "month 2 has no day 30"),
+        ("@reboot", "'@reboot' is no|'reb' is no"),
+    ],
+)
+def test_what_is_no_pattern_is_refused_with_the_part_that_is_wrong(pattern: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        Cron.parse(pattern)
+    assert repr(pattern) in str(caught.value)
+
+
+# --- clocks that change -----------------------------------------------------------------------------------------------
+
+
+def test_in_berlin_a_time_that_clocks_skip_comes_an_hour_later() -> None:
+    assert following("30 2 * * *", "2026-03-28 12:00", BERLIN, 2) == [
+        "2026-03-29 03:30:00+02:00",
+        "2026-03-30 02:30:00+02:00",
+    ]
+
+
+def test_in_berlin_a_time_that_comes_twice_counts_once() -> None:
+    assert following("30 2 * * *", "2026-10-24 12:00", BERLIN, 2) == [
+        "2026-10-25 02:30:00+02:00",
+        "2026-10-26 02:30:00+01:00",
+    ]
+
+
+def test_in_berlin_every_half_hour_follows_real_time() -> None:
+    assert following("*/30 * * * *", "2026-10-25 01:30", BERLIN, 5) == [
+        "2026-10-25 02:00:00+02:00",
+        "2026-10-25 02:30:00+02:00",
+        "2026-10-25 02:00:00+01:00",
+        "2026-10-25 02:30:00+01:00",
+        "2026-10-25 03:00:00+01:00",
+    ]
+    assert following("*/30 * * * *", "2026-03-29 01:00", BERLIN, 2) == [
+        "2026-03-29 01:30:00+01:00",
+        "2026-03-29 03:00:00+02:00",
+    ]
+
+
+def test_in_new_york_a_time_that_clocks_skip_comes_an_hour_later() -> None:
+    assert following("30 2 * * *", "2026-03-07 12:00", NEW_YORK, 2) == [
+        "2026-03-08 03:30:00-04:00",
+        "2026-03-09 02:30:00-04:00",
+    ]
+
+
+def test_in_new_york_a_time_that_comes_twice_counts_once() -> None:
+    assert following("30 1 * * *", "2026-10-31 12:00", NEW_YORK, 2) == [
+        "2026-11-01 01:30:00-04:00",
+        "2026-11-02 01:30:00-05:00",
+    ]
+
+
+def test_a_skipped_hour_that_falls_upon_a_named_one_is_one_run() -> None:
+    assert following("0 2,3 * * *", "2026-03-29 00:00", BERLIN, 2) == [
+        "2026-03-29 03:00:00+02:00",
+        "2026-03-30 02:00:00+02:00",
+    ]
+
+
+def test_noon_stays_noon_across_both_changes() -> None:
+    for start in ("2026-03-27 12:00", "2026-10-23 12:00"):
+        for moment in following("0 12 * * *", start, BERLIN, 4):
+            assert " 12:00:00" in moment
+
+
+# --- what holds for every pattern -------------------------------------------------------------------------------------
+
+
+@given(PATTERNS, MOMENTS, ZONES)
+@settings(deadline=None)
+def test_the_next_moment_is_a_whole_second_later_than_now_and_the_one_after_it_is_later_still(
+    pattern: str, now: int, zone: tzinfo
+) -> None:
+    first = Cron.parse(pattern).next_ms(now, zone)
+    assert first is not None
+    assert first > now
+    assert first % 1000 == 0
+    second = Cron.parse(pattern).next_ms(first, zone)
+    assert second is not None
+    assert second > first
+
+
+@given(PATTERNS, MOMENTS, ZONES, st.integers(0, YEAR_MS))
+@settings(deadline=None)
+def test_looking_from_a_moment_before_the_next_one_finds_the_same_one(
+    pattern: str, now: int, zone: tzinfo, ahead: int
+) -> None:
+    cron = Cron.parse(pattern)
+    first = cron.next_ms(now, zone)
+    assert first is not None
+    later = min(now + ahead, first - 1)
+    if datetime.fromtimestamp(later / 1000, zone).utcoffset() == datetime.fromtimestamp(now / 1000, zone).utcoffset():
+        assert cron.next_ms(later, zone) == first
+
+
+@given(field(0, 59), field(0, 23), field(1, 31), MOMENTS)
+@settings(deadline=None)
+def test_in_utc_no_minute_that_fits_is_left_out(minutes: str, hours: str, days: str, now: int) -> None:
+    pattern = f"{minutes} {hours} {days} * *"
+    found = Cron.parse(pattern).next_ms(now, UTC)
+    assert found is not None
+    minute = datetime.fromtimestamp(now // 60_000 * 60 + 60, UTC)
+    for _ in range(3 * 1440):  # three days are looked at minute by minute
+        if minute.timestamp() * 1000 >= found:
+            break
+        assert not all(
+            value in named(text, low, high)
+            for text, low, high, value in (
+                (minutes, 0, 59, minute.minute),
+                (hours, 0, 23, minute.hour),
+                (days, 1, 31, minute.day),
+            )
+        )
+        minute += timedelta(minutes=1)
+
+
+def named(text: str, low: int, high: int) -> set[int]:
+    """The values of a field, worked out in another way than the product does."""
+    values = set()
+    for part in text.split(","):
+        ends, _, step = part.partition("/")
+        first, _, last = (f"{low}-{high}" if ends == "*" else ends).partition("-")
+        top = int(last) if last else (high if step else int(first))
+        values |= {value for value in range(low, high + 1) if value >= int(first) and value <= top} & {
+            int(first) + times * int(step or 1) for times in range(61)
+        }
+    return values
+
+
+# --- zones ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_zone_is_found_by_its_name_in_any_case_and_by_an_offset() -> None:
+    assert str(zone_of("europe/berlin")) == "Europe/Berlin"
+    assert zone_of("utc") is UTC
+    assert zone_of("UTC-3:30").utcoffset(None) == timedelta(hours=-3, minutes=-30)
+
+
+@pytest.mark.parametrize("name", ["Europe/Atlantis", "Europe", "../../etc/passwd", "", "UTC+99", "\0"])
+def test_an_unknown_zone_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no time zone of this machine"):
+        zone_of(name)
