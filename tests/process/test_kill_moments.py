@@ -6,11 +6,13 @@ import os
 import random
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
+from bulltask.worker.slots import ID_BYTES
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.process
@@ -108,6 +110,25 @@ def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_wh
     stage.app.send_task("quick").get(timeout=20)
     assert worker.stop() == 0
     assert stage.starts(job) == 1
+
+
+def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(stage: Stage) -> None:
+    @stage.app.task(name="hold")
+    def hold(gate: str) -> None:
+        """The worker knows what it does."""
+
+    worker = stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
+    foreign = replace(hold.s("gate").job(), id="x" * 2 * ID_BYTES)  # only other clients make such ids
+    job = stage.app.send_many([foreign])[0]
+    child = stage.started(job)["pid"]
+    stage.app.send_task("quick", countdown=3).get(timeout=20)  # three locks later
+    assert stage.starts(job) == 1
+    os.kill(int(child), signal.SIGKILL)
+    stage.started(job, 2)
+    stage.open_gate("gate", 2)
+    assert job.get(timeout=10) == "gate"
+    assert stage.events.all(event="stalled") == []
+    assert worker.stop() == 0
 
 
 def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(stage: Stage) -> None:
