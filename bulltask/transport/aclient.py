@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError
 from bulltask.transport import faults
-from bulltask.transport.call import Call, command
+from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
 
 __all__ = ["AsyncClient"]
@@ -53,10 +53,10 @@ class AsyncClient:
     async def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip; raises what ``Client.run_many`` raises."""
         replies = await self._exchange([call.packed() for call in calls])
-        for index, reply in enumerate(replies):
-            # One by one is enough here: the first body loads the script for the others, and EVAL cannot miss.
-            if faults.is_noscript(reply):
-                replies[index] = (await self._exchange([calls[index].packed_with_body()]))[0]
+        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
+            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]))
+            for index, reply in zip(missing, again, strict=True):
+                replies[index] = reply
         return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def connect(self) -> None:
@@ -87,8 +87,9 @@ class AsyncClient:
         # No await between taking the places and handing over the bytes, or two tasks' calls could swap order.
         self._pending.extend(waiters)
         try:
-            await connection.send_packed_command(packed, check_health=False)
+            # Sending may take for ever as well: on a half-open connection the buffers fill up.
             async with asyncio.timeout(self._endpoint.command_timeout_ms / 1000):
+                await connection.send_packed_command(packed, check_health=False)
                 return [await waiter for waiter in waiters]
         except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
@@ -109,6 +110,9 @@ class AsyncClient:
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
                 await connection.disconnect(nowait=True)
                 raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
+            except BaseException:  # the task was cancelled
+                await connection.disconnect(nowait=True)
+                raise
             self._connection = connection
             self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
             if self._clock is not None:

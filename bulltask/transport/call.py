@@ -6,7 +6,7 @@ nothing about the protocol is written twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ import hiredis
 
 from bulltask.lua.loader import Script
 
-__all__ = ["Arg", "Call", "as_is", "command", "script_call"]
+__all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call"]
 
 # hiredis' own stub knows neither words of several types nor the result's.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
@@ -62,6 +62,21 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
         # An id that another program made of bytes that are no UTF-8: it must go out as it came in (replies.text).
         encoded = (word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
+
+
+def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
+    """The bytes to send when the server knows none of the scripts of ``calls``: each one's body travels once.
+
+    The entries after it find the script loaded. Another ``SCRIPT FLUSH`` may come between, but every round executes
+    at least the entries that carry a body.
+    """
+    seen: set[str] = set()
+    packed = []
+    for call in calls:
+        assert call.script is not None
+        packed.append(call.packed() if call.script.sha in seen else call.packed_with_body())
+        seen.add(call.script.sha)
+    return packed
 
 
 def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:
