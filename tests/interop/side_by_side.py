@@ -47,6 +47,7 @@ class SideBySide:
         redis: a client that returns ``str``.
         stream: the queue's events as they are in Redis.
         journal: what the task ``hold`` tells.
+        workers: ours, in the order of their start.
     """
 
     def __init__(self, url: str, node: NodeBridge, directory: Path, *, hash_tag: bool) -> None:
@@ -56,7 +57,7 @@ class SideBySide:
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self.stream, self.journal = Stream(url, self.keys.events), Stream(url, "journal")
         self._apps: list[App] = []
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
         self.app = self.sender()
 
     # ---- ours ----------------------------------------------------------------------------------------------------
@@ -87,16 +88,16 @@ class SideBySide:
             "worker_concurrency": children,
             **settings,
         }
-        self._workers.append(
+        self.workers.append(
             Worker(
-                self._directory / f"worker-{len(self._workers)}",
+                self._directory / f"worker-{len(self.workers)}",
                 WORKER,
                 options=["-Q", ",".join(queues or [QUEUE])],
                 settings=said,
                 environ={"PYTHONPATH": str(ROOT), "JOURNAL_URL": self.url},
             )
         )
-        return self._workers[-1]
+        return self.workers[-1]
 
     def result(self, job_id: str) -> AsyncResult[Any]:
         """Our handle of a job, whoever sent it."""
@@ -170,7 +171,7 @@ class SideBySide:
 
     def close(self) -> None:
         """End our side; Node has a fixture of its own."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.close()
         self.stream.close()
         self.journal.close()

@@ -19,7 +19,7 @@ ERRORS: dict[str, type[Exception]] = {
 
 def register(app: App) -> None:
     """Make the functions below tasks of ``app``, by their names."""
-    for function in (echo, aecho, add, fail, huge):
+    for function in (echo, aecho, add, spread, fail, huge):
         app.task(name=function.__name__)(function)
     for bound in (fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
@@ -39,6 +39,11 @@ async def aecho(value: Any = None) -> Any:
 def add(x: int, y: int = 10) -> int:
     """Return the sum."""
     return x + y
+
+
+def spread(first: Any, *rest: Any, **more: Any) -> list[Any]:
+    """Return how the arguments arrived."""
+    return [first, list(rest), more]
 
 
 def fail(message: str = "it failed", error: str = "ConnectionError") -> None:

@@ -44,6 +44,20 @@ def test_objects_are_keywords_arrays_are_positions_and_other_values_the_only_arg
     assert mail.finished(mail.add("echo", [])) is None
 
 
+def test_star_parameters_take_what_is_left(mail: SideBySide) -> None:
+    mail.worker()
+    calls: list[tuple[object, list[Any]]] = [
+        ({"first": 1}, [1, [], {}]),
+        ([1, 2, 3], [1, [2, 3], {}]),
+        ({"first": 1, "rest": [2, 3], "to": "x"}, [1, [2, 3], {"to": "x"}]),
+        ({"first": 1, "more": {"to": "x"}}, [1, [], {"to": "x"}]),
+    ]
+    for data, arrived in calls:
+        assert mail.finished(mail.add("spread", data)) == arrived
+    task: Any = mail.app.tasks["spread"]
+    assert mail.seen(task.delay(1, 2, 3, to="x").id)["data"] == {"first": 1, "rest": [2, 3], "more": {"to": "x"}}
+
+
 def test_data_that_does_not_fit_fails_at_once_with_a_reason_that_names_task_and_argument(mail: SideBySide) -> None:
     mail.worker()
     misfits = [({}, "'x'"), ({"x": 1, "z": 2}, "'z'"), ([1, 2, 3], "too many"), ({"x": 1, "X": 1}, "'X'")]
@@ -122,6 +136,14 @@ def test_the_jitter_of_node_only_shortens_the_delay(mail: SideBySide) -> None:
     waits = mail.waits_ms(job)
     assert len(waits) == 2
     assert all(110 <= wait <= 410 for wait in waits), waits
+
+
+def test_a_backoff_strategy_that_only_node_knows_is_calculated_as_exponential(mail: SideBySide) -> None:
+    mail.worker()
+    job = mail.add("fail_until", {"attempt": 4}, attempts=4, backoff={"type": "mine", "delay": 100})
+    mail.finished(job)
+    waits = mail.waits_ms(job)
+    assert all(delay - 90 <= wait <= delay + 10 for wait, delay in zip(waits, (100, 200, 400), strict=True)), waits
 
 
 @pytest.mark.parametrize("error", ["ValueError", "ConnectionError"])
@@ -250,3 +272,9 @@ def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideB
     mail.node_worker("echo")
     assert mail.finished(job) == {"to": "x"}
     assert mail.seen(job)["attemptsMade"] == 1, "being passed on is no attempt"
+
+
+def test_a_job_that_nobody_knows_here_fails_if_we_say_so(mail: SideBySide) -> None:
+    mail.worker(task_unknown="fail")
+    with pytest.raises(NodeError, match="no task is named 'only-in-node'"):
+        mail.finished(mail.add("only-in-node", {}, attempts=3))

@@ -224,6 +224,15 @@ def test_node_cannot_remove_a_job_that_runs_here(mail: SideBySide) -> None:
     assert job.get(timeout=10) == "gate"
 
 
+def test_node_drains_a_queue_of_ours(mail: SideBySide) -> None:
+    for options in ({}, {"priority": 1}, {"countdown": 60}):
+        mail.send("echo", options=options)
+    mail.call("drain")
+    assert mail.counts() == {"delayed": 1}
+    mail.call("drain", True)
+    assert mail.counts() == {}
+
+
 def test_node_cleans_and_obliterates_a_queue_of_ours(mail: SideBySide) -> None:
     mail.worker()
     jobs = [mail.send("echo").id for _ in range(3)]

@@ -1,0 +1,66 @@
+"""The programs of docs/interop-node.md do what the page says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bulltask import App
+from tests.interop.conftest import HERE
+from tests.support.programs import ROOT
+from tests.support.worker import Worker
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+PAGE = ROOT / "docs/interop-node.md"
+
+
+def blocks(language: str) -> list[str]:
+    """The page's blocks of code in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@contextmanager
+def node_program(code: str, url: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run one of the page's Node programs on another server than it names; it is killed if it does not end."""
+    assert "redis://localhost:6379" in code
+    (directory / "program.mjs").write_text(code.replace("redis://localhost:6379", url.removesuffix("/0")))
+    (directory / "node_modules").symlink_to(HERE / "node_modules")
+    node = shutil.which("node") or "node"
+    with subprocess.Popen([node, "program.mjs"], cwd=directory, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_pages_node_sender_gets_the_answer_of_its_python_task(
+    node_client: None, broker_url: str, tmp_path: Path
+) -> None:
+    sender, _ = blocks("js")
+    worker = Worker(tmp_path / "worker", blocks("python")[0], settings={"broker_url": broker_url})
+    try:
+        with node_program(sender, broker_url, tmp_path) as program:
+            printed, _ = program.communicate(timeout=20)
+        assert printed.split() == re.findall(r"console\.log\(.*// (.*)$", sender, re.MULTILINE)
+        assert worker.stop() == 0
+    finally:
+        worker.close()
+
+
+def test_the_pages_node_worker_runs_what_its_python_sender_sends(
+    node_client: None, broker_url: str, tmp_path: Path
+) -> None:
+    _, runner = blocks("js")
+    app = App("sender", broker_url)
+    with node_program(runner, broker_url, tmp_path):
+        job = app.send_task("image.resize", kwargs={"path": "a.jpg", "width": 300}, queue="images")
+        assert job.get(timeout=20) == {"name": "image.resize", "width": 300}
+        assert job.progress == 50
+    app.close()

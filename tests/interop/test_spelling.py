@@ -1,0 +1,55 @@
+"""What both sides call a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulltask import App
+from tests.interop.node_bridge import NodeBridge
+from tests.interop.side_by_side import SideBySide
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+
+@pytest.mark.parametrize("queue", ["emails", "{emails}", "{a}-b", "e-mails.v2", "ünïcode 😀", "a/b#c"])
+@pytest.mark.parametrize("hash_tag", [True, False])
+def test_a_queue_has_braces_in_node_unless_it_has_some_already_or_we_say_no(
+    mail: SideBySide, queue: str, hash_tag: bool
+) -> None:
+    app = App("speller", mail.url, queue_hash_tag=hash_tag)
+    job = app.send_task("echo", queue=queue)
+    name = f"{{{queue}}}" if hash_tag and "{" not in queue else queue
+    assert mail.node.call("queue.getJob", queue=name, job=job.id)["name"] == "echo"
+    of_node = mail.node.call("queue.add", queue=name, name="echo", data={})
+    assert app.result(of_node["id"], queue).state.value == "waiting"
+    app.close()
+
+
+def test_with_and_without_braces_are_two_queues(mail: SideBySide) -> None:
+    mail.worker()
+    mail.node.call("queue.add", queue="mail", name="echo", data={})
+    assert mail.finished(mail.add("echo", {"value": 1})) == 1
+    assert mail.node.call("queue.getJobCounts", queue="mail")["waiting"] == 1
+
+
+def test_a_worker_says_when_jobs_wait_under_the_spelling_that_it_does_not_serve(either: SideBySide) -> None:
+    other = "mail" if either.name == "{mail}" else "{mail}"
+    for opts in ({}, {"delay": 60_000}, {"priority": 1}):
+        either.node.call("queue.add", queue=other, name="echo", data={}, opts=opts)
+    either.worker().wait_for_line("Worker started")
+    [warning] = either.workers[0].complaints()
+    assert "other spelling" in warning["event"]
+    assert f"queue_hash_tag={other == '{mail}'}" in warning["event"]
+    assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{either.name}:", f"bull:{other}:", 3)
+
+
+def test_a_prefix_must_be_the_same_on_both_sides(mail: SideBySide) -> None:
+    mail.worker(prefix="shop")
+    with NodeBridge.to(mail.url, prefix="shop") as node:
+        job = node.call("queue.add", queue="{mail}", name="echo", data={"value": 1})
+        assert node.call("job.waitUntilFinished", queue="{mail}", job=job["id"]) == 1
+        assert len(node.call("queue.getWorkers", queue="{mail}")) == 1
+        app = mail.sender(prefix="shop")
+        assert app.result(job["id"]).get(timeout=5) == 1
+        assert node.call("queue.getJob", queue="{mail}", job=app.send_task("echo").id)["name"] == "echo"
+    assert [key for key in mail.redis.keys("*") if not key.startswith("shop:{mail}:")] == []
