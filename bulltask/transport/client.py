@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis
@@ -14,7 +15,7 @@ from redis.exceptions import ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BulltaskError
 from bulltask.transport import faults
-from bulltask.transport.call import Call, command
+from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
 
 __all__ = ["Client", "ClientPool"]
@@ -102,12 +103,23 @@ class Client:
             self._connection.disconnect()
             self._connection = None
 
+    def interrupt(self) -> None:
+        """End the call that another thread waits in: it raises ``BrokerUnavailable`` at once.
+
+        Only the socket is shut down; closing it here could hand its number to another file while that thread reads.
+        """
+        sock = getattr(self._connection, "_sock", None)  # redis-py has no public name for it
+        if sock is not None:
+            with suppress(OSError):
+                # Not its own method: that of a TLS socket takes its state away under the thread that reads from it.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
     def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """A script that the server does not know (``SCRIPT FLUSH``, a failover) fails only its own entries; these,
         and no others, are sent again."""
         replies = self._exchange([call.packed() for call in calls])
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
-            again = self._exchange(_with_bodies([calls[index] for index in missing]))
+            again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return replies
@@ -144,6 +156,9 @@ class Client:
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
                 connection.disconnect()
                 raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
+            except BaseException:  # an interrupt
+                connection.disconnect()
+                raise
             self._connection = connection
             if self._clock is not None:
                 self._sync_clock(connection)
@@ -172,20 +187,6 @@ def _read(connection: redis.Connection) -> Any:
         return connection.read_response(disable_decoding=True)
     except ResponseError as exc:  # one entry of a pipeline failed; the others have their own replies
         return exc
-
-
-def _with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
-    """Send each missing script's body once; the entries after it find the script loaded.
-
-    Another ``SCRIPT FLUSH`` may come between, but every round executes at least the entries that carry a body.
-    """
-    seen: set[str] = set()
-    packed = []
-    for call in calls:
-        assert call.script is not None
-        packed.append(call.packed() if call.script.sha in seen else call.packed_with_body())
-        seen.add(call.script.sha)
-    return packed
 
 
 class ClientPool:

@@ -18,6 +18,12 @@ CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError,
 """What reading, writing or connecting may raise; the connection is useless afterwards."""
 
 _NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
+_NOT_READY_KINDS: Final = (
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -38,6 +44,8 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         return BrokerAuthError(f"Redis at {url} refused the login: {fault}")
     if isinstance(fault, exceptions.BusyLoadingError):
         return BrokerNotReady(f"Redis at {url} is still loading its data: {fault}")
+    if "max number of clients" in str(fault):
+        return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {fault}")
     if not connecting:
         return BrokerUnavailable(f"the connection to Redis at {url} broke: {fault}")
     error = BrokerUnavailable(
@@ -69,6 +77,6 @@ def refused(fault: exceptions.ResponseError, url: str) -> BrokerError:
         return BrokerFull(f"Redis at {url} is full (maxmemory): {text}")
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError) or text.startswith(_AUTH):
         return BrokerAuthError(f"Redis at {url} refused a command: {text}")
-    if isinstance(fault, exceptions.ReadOnlyError) or text.startswith(_NOT_READY) or "MISCONF" in text:
+    if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
     return BrokerError(f"Redis at {url} refused a command: {text}")

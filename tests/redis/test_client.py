@@ -1,0 +1,446 @@
+"""The sync client against a real server."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.clock import ServerClock, wall_ms
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerFull,
+    BrokerNotReady,
+    BrokerUnavailable,
+    ConfigError,
+    JobNotFound,
+)
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.wait import wait_until
+from bulltask.transport.call import Call, command, script_call
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_read import add_log, get_counts, update_progress
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+CLIENT_ID: Call[int] = command("CLIENT", "ID")
+
+
+def endpoint(url: str, timeout_ms: int = 5_000) -> Endpoint:
+    return Endpoint(url, 2_000, timeout_ms)
+
+
+@pytest.fixture
+def client(broker_url: str) -> Iterator[Client]:
+    made = Client(endpoint(broker_url), ServerClock())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool(broker_url: str) -> Iterator[ClientPool]:
+    made = ClientPool(endpoint(broker_url), ServerClock(), limit=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
+        yield made
+
+
+def echo(text: object) -> Call[str]:
+    return command("ECHO", str(text), judge=bytes.decode)
+
+
+def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
+    """Start counting; the answer tells calls and failed calls of a command since then."""
+    client.config_resetstat()
+
+    def calls(name: str) -> tuple[int, int]:
+        stats: Any = client.info("commandstats")
+        found = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
+        return found["calls"], found["failed_calls"]
+
+    return calls
+
+
+def connections(client: redis.Redis, name: str) -> int:
+    found: Any = client.client_list()
+    return sum(entry["name"] == name for entry in found)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_brings_its_judged_reply(client: Client) -> None:
+    assert client.run(command("PING")) == b"PONG"
+    assert client.run(echo("é")) == "é"
+    assert client.run_many([]) == []
+    assert client.run_many([echo(n) for n in range(500)]) == [str(n) for n in range(500)]
+
+
+def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client: Client, broker_url: str) -> None:
+    before = client.run(CLIENT_ID)
+    with pytest.raises(BrokerError, match=r"refused a command: .*unknown command") as refused:
+        client.run(command("NONSENSE"))
+    assert broker_url in str(refused.value)
+    assert client.run(CLIENT_ID) == before
+
+
+def test_a_scripts_negative_answer_is_a_job_error(client: Client) -> None:
+    with pytest.raises(JobNotFound, match=r"job nobody in queue \{mail\}"):
+        client.run(update_progress(KEYS, "nobody", b"1"))
+
+
+def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
+    client: Client, redis_client: redis.Redis
+) -> None:
+    calls = [command("SET", "a", 1), command("NONSENSE"), update_progress(KEYS, "nobody", b"1"), command("SET", "b", 1)]
+    with pytest.raises(BrokerError, match="unknown command"):
+        client.run_many(calls)
+    assert redis_client.mget("a", "b") == ["1", "1"]
+    assert client.run(echo("next")) == "next"
+
+
+def test_calls_that_mean_something_alone_have_their_errors_in_their_places(client: Client) -> None:
+    one, two, three = client.try_many([echo("a"), update_progress(KEYS, "nobody", b"1"), command("NONSENSE")])
+    assert one == "a"
+    assert isinstance(two, JobNotFound)
+    assert isinstance(three, BrokerError)
+
+
+def test_an_id_that_is_no_utf8_goes_out_as_it_came_in(client: Client, redis_client: redis.Redis) -> None:
+    key = b"\xff\xfe".decode("utf-8", "surrogateescape")
+    client.run(command("SET", key, "x"))
+    assert client.run(command("KEYS", "*")) == [b"\xff\xfe"]
+
+
+def test_a_script_with_a_wrong_number_of_keys_is_refused_before_it_is_sent() -> None:
+    script = get_counts(KEYS, ["wait"]).script
+    assert script is not None
+    with pytest.raises(TypeError, match="script getCounts takes 1 keys, not 2"):
+        script_call(script, ("a", "b"), ())
+
+
+# --- scripts that the server does not know ----------------------------------------------------------------------------
+
+
+def test_an_unknown_script_is_sent_with_its_body_once(client: Client, redis_client: redis.Redis) -> None:
+    client.connect()
+    redis_client.script_flush()
+    calls = counted(redis_client)
+    for _ in range(3):
+        assert client.run(get_counts(KEYS, ["wait"])) == {"wait": 0}
+    assert calls("evalsha") == (3, 1)
+    assert calls("eval") == (1, 0)
+
+
+def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(client: Client, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEYS.job("1"), "name", "t")
+    redis_client.script_flush()
+    client.run(get_counts(KEYS, ["wait"]))
+    log = add_log(KEYS, "1", "line", None)
+    calls = counted(redis_client)
+    results = client.run_many(
+        [command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, command("INCR", "n"), log, echo("end")]
+    )
+    assert results == [1, 1, {"wait": 0}, 2, 2, 3, "end"]
+    assert redis_client.llen(KEYS.logs("1")) == 3
+    assert calls("incr") == (2, 0)
+    assert calls("echo") == (1, 0)
+    # Four by hash, of which three failed; then one with its body and the two after it by hash.
+    assert calls("evalsha") == (6, 3)
+    assert calls("eval") == (1, 0)
+
+
+def test_scripts_may_be_flushed_in_the_middle_of_a_pipeline(client: Client, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEYS.job("1"), "name", "t")
+    log = add_log(KEYS, "1", "line", None)
+    flush: Call[bytes] = command("SCRIPT", "FLUSH")
+    assert client.run_many([log, flush, log, flush, log]) == [1, b"OK", 2, b"OK", 3]
+    assert redis_client.llen(KEYS.logs("1")) == 3
+
+
+# --- interrupts -------------------------------------------------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises, as a time limit does."""
+
+
+@contextmanager
+def interrupting() -> Iterator[Callable[[float], None]]:
+    """Raise ``Interrupted`` in this thread after so many seconds."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    main = threading.get_ident()
+    timers: list[threading.Timer] = []
+
+    def later(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGUSR2)))
+        timers[-1].start()
+
+    try:
+        yield later
+        for timer in timers:
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_an_interrupt_between_send_and_reply_drops_the_connection(client: Client, redis_client: redis.Redis) -> None:
+    before = client.run(CLIENT_ID)
+    with interrupting() as later:
+        later(0.1)
+        with pytest.raises(Interrupted):
+            client.run(command("BLPOP", "nothing", 30))
+    assert client.run(echo("mine")) == "mine"
+    assert client.run(CLIENT_ID) != before
+    wait_until(lambda: str(before) not in {entry["id"] for entry in redis_client.client_list()}, what="its end")
+
+
+# One that arrives inside redis-py's connect() leaves a socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_random_moments_never_bring_a_foreign_reply(client: Client) -> None:
+    chance, interrupted = random.Random(7), 0
+    with interrupting() as later:
+        for round_number in range(150):
+            try:
+                later(chance.uniform(0, 0.003))
+                for number in range(10_000):
+                    text = f"{round_number}-{number}"
+                    assert client.run_many([echo(text), echo("second")]) == [text, "second"]
+            except Interrupted:
+                interrupted += 1
+    assert interrupted == 150
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_connects_when_it_is_first_used_and_again_after_close(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    client = Client(endpoint(broker_url), None, "the-name")
+    assert connections(redis_client, "the-name") == 0
+    client.connect()
+    client.run(command("PING"))
+    assert connections(redis_client, "the-name") == 1
+    client.close()
+    client.close()
+    wait_until(lambda: connections(redis_client, "the-name") == 0, what="the end of the connection")
+    assert client.run(echo("again")) == "again"
+    client.close()
+
+
+def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
+    broker_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ServerClock()
+    calls = counted(redis_client)
+    client = Client(endpoint(broker_url), clock)
+    for _ in range(5):
+        client.run(command("PING"))
+    assert calls("time")[0] == 1
+    assert abs(clock.now_ms() - wall_ms()) < 1_000
+    monkeypatch.setattr(ServerClock, "resync_ms", 0)
+    client.run(command("PING"))
+    assert calls("time")[0] == 2
+    client.close()
+    Client(endpoint(broker_url), None).run(command("PING"))
+    assert calls("time")[0] == 2, "a client without a clock never asks"
+
+
+def test_a_connection_that_the_server_ended_is_replaced_at_the_next_call(
+    client: Client, redis_client: redis.Redis
+) -> None:
+    redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
+    with pytest.raises(BrokerUnavailable, match=r"the connection to Redis at .* broke"):
+        client.run(command("PING"))
+    assert client.run(echo("again")) == "again"
+
+
+def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: FlakyProxy) -> None:
+    client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300), None)
+    assert client.run(echo("first")) == "first"
+    proxy.blackhole()
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"[Tt]imeout"):
+        client.run(echo("lost"))
+    assert 0.3 <= time.monotonic() - started < 2
+    proxy.pass_all()
+    assert [client.run(echo(n)) for n in range(5)] == [str(n) for n in range(5)]
+    client.close()
+
+
+def test_a_waiting_endpoint_gives_a_blocking_call_its_time(broker_url: str) -> None:
+    client = Client(endpoint(broker_url, timeout_ms=200).waiting(1_000), None)
+    assert client.run(command("BLPOP", "nothing", 0.6)) is None
+    client.close()
+
+
+def test_a_wait_ends_to_the_millisecond(broker_url: str, client: Client) -> None:
+    waiter = Client(endpoint(broker_url).waiting(1_000), None)
+    waiter.connect()
+    late: list[float] = []
+    for _ in range(5):
+        started = time.monotonic()
+        call: Call[Any] = command("BZPOPMIN", "nothing", "0.050")
+        assert waiter.wait(call, 50, lambda: client.run(command("PING"))) is None
+        late.append(time.monotonic() - started - 0.05)
+    assert min(late) >= -0.001
+    assert sorted(late)[2] < 0.03, "without the nudge it is up to 100 ms"
+    client.run(command("ZADD", "nothing", 1, "a"))
+    assert waiter.wait(command("BZPOPMIN", "nothing", 1), 1_000, lambda: None) == [b"nothing", b"a", b"1"]
+    waiter.close()
+
+
+# --- servers that are not there, not ready or not ours ----------------------------------------------------------------
+
+
+def test_where_nothing_listens_the_error_says_how_to_get_a_server() -> None:
+    with pytest.raises(BrokerUnavailable, match="bulltask server") as refused:
+        Client(endpoint("redis://:secret@127.0.0.1:1/0"), None).connect()
+    assert refused.value.refused
+    assert "secret" not in str(refused.value)
+    with pytest.raises(BrokerUnavailable) as refused:
+        Client(endpoint("unix:///nowhere/redis.sock"), None).connect()
+    assert refused.value.refused
+
+
+def test_a_url_that_cannot_be_read_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError, match=r"broker_url redis://127\.0\.0\.1:port/0 cannot be read"):
+        Client(endpoint("redis://127.0.0.1:port/0"), None).connect()
+
+
+def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFactory) -> None:
+    server = server_factory(password="right")
+    url = server.url.replace("right", "wrong")
+    with pytest.raises(BrokerAuthError, match="refused the login") as refused:
+        Client(endpoint(url), None).connect()
+    assert "wrong" not in str(refused.value).replace("WRONGPASS", "")
+    none = f"redis://127.0.0.1:{server.port}/0"
+    with pytest.raises(BrokerAuthError, match=r"refused the login: Authentication required"):
+        Client(endpoint(none), None).run(command("PING"))
+    client = Client(endpoint(server.url), ServerClock())
+    assert client.run(command("PING")) == b"PONG"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        ("LOADING Redis is loading the dataset in memory", BrokerNotReady),
+        ("READONLY You can't write against a read only replica.", BrokerNotReady),
+        ("MISCONF Redis is configured to save RDB snapshots", BrokerNotReady),
+        ("BUSY Redis is busy running a script.", BrokerNotReady),
+        ("CLUSTERDOWN The cluster is down", BrokerNotReady),
+        ("MASTERDOWN Link with MASTER is down", BrokerNotReady),
+        ("NOREPLICAS Not enough good replicas to write.", BrokerNotReady),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", BrokerNotReady),
+        ("OOM command not allowed when used memory > 'maxmemory'.", BrokerFull),
+        ("NOPERM this user has no permissions to run the 'echo' command", BrokerAuthError),
+        ("NOAUTH Authentication required.", BrokerAuthError),
+        ("ERR something else", BrokerError),
+    ],
+)
+def test_each_error_of_redis_is_one_of_ours(proxy: FlakyProxy, reply: str, error: type[BrokerError]) -> None:
+    client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0"), None)
+    client.connect()
+    proxy.inject_error(reply, match="echo")
+    with pytest.raises(BrokerError) as refused:
+        client.run(echo("x"))
+    assert type(refused.value) is error
+    assert f"127.0.0.1:{proxy.port}" in str(refused.value)
+    client.close()
+
+
+def test_a_server_without_a_connection_left_is_not_ready(server_factory: ServerFactory) -> None:
+    server = server_factory(extra=["--maxclients", "1"])
+    first, second = Client(endpoint(server.url), None), Client(endpoint(server.url), None)
+    first.run(command("PING"))
+    with pytest.raises(BrokerNotReady, match=r"takes no more connections \(maxclients\)"):
+        second.run(command("PING"))
+    first.close()
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lent_client_is_used_again(pool: ClientPool) -> None:
+    assert pool.run(CLIENT_ID) == pool.run(CLIENT_ID)
+    with pool.client() as one, pool.client() as two:
+        assert one is not two
+
+
+def test_at_most_so_many_idle_clients_are_kept(broker_url: str, redis_client: redis.Redis) -> None:
+    pool = ClientPool(endpoint(broker_url), None, limit=3)
+    before = len(redis_client.client_list())
+    together = threading.Barrier(8)
+
+    def work(number: int) -> str:
+        with pool.client() as client:
+            client.connect()
+            together.wait(10)
+            return client.run(echo(number))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(8))) == [str(number) for number in range(8)]
+    wait_until(lambda: len(redis_client.client_list()) == before + 3, what="the end of five connections")
+    pool.close()
+    wait_until(lambda: len(redis_client.client_list()) == before, what="the end of all connections")
+
+
+def test_threads_never_get_each_others_replies(pool: ClientPool) -> None:
+    def work(thread: int) -> bool:
+        return all(pool.run_many([echo(f"{thread}-{n}")]) == [f"{thread}-{n}"] for n in range(200))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(8)))
+
+
+def test_a_client_that_failed_goes_back_and_works_again(pool: ClientPool, redis_client: redis.Redis) -> None:
+    redis_client.client_kill_filter(_id=str(pool.run(CLIENT_ID)))
+    with pytest.raises(BrokerUnavailable):
+        pool.run(command("PING"))
+    assert pool.run(echo("again")) == "again"
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_fork_gives_the_child_a_connection_of_its_own(pool: ClientPool) -> None:
+    before = pool.run(CLIENT_ID)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            texts = [pool.run(echo(f"child-{n}")) for n in range(100)]
+            good = texts == [f"child-{n}" for n in range(100)]
+            os.write(write, f"{pool.run(CLIENT_ID) if good else 0}".encode())
+        os._exit(0)
+    assert [pool.run(echo(f"parent-{n}")) for n in range(100)] == [f"parent-{n}" for n in range(100)]
+    os.waitpid(pid, 0)
+    os.close(write)
+    childs = int(os.read(read, 100) or b"0")
+    os.close(read)
+    assert childs not in {0, before}
+    assert pool.run(CLIENT_ID) == before
