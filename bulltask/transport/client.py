@@ -103,6 +103,18 @@ class Client:
             self._connection.disconnect()
             self._connection = None
 
+    def close_if_dead(self) -> None:
+        """Close a connection that the server has ended meanwhile (a restart, an idle timeout), so that the next call
+        opens a new one. Nothing is expected on an idle connection: whatever can be read from it is its end."""
+        if self._connection is None:
+            return
+        try:
+            ended = self._connection.can_read(timeout=0)
+        except faults.CONNECTION_FAULTS:
+            ended = True
+        if ended:
+            self.close()
+
     def interrupt(self) -> None:
         """End the call that another thread waits in: it raises ``BrokerUnavailable`` at once.
 
@@ -210,6 +222,7 @@ class ClientPool:
             self._reset()
         with self._lock:
             client = self._idle.pop() if self._idle else Client(self._endpoint, self._clock)
+        client.close_if_dead()
         try:
             yield client
         finally:
