@@ -14,6 +14,10 @@ from bulltask.codec import Json
 from bulltask.config import Conf, Config, names_of
 from bulltask.job import NewJob
 from bulltask.ports import ResultReader
+from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.link import Link
+from bulltask.queue.options import AddOptions
+from bulltask.queue.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.context import Context
 from bulltask.registry.discovery import import_related
@@ -154,14 +158,13 @@ class App:
                 simply be sent again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
-        self.send(jobs)
-        return [self.result(job.id, job.queue, sent=True) for job in jobs]
+        return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
 
     async def asend_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
-        await self.asend(jobs)
-        return [self.result(job.id, job.queue, sent=True) for job in jobs]
+        ids = await self.asend(jobs)
+        return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, ids, strict=True)]
 
     def result(self, job_id: str, queue: str | None = None, *, sent: bool = False) -> AsyncResult[Any]:
         """Return the handle of any job, also one that Node sent.
@@ -172,6 +175,21 @@ class App:
             sent: this process has just sent it.
         """
         return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
+
+    # ---- queues --------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str, *, default_job_options: AddOptions | None = None) -> Queue:
+        """Return a queue: add and read any job, pause, clean, count …
+
+        Args:
+            name: the queue, spelled as everywhere in bulltask.
+            default_job_options: options of every job that is added through it unless it says otherwise.
+        """
+        return Queue(name, link=Link(name, lambda: self.broker, default_job_options))
+
+    def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
+        """:meth:`queue` for asyncio; making one needs no ``await``."""
+        return AsyncQueue(name, link=Link(name, lambda: self.broker, default_job_options))
 
     def _unregistered(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
@@ -213,13 +231,13 @@ class App:
         """The server's time, epoch milliseconds (this machine's before the first connection)."""
         return self.broker.clock.now_ms()
 
-    def send(self, jobs: Sequence[NewJob]) -> None:
-        """Store jobs; see :class:`bulltask.transport.produce.Producer`."""
-        self.broker.producer.send(jobs)
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+        """Store jobs and return their ids; see :class:`bulltask.transport.produce.Producer`."""
+        return self.broker.producer.send(jobs)
 
-    async def asend(self, jobs: Sequence[NewJob]) -> None:
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
-        await self.broker.producer.asend(jobs)
+        return await self.broker.producer.asend(jobs)
 
     def close(self) -> None:
         """Close idle connections; the app may be used again."""

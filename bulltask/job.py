@@ -8,7 +8,6 @@ bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +15,7 @@ from typing import Any, Final
 from bulltask import codec
 from bulltask.backoff import Backoff
 from bulltask.codec import Json
-from bulltask.errors import DecodeError, InvalidName
+from bulltask.errors import DecodeError
 from bulltask.states import JobState
 
 __all__ = [
@@ -29,19 +28,13 @@ __all__ = [
     "NewJob",
     "ParentLink",
     "Progress",
-    "check_job_id",
-    "check_job_name",
-    "check_queue_name",
 ]
 
-MAX_NAME: Final = 255
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 OWN_KEY: Final = "bulltask"
 Progress = Json
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,54 +302,6 @@ class JobSnapshot:
     stacktrace: tuple[str, ...] = ()
     progress: Json = None
     attempts_made: int = 0
-
-
-def check_queue_name(name: str) -> str:
-    """Return ``name`` if BullMQ's clients accept it as a queue name.
-
-    Raises:
-        InvalidName: it is empty, over 255 characters, or has a ``:`` or control characters.
-    """
-    _check_text(name, "queue name")
-    if ":" in name:
-        raise InvalidName(f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'")
-    if name.count("{") != name.count("}") or name == "{}":
-        raise InvalidName(f"queue name {name!r} is empty or its braces do not match")
-    return name
-
-
-def check_job_name(name: str) -> str:
-    """Return ``name`` if it may be a task name.
-
-    Raises:
-        InvalidName: it is empty, over 255 characters, or has control characters.
-    """
-    return _check_text(name, "task name")
-
-
-def check_job_id(job_id: str) -> str:
-    """Return ``job_id`` if Node's client would accept it too (PROTOCOL 2.2).
-
-    Raises:
-        InvalidName: it is empty, over 255 characters, all digits (BullMQ's own counter makes those), starts with
-            ``0:``, has a ``:``, or has control characters.
-    """
-    _check_text(job_id, "job_id")
-    if job_id.isdecimal():
-        raise InvalidName(f"job_id {job_id!r} is all digits, as the ids of BullMQ's counter; put a letter in front")
-    if ":" in job_id:
-        raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
-    return job_id
-
-
-def _check_text(text: str, what: str) -> str:
-    if not isinstance(text, str) or not text:
-        raise InvalidName(f"a {what} must be a text that is not empty, not {text!r}")
-    if len(text) > MAX_NAME:
-        raise InvalidName(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
-    if _CONTROL.search(text):
-        raise InvalidName(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
-    return text
 
 
 def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> int:

@@ -62,10 +62,13 @@ class Sender(Protocol):
         """The server's time as far as it is known."""
         ...
 
-    def send(self, jobs: Sequence[NewJob]) -> None:
-        """Store the jobs; returns when Redis has acknowledged all of them."""
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+        """Store the jobs; returns their ids when Redis has acknowledged all of them.
+
+        An id differs from the job's own where an earlier job counts as the same (deduplication).
+        """
         ...
 
-    async def asend(self, jobs: Sequence[NewJob]) -> None:
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
         ...

@@ -14,7 +14,8 @@ from bulltask.backoff import Backoff, CustomBackoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config, jitter_share
 from bulltask.errors import ConfigError
-from bulltask.job import MAX_PRIORITY, JobOptions, NewJob, check_job_id, check_job_name, check_queue_name
+from bulltask.job import MAX_PRIORITY, JobOptions, NewJob
+from bulltask.names import check_job_id, check_job_name, check_queue_name
 
 __all__ = ["CallOptions", "TaskOptions", "build_job"]
 

@@ -118,8 +118,8 @@ class AnyTask(Generic[P, R]):
         """
         jobs = [self.build(self.arguments.bind(args, {}), CallOptions()) for args in calls]
         sender = self._sender()
-        sender.send(jobs)
-        return [self._result(sender, job) for job in jobs]
+        ids = sender.send(jobs)
+        return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """Return the call without making it (Celery's ``s``); wrong arguments raise ``TypeError`` here."""
@@ -138,16 +138,14 @@ class AnyTask(Generic[P, R]):
 
     def _send(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
-        sender.send([job])
-        return self._result(sender, job)
+        return self._result(sender, job, sender.send([job])[0])
 
     async def _asend(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()
-        await sender.asend([job])
-        return self._result(sender, job)
+        return self._result(sender, job, (await sender.asend([job]))[0])
 
-    def _result(self, sender: Sender, job: NewJob) -> AsyncResult[R]:
-        return AsyncResult(job.id, job.queue, sender.results, sender.now_ms())
+    def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
+        return AsyncResult(job_id, job.queue, sender.results, sender.now_ms())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self.location}>"

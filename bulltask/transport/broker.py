@@ -9,10 +9,11 @@ from typing import Generic, TypeVar
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
+from bulltask.names import wire_name
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.keys import QueueKeys, wire_name
+from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer
 from bulltask.transport.stream import RECHECK_MS, Results, Watch
 
@@ -77,6 +78,10 @@ class Broker:
     def waiting_client(self, block_ms: int, name: str | None = None) -> Client:
         """A client whose calls may block up to ``block_ms``."""
         return Client(self.endpoint.waiting(block_ms), None, name)
+
+    def loop_client(self) -> AsyncClient:
+        """The asyncio client that all tasks of the running loop share."""
+        return self._aclients.get()
 
     def aclient(self) -> AsyncClient:
         """An asyncio client of one's own, for the running loop."""

@@ -5,17 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["QueueKeys", "wire_name"]
+__all__ = ["QueueKeys"]
 
 _OWN_ROOT: Final = "bulltask"
-
-
-def wire_name(queue: str, *, hash_tag: bool) -> str:
-    """Return BullMQ's name of a queue: ``emails`` is ``{emails}`` unless braces are already there, or not wanted.
-
-    The braces put all keys of a queue into one cluster slot. Node then says ``new Queue('{emails}')``.
-    """
-    return queue if not hash_tag or "{" in queue else f"{{{queue}}}"
 
 
 class QueueKeys:
@@ -47,6 +39,7 @@ class QueueKeys:
         "prefix",
         "prioritized",
         "queue",
+        "repeat",
         "stalled",
         "stalled_check",
         "wait",
@@ -72,6 +65,7 @@ class QueueKeys:
         self.meta = f"{base}meta"
         self.events = f"{base}events"
         self.id = f"{base}id"
+        self.repeat = f"{base}repeat"
         self.metrics_completed = f"{base}metrics:completed"
         self.metrics_failed = f"{base}metrics:failed"
         # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
@@ -92,6 +86,18 @@ class QueueKeys:
     def dependencies(self, job_id: str) -> str:
         """Full keys of the job's pending children."""
         return f"{self.base}{job_id}:dependencies"
+
+    def processed(self, job_id: str) -> str:
+        """The return values of the job's completed children, by their full key."""
+        return f"{self.base}{job_id}:processed"
+
+    def ignored(self, job_id: str) -> str:
+        """The reasons of the job's failed children whose failure is ignored, by their full key."""
+        return f"{self.base}{job_id}:failed"
+
+    def unsuccessful(self, job_id: str) -> str:
+        """Full keys of the job's failed children whose failure fails the job."""
+        return f"{self.base}{job_id}:unsuccessful"
 
     def deduplication(self, dedup_id: str) -> str:
         """Who owns a deduplication id."""

@@ -54,48 +54,56 @@ class Producer:
         self._pool, self._aclient, self._keys, self._clock, self._config = pool, aclient, keys, clock, config
         self._described: set[str] = set()
 
-    def send(self, jobs: Sequence[NewJob]) -> None:
-        """Add ``jobs`` in order, :data:`BULK` a round trip.
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+        """Add ``jobs`` in order, :data:`BULK` a round trip, and return the ids of the jobs that are stored now.
+
+        An id differs from the job's own where an earlier job counts as the same (deduplication).
 
         Raises:
             BrokerError: after the configured number of resends. Jobs of earlier round trips are stored; whether
                 those of the failed one are is not known, and sending the same jobs again is safe.
         """
+        ids: list[str] = []
         for start in range(0, len(jobs), BULK):
             part = jobs[start : start + BULK]
             for attempt in range(self._config.publish_retries + 1):
                 try:
-                    self._send_part(part)
+                    ids += self._send_part(part)
                     break
                 except _AGAIN:
                     if attempt == self._config.publish_retries:
                         raise
                     threading.Event().wait(self._pause_ms(attempt) / 1000)
+        return ids
 
-    async def asend(self, jobs: Sequence[NewJob]) -> None:
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        ids: list[str] = []
         for start in range(0, len(jobs), BULK):
             part = jobs[start : start + BULK]
             for attempt in range(self._config.publish_retries + 1):
                 try:
-                    await self._asend_part(part)
+                    ids += await self._asend_part(part)
                     break
                 except _AGAIN:
                     if attempt == self._config.publish_retries:
                         raise
                     await asyncio.sleep(self._pause_ms(attempt) / 1000)
+        return ids
 
-    def _send_part(self, part: Sequence[NewJob]) -> None:
+    def _send_part(self, part: Sequence[NewJob]) -> list[str]:
         with self._pool.client() as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
-            client.run_many(self._calls(part))
+            results = client.run_many(self._calls(part))
         self._described.update(job.queue for job in part)
+        return results[-len(part) :]  # behind those of the queues' descriptions
 
-    async def _asend_part(self, part: Sequence[NewJob]) -> None:
+    async def _asend_part(self, part: Sequence[NewJob]) -> list[str]:
         client = self._aclient()
         await client.connect()
-        await client.run_many(self._calls(part))
+        results = await client.run_many(self._calls(part))
         self._described.update(job.queue for job in part)
+        return results[-len(part) :]  # behind those of the queues' descriptions
 
     def _calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
         now_ms = self._clock.now_ms()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from bulltask.config import Config
 from bulltask.errors import BrokerAuthError, BrokerError
+from bulltask.names import wire_name
 from bulltask.transport.client import Client
 from bulltask.transport.inspect import jobs_under, server_facts
-from bulltask.transport.keys import QueueKeys, wire_name
+from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts_add import describe_queue
 from bulltask.worker.exits import Exit

@@ -47,11 +47,12 @@ class Outbox:
     def now_ms(self) -> int:
         return NOW_MS
 
-    def send(self, jobs: Sequence[NewJob]) -> None:
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
         self.jobs += jobs
+        return [job.id for job in jobs]
 
-    async def asend(self, jobs: Sequence[NewJob]) -> None:
-        self.jobs += jobs
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
+        return self.send(jobs)
 
     @property
     def data(self) -> list[Any]:
@@ -384,8 +385,9 @@ def test_a_signature_is_a_call_that_was_not_made(outbox: Outbox) -> None:
 
 def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     app.task(name="known")(add)
-    jobs: list[NewJob] = []
-    monkeypatch.setattr(app, "send", jobs.extend)
+    outbox = Outbox()
+    jobs = outbox.jobs
+    monkeypatch.setattr(app, "send", outbox.send)
     app.send_task("elsewhere", ["a", 1], queue="mail", priority=2)
     app.send_task("elsewhere", kwargs={"to": "a"})
     app.send_task("elsewhere")
@@ -537,7 +539,7 @@ def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str,
         ({"expires": []}, ConfigError, "expires"),
         ({"priority": 2**21}, ConfigError, "priority"),
         ({"queue": "a:b"}, InvalidName, "queue name"),
-        ({"job_id": "17"}, InvalidName, "all digits"),
+        ({"job_id": "17"}, InvalidName, "a number"),
         ({"headers": {"x": b""}}, EncodeError, "headers of task t"),
         ({"max_retries": -1}, ConfigError, "max_retries"),
     ],

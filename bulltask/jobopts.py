@@ -1,0 +1,238 @@
+"""BullMQ's options of a job in Python's words: checked here once, for tasks and for queues (PROTOCOL 2.2).
+
+What Node's client checks before it sends is checked here too, with an error that names the option. Lengths of time
+are seconds or ``timedelta``; what is stored is BullMQ's: milliseconds, and seconds for ages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from bulltask.backoff import Backoff
+from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.codec import MAX_SAFE_INTEGER
+from bulltask.errors import ConfigError
+from bulltask.job import MAX_PRIORITY, ParentLink
+from bulltask.names import qualified_name
+
+__all__ = [
+    "FAILURE_FLAGS",
+    "STORED",
+    "BackoffLike",
+    "Deduplication",
+    "HasAddress",
+    "KeepJobs",
+    "ParentLike",
+    "check_priority",
+    "parent_link",
+    "stored_options",
+]
+
+
+class HasAddress(Protocol):
+    """A job by its id and its queue: a ``Job``, an ``AsyncResult``, a ``JobRef``, ``self.request`` in a task."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        ...
+
+    @property
+    def queue(self) -> str:
+        """Its queue as the user spells it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplication:
+    """Which jobs count as the same, and for how long (BullMQ's five modes, PROTOCOL 4.11).
+
+    ``Deduplication("x")``: until the first one has ended. With ``ttl``: for that long, whatever becomes of it. With
+    ``extend`` every further job restarts that time. With ``replace`` a further job takes the place of one that is
+    still delayed; ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
+
+    Attributes:
+        id: jobs with the same one count as the same.
+        ttl: seconds or ``timedelta``.
+        extend: restart ``ttl`` at every further job.
+        replace: the newest one counts while the first is delayed.
+    """
+
+    id: str
+    ttl: Duration | None = None
+    extend: bool = False
+    replace: bool = False
+
+    def to_wire(self) -> dict[str, object]:
+        """The stored option ``de``.
+
+        Raises:
+            ConfigError: the id is empty or a value has a wrong type.
+        """
+        if not isinstance(self.id, str) or not self.id:
+            raise ConfigError(f"deduplication needs an id, a text that is not empty, not {self.id!r}")
+        wire: dict[str, object] = {"id": self.id}
+        if self.ttl is not None:
+            wire["ttl"] = to_ms(self.ttl, "the ttl of deduplication")
+        return wire | {name: True for name in ("extend", "replace") if _flag(getattr(self, name), name)}
+
+
+BackoffLike = Backoff | Mapping[str, Any] | Duration
+"""A delay before every retry, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay": 3600}``."""
+
+KeepJobs = bool | int | Mapping[str, Any]
+"""``True``: remove at once; ``False``: keep; a number: keep so many; ``{"age": 3600, "count": 1000}``: keep both."""
+
+ParentLike = HasAddress | Mapping[str, str]
+"""A job, or ``{"id": …, "queue": …}``."""
+
+FAILURE_FLAGS: Final[Mapping[str, str]] = {
+    "fail_parent_on_failure": "fpof",
+    "continue_parent_on_failure": "cpof",
+    "ignore_dependency_on_failure": "idof",
+    "remove_dependency_on_failure": "rdof",
+}
+
+
+def stored_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """Return the options of :data:`STORED` under BullMQ's names; others and those that are ``None`` are left out.
+
+    Raises:
+        ConfigError: a value is wrong, or two options exclude each other.
+    """
+    flags = [name for name in FAILURE_FLAGS if given.get(name)]
+    if len(flags) > 1:
+        raise ConfigError(f"the options {', '.join(flags)} exclude each other; use one of them")
+    found: dict[str, object] = {}
+    for name, (stored, read) in STORED.items():
+        if (value := given.get(name)) is None:
+            continue
+        if (wire := read(value, name)) is not None:
+            found[stored] = wire
+    return found
+
+
+def parent_link(parent: ParentLike, stored: Mapping[str, object], prefix: str, *, hash_tag: bool) -> ParentLink:
+    """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
+
+    Args:
+        parent: the job that waits; a ``queue`` with a ``:`` is BullMQ's qualified name (``bull:orders``).
+        stored: the child's options as :func:`stored_options` returns them.
+        prefix: BullMQ's prefix, for queues that are spelled as usual.
+        hash_tag: the app's ``queue_hash_tag``.
+
+    Raises:
+        ConfigError: it is no job.
+    """
+    read = parent.get if isinstance(parent, Mapping) else lambda name: getattr(parent, name, None)
+    job_id, queue = read("id"), read("queue")
+    if not (isinstance(job_id, str) and job_id and isinstance(queue, str) and queue):
+        raise ConfigError(f"parent must be a job, or a mapping with the texts id and queue, not {parent!r}")
+    qualified = qualified_name(queue, prefix, hash_tag=hash_tag)
+    flags = {flag: True for flag in FAILURE_FLAGS.values() if stored.get(flag)}
+    return ParentLink(f"{qualified}:{job_id}", {"id": job_id, "queueKey": qualified, **flags})
+
+
+def check_priority(value: object) -> int:
+    """Return a priority; ``None`` is 0.
+
+    Raises:
+        ConfigError: it is no whole number from 0 to the largest that every BullMQ accepts.
+    """
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
+        raise ConfigError(f"priority must be a whole number from 0 (none), 1 (first) to {MAX_PRIORITY}, not {value!r}")
+    return value
+
+
+def _number(low: int) -> Callable[[Any, str], int]:
+    def read(value: Any, name: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
+            raise ConfigError(f"{name} must be a whole number of {low} or more, not {value!r}")
+        return value
+
+    return read
+
+
+def _flag(value: Any, name: str) -> bool | None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
+    return value or None
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a text, not {value!r}")
+    return value
+
+
+def _backoff(value: Any, name: str) -> dict[str, object]:
+    if isinstance(value, Backoff):
+        return value.to_wire()
+    if not isinstance(value, Mapping):
+        return {"type": "fixed", "delay": to_ms(value, name)}
+    _known(value, {"type", "delay", "jitter", "max_delay"}, name)
+    wire: dict[str, object] = {"type": _text(value.get("type"), f"the type of {name}")}
+    if "delay" in value:
+        wire["delay"] = to_ms(value["delay"], f"the delay of {name}")
+    if "jitter" in value:
+        wire["jitter"] = value["jitter"]
+    if value.get("max_delay") is not None:
+        wire["maxDelay"] = to_ms(value["max_delay"], f"the max_delay of {name}")
+    _check_backoff(wire)
+    return wire
+
+
+def _check_backoff(wire: Mapping[str, Any]) -> None:
+    """Let the class find what is wrong; it would add defaults, so it does not make the stored form."""
+    Backoff(wire["type"], wire.get("delay", 0), wire.get("jitter", 0.0), wire.get("maxDelay"))
+
+
+def _keep(value: Any, name: str) -> object:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping):
+        return _number(-1)(value, name)
+    _known(value, {"age", "count"}, name)
+    wire: dict[str, object] = {}
+    if value.get("age") is not None:
+        wire["age"] = -(-to_ms(value["age"], f"the age of {name}") // 1000)  # BullMQ counts whole seconds here
+    if value.get("count") is not None:
+        wire["count"] = _number(0)(value["count"], f"the count of {name}")
+    return wire
+
+
+def _deduplication(value: Any, name: str) -> dict[str, object]:
+    if isinstance(value, Mapping):
+        _known(value, {"id", "ttl", "extend", "replace"}, name)
+        value = Deduplication(**{"id": "", **value})
+    return (value if isinstance(value, Deduplication) else Deduplication(value)).to_wire()
+
+
+def _moment(value: Any, name: str) -> int:
+    return to_epoch_ms(value, name) if isinstance(value, datetime) else to_ms(value, name)
+
+
+def _known(value: Mapping[str, Any], names: set[str], option: str) -> None:
+    if unknown := sorted(set(value) - names):
+        raise ConfigError(f"{option} does not know {unknown[0]!r}; it knows {', '.join(sorted(names))}")
+
+
+STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
+    "backoff": ("backoff", _backoff),
+    "timestamp": ("timestamp", _moment),
+    "remove_on_complete": ("removeOnComplete", _keep),
+    "remove_on_fail": ("removeOnFail", _keep),
+    "keep_logs": ("kl", _number(0)),
+    "stack_trace_limit": ("stackTraceLimit", _number(0)),
+    "size_limit": ("sizeLimit", _number(1)),
+    "deduplication": ("de", _deduplication),
+    "telemetry_metadata": ("tm", _text),
+    "omit_context": ("omc", _flag),
+    **{name: (stored, _flag) for name, stored in FAILURE_FLAGS.items()},
+}
+"""Option to its stored name and how it is read; a result of ``None`` is not stored."""

@@ -1,0 +1,88 @@
+"""Names of queues, tasks and jobs: what BullMQ's clients accept, and how a queue is called on the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from bulltask.errors import InvalidName
+
+__all__ = ["MAX_NAME", "check_job_id", "check_job_name", "check_queue_name", "qualified_name", "wire_name"]
+
+MAX_NAME: Final = 255
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_COUNTED = re.compile(r"-?[1-9][0-9]*|0")
+
+_QUEUE_KEYS: Final = frozenset(
+    "active completed delay delayed events failed id limiter marker meta paused pc prioritized priority repeat stalled"
+    " stalled-check wait waiting-children".split()
+)
+"""Last parts of a queue's own keys: a job of that id would be written over them."""
+
+
+def wire_name(queue: str, *, hash_tag: bool) -> str:
+    """Return BullMQ's name of a queue: ``emails`` is ``{emails}`` unless braces are already there, or not wanted.
+
+    The braces put all keys of a queue into one cluster slot. Node then says ``new Queue('{emails}')``.
+    """
+    return queue if not hash_tag or "{" in queue else f"{{{queue}}}"
+
+
+def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
+    """Return what Node calls a queue's qualified name: ``bull:{emails}`` for ``emails``.
+
+    A text with a ``:`` is one already, because names of queues have none.
+    """
+    return queue if ":" in queue else f"{prefix}:{wire_name(queue, hash_tag=hash_tag)}"
+
+
+def check_queue_name(name: str) -> str:
+    """Return ``name`` if BullMQ's clients accept it as a queue name.
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, or has a ``:`` or control characters.
+    """
+    _check_text(name, "queue name")
+    if ":" in name:
+        raise InvalidName(f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'")
+    if name.count("{") != name.count("}") or name == "{}":
+        raise InvalidName(f"queue name {name!r} is empty or its braces do not match")
+    return name
+
+
+def check_job_name(name: str) -> str:
+    """Return ``name`` if it may be a task name.
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, or has control characters.
+    """
+    return _check_text(name, "task name")
+
+
+def check_job_id(job_id: str) -> str:
+    """Return ``job_id`` if Node's client would accept it too (PROTOCOL 2.2).
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, a whole number (BullMQ's own counter makes those), starts with
+            ``0:``, has a ``:`` (unless exactly two, as the ids of repeated jobs), has control characters, or is the
+            name of one of the queue's own keys (which Node does not check, and then overwrites that key).
+    """
+    _check_text(job_id, "job_id")
+    if _COUNTED.fullmatch(job_id):
+        raise InvalidName(f"job_id {job_id!r} is a number, as the ids of BullMQ's counter; put a letter in front")
+    if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
+        raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
+    if job_id in _QUEUE_KEYS:
+        raise InvalidName(f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front")
+    return job_id
+
+
+def _check_text(text: str, what: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise InvalidName(f"a {what} must be a text that is not empty, not {text!r}")
+    if len(text) > MAX_NAME:
+        raise InvalidName(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
+    if _CONTROL.search(text):
+        raise InvalidName(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
+    return text

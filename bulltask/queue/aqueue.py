@@ -1,0 +1,236 @@
+"""``AsyncQueue``: :class:`bulltask.queue.queue.Queue` for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Self, Unpack
+
+from bulltask import codec
+from bulltask.clock import Duration
+from bulltask.codec import Json
+from bulltask.queue import operations, reading
+from bulltask.queue.ajob import AsyncJob
+from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
+from bulltask.queue.base import QueueBase
+from bulltask.queue.fields import record_of
+from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.walk import Walk
+from bulltask.states import JobState
+
+__all__ = ["AsyncQueue"]
+
+
+class AsyncQueue(QueueBase):
+    """:class:`bulltask.queue.queue.Queue` for asyncio; ``app.aqueue("emails")`` makes one.
+
+    It may be used by many tasks and loops; the tasks of one loop share a connection. Outside an app, use it as
+    ``async with AsyncQueue(…) as queue`` or call :meth:`close`.
+    """
+
+    # ---- adding and removing -------------------------------------------------------------------------------------
+
+    async def add(self, name: str, data: Json = None, **options: Unpack[AddOptions]) -> AsyncJob:
+        """As :meth:`bulltask.queue.queue.Queue.add`."""
+        return (await self.add_bulk([{"name": name, "data": data, "options": options}]))[0]
+
+    async def add_bulk(self, jobs: Iterable[BulkJob]) -> list[AsyncJob]:
+        """As :meth:`bulltask.queue.queue.Queue.add_bulk`."""
+        checked = [self._link.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        await self._link.aconnect()
+        new = self._link.dated(checked)
+        ids = await self._link.broker.producer.asend(new)
+        return [AsyncJob(self._link, record_of(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
+
+    async def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove`."""
+        return await self._link.arun(operations.remove(self._link, job_id, children=remove_children))
+
+    async def drain(self, *, delayed: bool = False) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.drain`."""
+        await self._link.arun(operations.drain(self._link, delayed=delayed))
+
+    async def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
+        """As :meth:`bulltask.queue.queue.Queue.clean`."""
+        return await self._link.arun(operations.clean(self._link, grace, limit, state))
+
+    async def obliterate(self, *, force: bool = False, count: int = 1000) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.obliterate`."""
+        await self._link.arun(operations.obliterate(self._link, count, force=force))
+
+    async def retry_jobs(self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.retry_jobs`."""
+        await self._link.arun(operations.move_to_wait(self._link, state, count, before_ms))
+
+    async def promote_jobs(self, *, count: int = 1000) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.promote_jobs`."""
+        await self._link.arun(operations.move_to_wait(self._link, "delayed", count, None))
+
+    # ---- pausing and limits --------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.pause`."""
+        await self._link.arun(operations.set_paused(self._link, paused=True))
+
+    async def resume(self) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.resume`."""
+        await self._link.arun(operations.set_paused(self._link, paused=False))
+
+    async def is_paused(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.is_paused`."""
+        return await self._link.arun(reading.is_paused(self._link))
+
+    async def is_maxed(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.is_maxed`."""
+        return await self._link.arun(reading.is_maxed(self._link))
+
+    async def rate_limit(self, duration: Duration) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.rate_limit`."""
+        await self._link.arun(operations.rate_limit(self._link, duration))
+
+    async def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
+        """As :meth:`bulltask.queue.queue.Queue.get_rate_limit_ttl`."""
+        return await self._link.arun(reading.get_rate_limit_ttl(self._link, max_jobs))
+
+    async def remove_rate_limit_key(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove_rate_limit_key`."""
+        return await self._link.arun(operations.remove_rate_limit_key(self._link))
+
+    async def set_global_concurrency(self, concurrency: int) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.set_global_concurrency`."""
+        await self._link.arun(operations.set_global_concurrency(self._link, concurrency))
+
+    async def get_global_concurrency(self) -> int | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_global_concurrency`."""
+        return await self._link.arun(reading.get_global_concurrency(self._link))
+
+    async def remove_global_concurrency(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove_global_concurrency`."""
+        return await self._link.arun(operations.forget_meta(self._link, "concurrency"))
+
+    async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
+        """Let at most ``max`` jobs of this queue be taken in ``duration``, over all workers."""
+        await self._link.arun(operations.set_global_rate_limit(self._link, max, duration))
+
+    async def get_global_rate_limit(self) -> RateLimit | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_global_rate_limit`."""
+        return await self._link.arun(reading.get_global_rate_limit(self._link))
+
+    async def remove_global_rate_limit(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove_global_rate_limit`."""
+        return await self._link.arun(operations.forget_meta(self._link, "max", "duration"))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    async def get_job(self, job_id: str) -> AsyncJob | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_job`."""
+        record = await self._link.arun(reading.get_job(self._link, job_id))
+        return None if record is None else AsyncJob(self._link, record)
+
+    async def get_jobs(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[AsyncJob]:
+        """As :meth:`bulltask.queue.queue.Queue.get_jobs`."""
+        found = await self._link.arun(reading.get_jobs(self._link, states, start, end, asc=asc))
+        return [AsyncJob(self._link, record) for record in found]
+
+    async def iter_jobs(
+        self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000
+    ) -> AsyncIterator[AsyncJob]:
+        """As :meth:`bulltask.queue.queue.Queue.iter_jobs`."""
+        walk = Walk(self._link, states, page_size, asc=asc)
+        while (page := await self._link.arun(walk.page())) is not None:
+            for record in page:
+                yield AsyncJob(self._link, record)
+
+    async def get_job_counts(self, *states: str) -> dict[str, int]:
+        """As :meth:`bulltask.queue.queue.Queue.get_job_counts`."""
+        return await self._link.arun(reading.get_counts_of(self._link, states))
+
+    async def job_counts(self) -> JobCounts:
+        """As :meth:`bulltask.queue.queue.Queue.job_counts`."""
+        return await self._link.arun(reading.job_counts(self._link))
+
+    async def count(self) -> int:
+        """As :meth:`bulltask.queue.queue.Queue.count`."""
+        return await self._link.arun(reading.count(self._link))
+
+    async def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
+        """As :meth:`bulltask.queue.queue.Queue.get_counts_per_priority`."""
+        return await self._link.arun(reading.get_counts_per_priority(self._link, priorities))
+
+    async def get_job_state(self, job_id: str) -> JobState:
+        """As :meth:`bulltask.queue.queue.Queue.get_job_state`."""
+        return await self._link.arun(reading.get_job_state(self._link, job_id))
+
+    async def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
+        """As :meth:`bulltask.queue.queue.Queue.get_job_logs`."""
+        return await self._link.arun(reading.get_job_logs(self._link, job_id, start, end, asc=asc))
+
+    async def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
+        """As :meth:`bulltask.queue.queue.Queue.get_metrics`."""
+        return await self._link.arun(reading.get_metrics(self._link, kind, start, end))
+
+    async def get_workers(self) -> list[ClientInfo]:
+        """As :meth:`bulltask.queue.queue.Queue.get_workers`."""
+        return await self._link.arun(reading.get_clients(self._link, events=False))
+
+    async def get_workers_count(self) -> int:
+        """As :meth:`bulltask.queue.queue.Queue.get_workers_count`."""
+        return len(await self.get_workers())
+
+    async def get_queue_events(self) -> list[ClientInfo]:
+        """As :meth:`bulltask.queue.queue.Queue.get_queue_events`."""
+        return await self._link.arun(reading.get_clients(self._link, events=True))
+
+    async def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
+        """As :meth:`bulltask.queue.queue.Queue.get_dependencies`."""
+        return await self._link.arun(reading.get_dependencies(self._link, parent_id, kind, start, end))
+
+    async def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
+        """As :meth:`bulltask.queue.queue.Queue.export_prometheus_metrics`."""
+        return await self._link.arun(reading.prometheus_text(self._link, labels or {}))
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    async def update_job_progress(self, job_id: str, progress: Json) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.update_job_progress`."""
+        encoded = codec.encode(progress, what=f"progress of job {job_id}")
+        await self._link.arun(operations.update_job_progress(self._link, job_id, encoded))
+
+    async def add_job_log(self, job_id: str, line: str, keep_logs: int = 0) -> int:
+        """As :meth:`bulltask.queue.queue.Queue.add_job_log`."""
+        return await self._link.arun(operations.add_job_log(self._link, job_id, line, keep_logs))
+
+    async def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_deduplication_job_id`."""
+        return await self._link.arun(reading.get_deduplication_job_id(self._link, deduplication_id))
+
+    async def remove_deduplication_key(self, deduplication_id: str) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove_deduplication_key`."""
+        return await self._link.arun(operations.remove_deduplication_key(self._link, deduplication_id))
+
+    async def get_meta(self) -> dict[str, str]:
+        """As :meth:`bulltask.queue.queue.Queue.get_meta`."""
+        return await self._link.arun(reading.get_meta(self._link))
+
+    async def set_meta(self, values: Mapping[str, str | int]) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.set_meta`."""
+        await self._link.arun(operations.set_meta(self._link, values))
+
+    async def get_version(self) -> str | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_version`."""
+        return (await self.get_meta()).get("version")
+
+    async def trim_events(self, max_length: int) -> int:
+        """As :meth:`bulltask.queue.queue.Queue.trim_events`."""
+        return await self._link.arun(operations.trim_events(self._link, max_length))
+
+    async def close(self) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.close`."""
+        await self._link.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,184 @@
+"""What ``Queue.add`` may be told about a job, and the job that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypedDict
+
+import uuid_utils
+
+from bulltask import codec
+from bulltask.backoff import Backoff
+from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.config import Config
+from bulltask.errors import ConfigError, PayloadTooLarge
+from bulltask.job import JobOptions, NewJob, ParentLink
+from bulltask.jobopts import (
+    BackoffLike,
+    Deduplication,
+    KeepJobs,
+    ParentLike,
+    check_priority,
+    parent_link,
+    stored_options,
+)
+from bulltask.names import check_job_id, check_job_name
+
+__all__ = ["AddOptions", "BulkJob", "build_job", "check_options"]
+
+
+class AddOptions(TypedDict, total=False):
+    """Options of a job, as BullMQ has them (PROTOCOL 2.2).
+
+    Lengths of time are seconds or ``timedelta``; ``None`` is as good as leaving an option out, but for ``backoff``,
+    where it means to retry at once.
+
+    Attributes:
+        attempts: tries in all; the app's ``task_max_retries`` + 1 (3) if left out, which Node would not write.
+        backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+            3600}``. ``type`` may be the name of a strategy that the workers know. The app's setting if left out.
+        delay: time before the job may run.
+        priority: 0 for none (runs before every other), else 1 (first) to 2,097,151 (last).
+        lifo: take it before the jobs that wait already.
+        timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
+        job_id: its id; adding the same id again adds nothing. Made here (UUIDv7) if left out.
+        remove_on_complete, remove_on_fail: ``True`` removes the job when it ends, a number keeps so many, ``{"age":
+            seconds, "count": n}`` keeps what is younger and at most ``n``, ``False`` keeps all. The app's
+            ``result_expires`` (a day) and ``result_failure_expires`` (for ever) if left out.
+        keep_logs: how many lines its log keeps.
+        stack_trace_limit: how many tracebacks of failed attempts it keeps.
+        size_limit: most bytes that its data may have as JSON; checked here, before anything is sent.
+        deduplication: an id, or :class:`bulltask.jobopts.Deduplication`.
+        parent: the job that waits for this one.
+        fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
+            remove_dependency_on_failure: what this job's failure means to its parent; at most one of them.
+        telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
+        expires: time, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
+        headers: JSON for ``self.request.headers`` of bulltask's tasks.
+    """
+
+    attempts: int
+    backoff: BackoffLike | None
+    delay: Duration
+    priority: int
+    lifo: bool
+    timestamp: datetime | float
+    job_id: str | None
+    remove_on_complete: KeepJobs
+    remove_on_fail: KeepJobs
+    keep_logs: int
+    stack_trace_limit: int
+    size_limit: int
+    deduplication: Deduplication | Mapping[str, Any] | str
+    parent: ParentLike | None
+    fail_parent_on_failure: bool
+    continue_parent_on_failure: bool
+    ignore_dependency_on_failure: bool
+    remove_dependency_on_failure: bool
+    telemetry_metadata: str
+    omit_context: bool
+    expires: Duration | datetime
+    headers: Mapping[str, Any]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class BulkJob(_Named, total=False):
+    """One job of ``add_bulk``: its name, its data, its options."""
+
+    data: Any
+    options: AddOptions
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Find unknown names among options.
+
+    Raises:
+        TypeError: there is one; the message lists the known ones.
+    """
+    known = AddOptions.__annotations__
+    if unknown := sorted(set(options) - set(known)):
+        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+
+
+def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:
+    """Check everything about a job and return what will be sent; nothing is sent here.
+
+    Args:
+        queue: the queue as the user spells it.
+        name: the job's name, which for a bulltask worker is the task's.
+        data: plain JSON.
+        options: see :class:`AddOptions`.
+        config: the defaults.
+
+    Raises:
+        TypeError: an option is unknown.
+        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the job is wrong.
+    """
+    check_options(options)
+    stored = stored_options(options)
+    parent = _link_to_parent(options, stored, config)
+    encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
+    if (most := options.get("size_limit")) is not None and len(encoded) > most:
+        raise PayloadTooLarge(
+            f"the data of job {name} is {len(encoded):,} bytes of JSON, over its size_limit of {most:,}"
+        )
+    job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")
+    return NewJob(
+        queue=queue,
+        id=str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id),
+        name=check_job_name(name),
+        data=encoded,
+        options=_job_options(name, options, stored, config),
+        parent=parent,
+        timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
+    )
+
+
+def _link_to_parent(options: Mapping[str, Any], stored: dict[str, object], config: Config) -> ParentLink | None:
+    """Return the link to ``options["parent"]``, which is noted in ``stored`` too; ``None`` for a job without one."""
+    parent = options.get("parent")
+    if parent is None:
+        return None
+    link = parent_link(parent, stored, config.prefix, hash_tag=config.queue_hash_tag)
+    stored["parent"] = {"id": link.data["id"], "queue": link.data["queueKey"]}
+    return link
+
+
+def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, object], config: Config) -> JobOptions:
+    delay, headers, expires = options.get("delay"), options.get("headers"), options.get("expires")
+    at = isinstance(expires, datetime)
+    return JobOptions(
+        attempts=_attempts(options.get("attempts"), config),
+        backoff=None if "backoff" in options else _default_backoff(config),
+        delay_ms=0 if delay is None else to_ms(delay, "delay"),
+        priority=check_priority(options.get("priority")),
+        lifo=_flag(options.get("lifo"), "lifo"),
+        keep_completed_ms=config.result_expires_ms,
+        keep_failed_ms=config.failure_expires_ms,
+        expires_in_ms=None if expires is None or at else to_ms(expires, "expires"),
+        expires_ms=to_epoch_ms(expires, "expires") if isinstance(expires, datetime) else None,
+        headers="" if not headers else codec.encode(headers, what=f"headers of job {name}").decode(),
+        more=stored,
+    )
+
+
+def _attempts(value: object, config: Config) -> int:
+    if value is None:
+        return config.max_retries + 1
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise ConfigError(f"attempts must be a whole number of 0 or more, not {value!r}")
+    return value
+
+
+def _default_backoff(config: Config) -> Backoff:
+    return Backoff("exponential", config.retry_backoff_ms, config.retry_jitter, config.retry_backoff_max_ms)
+
+
+def _flag(value: object, name: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
+    return bool(value)

@@ -1,0 +1,327 @@
+"""``Queue``: everything that can be done with a queue from outside its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self, Unpack
+
+from bulltask import codec
+from bulltask.clock import Duration
+from bulltask.codec import Json
+from bulltask.queue import operations, reading
+from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
+from bulltask.queue.base import QueueBase
+from bulltask.queue.fields import record_of
+from bulltask.queue.job import Job
+from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.walk import Walk
+from bulltask.states import JobState
+
+__all__ = ["Queue"]
+
+
+class Queue(QueueBase):
+    """A queue of BullMQ 5.62, for Python and Node workers alike; ``app.queue("emails")`` makes one.
+
+    It connects when first used, and may be used by many threads. Every method raises ``BrokerError`` when Redis
+    cannot be reached. Names are those of BullMQ's ``Queue``; lengths of time are seconds or ``timedelta``.
+
+    Arguments are those of :class:`bulltask.queue.base.QueueBase`.
+    """
+
+    # ---- adding and removing -------------------------------------------------------------------------------------
+
+    def add(self, name: str, data: Json = None, **options: Unpack[AddOptions]) -> Job:
+        """Add a job.
+
+        Args:
+            name: the job's name; a bulltask worker runs the task of that name.
+            data: plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            options: see :class:`bulltask.queue.options.AddOptions`.
+
+        Returns:
+            The job as it was sent. Where an earlier job counts as the same, the id is that one's (as in Node).
+
+        Raises:
+            TypeError, ConfigError, InvalidName, EncodeError, PayloadTooLarge: nothing was sent.
+            ParentNotFound: the parent is gone.
+            ParentConflict: the job exists already and belongs to another parent that still waits.
+        """
+        return self.add_bulk([{"name": name, "data": data, "options": options}])[0]
+
+    def add_bulk(self, jobs: Iterable[BulkJob]) -> list[Job]:
+        """Add jobs in order, a thousand in a round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
+
+        All are checked before the first one is sent. They are not added in one transaction.
+        """
+        checked = [self._link.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        self._link.connect()
+        new = self._link.dated(checked)
+        ids = self._link.broker.producer.send(new)
+        return [Job(self._link, record_of(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
+
+    def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
+        """Remove a job wherever it is; false when it, or a child that would go too, is locked by a worker.
+
+        Raises:
+            SchedulerJob: it is the next one of a job scheduler.
+        """
+        return self._link.run(operations.remove(self._link, job_id, children=remove_children))
+
+    def drain(self, *, delayed: bool = False) -> None:
+        """Remove all jobs that wait, with or without a priority; active and finished ones stay.
+
+        Args:
+            delayed: the delayed ones too. The next jobs of job schedulers always stay.
+        """
+        self._link.run(operations.drain(self._link, delayed=delayed))
+
+    def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
+        """Remove jobs of one state that are older than ``grace``.
+
+        Args:
+            grace: since they ended, or since they were made for those that have not.
+            limit: how many at the most; 0 for all.
+            state: ``completed``, ``failed``, ``wait``, ``active`` (only those without a lock), ``paused``,
+                ``delayed`` or ``prioritized``.
+
+        Returns:
+            The ids of the removed jobs.
+        """
+        return self._link.run(operations.clean(self._link, grace, limit, state))
+
+    def obliterate(self, *, force: bool = False, count: int = 1000) -> None:
+        """Pause the queue and remove it with all its jobs. There is no way back.
+
+        Args:
+            force: also when jobs are active.
+            count: jobs in one call.
+
+        Raises:
+            QueueActive: jobs are active, and ``force`` is off; the queue is left paused.
+            QueueNotPaused: somebody resumed it meanwhile.
+        """
+        self._link.run(operations.obliterate(self._link, count, force=force))
+
+    def retry_jobs(self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None) -> None:
+        """Let all finished jobs of a state wait again; their priorities are ignored (as in BullMQ 5).
+
+        Args:
+            state: ``"failed"`` or ``"completed"``.
+            count: jobs in one call.
+            before_ms: only those that had ended at this time (epoch milliseconds); now if left out.
+        """
+        self._link.run(operations.move_to_wait(self._link, state, count, before_ms))
+
+    def promote_jobs(self, *, count: int = 1000) -> None:
+        """Let all delayed jobs wait now, ``count`` in one call; their priorities are ignored (as in BullMQ 5)."""
+        self._link.run(operations.move_to_wait(self._link, "delayed", count, None))
+
+    # ---- pausing and limits --------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop all workers of this queue from taking jobs; those that run go on."""
+        self._link.run(operations.set_paused(self._link, paused=True))
+
+    def resume(self) -> None:
+        """End a pause.
+
+        Unlike BullMQ 5's, this loses no job when clients of BullMQ 6 paused the queue or added to it meanwhile.
+        """
+        self._link.run(operations.set_paused(self._link, paused=False))
+
+    def is_paused(self) -> bool:
+        """True when the queue is paused."""
+        return self._link.run(reading.is_paused(self._link))
+
+    def is_maxed(self) -> bool:
+        """True when as many jobs are active as the global concurrency allows."""
+        return self._link.run(reading.is_maxed(self._link))
+
+    def rate_limit(self, duration: Duration) -> None:
+        """Take no job for so long; only honoured where a rate limit is set, globally or at the worker (BullMQ)."""
+        self._link.run(operations.rate_limit(self._link, duration))
+
+    def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
+        """Seconds until a rate limit ends, 0 when there is none.
+
+        Args:
+            max_jobs: how many jobs the limit allows, where it is set at the workers.
+        """
+        return self._link.run(reading.get_rate_limit_ttl(self._link, max_jobs))
+
+    def remove_rate_limit_key(self) -> bool:
+        """End a rate limit now; false when there was none."""
+        return self._link.run(operations.remove_rate_limit_key(self._link))
+
+    def set_global_concurrency(self, concurrency: int) -> None:
+        """Let at most so many jobs of this queue be active at once, over all workers."""
+        self._link.run(operations.set_global_concurrency(self._link, concurrency))
+
+    def get_global_concurrency(self) -> int | None:
+        """How many jobs may be active at once; ``None``: no limit."""
+        return self._link.run(reading.get_global_concurrency(self._link))
+
+    def remove_global_concurrency(self) -> bool:
+        """End that limit; false when there was none."""
+        return self._link.run(operations.forget_meta(self._link, "concurrency"))
+
+    def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
+        """Let at most ``max`` jobs of this queue be taken in ``duration``, over all workers."""
+        self._link.run(operations.set_global_rate_limit(self._link, max, duration))
+
+    def get_global_rate_limit(self) -> RateLimit | None:
+        """The global rate limit; ``None``: there is none."""
+        return self._link.run(reading.get_global_rate_limit(self._link))
+
+    def remove_global_rate_limit(self) -> bool:
+        """End the global rate limit; false when there was none."""
+        return self._link.run(operations.forget_meta(self._link, "max", "duration"))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def get_job(self, job_id: str) -> Job | None:
+        """Read a job; ``None`` when there is none of that id."""
+        record = self._link.run(reading.get_job(self._link, job_id))
+        return None if record is None else Job(self._link, record)
+
+    def get_jobs(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[Job]:
+        """Read jobs ``start`` to ``end`` (both included) of each of ``states``, all at once.
+
+        Args:
+            states: ``waiting`` (means ``paused`` too), ``paused``, ``prioritized``, ``delayed``,
+                ``waiting-children``, ``active``, ``completed``, ``failed``; none means all.
+            start: first one of each state, from 0.
+            end: last one of each state, -1 for all; for very many :meth:`iter_jobs` is the better way.
+            asc: the oldest first.
+        """
+        found = self._link.run(reading.get_jobs(self._link, states, start, end, asc=asc))
+        return [Job(self._link, record) for record in found]
+
+    def iter_jobs(self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000) -> Iterator[Job]:
+        """Walk through any number of jobs, a page at a time, while others go on using the queue.
+
+        A job that stays where it is from beginning to end is met, and met once. One that comes, leaves or moves
+        meanwhile may be met or not; one that moves on to a later state is met at least once. A queue that grows
+        faster than the walk does not keep it from ending. Only where jobs left so fast that a whole page was gone
+        may some be met twice.
+
+        Args:
+            states: as in :meth:`get_jobs`; walked through in the order in which jobs go through them.
+            asc: within a state the one that is next in turn (or ended first) comes first; else last.
+            page_size: jobs in memory at a time.
+        """
+        walk = Walk(self._link, states, page_size, asc=asc)
+        while (page := self._link.run(walk.page())) is not None:
+            for record in page:
+                yield Job(self._link, record)
+
+    def get_job_counts(self, *states: str) -> dict[str, int]:
+        """How many jobs are in each of ``states``; all eight if none is named."""
+        return self._link.run(reading.get_counts_of(self._link, states))
+
+    def job_counts(self) -> JobCounts:
+        """How many jobs wait, run, have ended well or badly, and are delayed."""
+        return self._link.run(reading.job_counts(self._link))
+
+    def count(self) -> int:
+        """How many jobs have not been taken yet: waiting, paused, prioritized, delayed and waiting for children."""
+        return self._link.run(reading.count(self._link))
+
+    def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
+        """How many jobs wait with each of ``priorities``; 0 are those without one."""
+        return self._link.run(reading.get_counts_per_priority(self._link, priorities))
+
+    def get_job_state(self, job_id: str) -> JobState:
+        """Where a job is; ``UNKNOWN`` when there is none of that id."""
+        return self._link.run(reading.get_job_state(self._link, job_id))
+
+    def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
+        """Lines of a job's log; see :meth:`bulltask.queue.job.Job.get_logs`."""
+        return self._link.run(reading.get_job_logs(self._link, job_id, start, end, asc=asc))
+
+    def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
+        """How many jobs ended as ``kind`` (``completed`` or ``failed``), minutes ``start`` to ``end``, newest first."""
+        return self._link.run(reading.get_metrics(self._link, kind, start, end))
+
+    def get_workers(self) -> list[ClientInfo]:
+        """The workers that are connected now, whatever they are written in; one entry for each connection."""
+        return self._link.run(reading.get_clients(self._link, events=False))
+
+    def get_workers_count(self) -> int:
+        """How many workers are connected now."""
+        return len(self.get_workers())
+
+    def get_queue_events(self) -> list[ClientInfo]:
+        """The ``QueueEvents`` listeners that are connected now."""
+        return self._link.run(reading.get_clients(self._link, events=True))
+
+    def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
+        """Read children ``start`` to ``end`` of a job.
+
+        Args:
+            parent_id: the job.
+            kind: ``"processed"``: with return values; ``"pending"``: those that have not ended.
+            start: first one, from 0, in an order of Redis' own.
+            end: last one, -1 for all.
+        """
+        return self._link.run(reading.get_dependencies(self._link, parent_id, kind, start, end))
+
+    def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
+        """The counts of all states as Prometheus' text, as Node exports them.
+
+        Args:
+            labels: added to each line.
+        """
+        return self._link.run(reading.prometheus_text(self._link, labels or {}))
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def update_job_progress(self, job_id: str, progress: Json) -> None:
+        """Store a job's progress and tell listeners.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
+        encoded = codec.encode(progress, what=f"progress of job {job_id}")
+        self._link.run(operations.update_job_progress(self._link, job_id, encoded))
+
+    def add_job_log(self, job_id: str, line: str, keep_logs: int = 0) -> int:
+        """Append a line to a job's log, of which ``keep_logs`` are kept (0: all); return how many lines it has."""
+        return self._link.run(operations.add_job_log(self._link, job_id, line, keep_logs))
+
+    def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
+        """Which job owns a deduplication id; ``None``: none."""
+        return self._link.run(reading.get_deduplication_job_id(self._link, deduplication_id))
+
+    def remove_deduplication_key(self, deduplication_id: str) -> bool:
+        """Let another job of that deduplication id be added; false when nobody owned it."""
+        return self._link.run(operations.remove_deduplication_key(self._link, deduplication_id))
+
+    def get_meta(self) -> dict[str, str]:
+        """What the queue's ``meta`` says: ``version``, ``opts.maxLenEvents``, ``concurrency``, ``paused`` …"""
+        return self._link.run(reading.get_meta(self._link))
+
+    def set_meta(self, values: Mapping[str, str | int]) -> None:
+        """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``; not ``paused``."""
+        self._link.run(operations.set_meta(self._link, values))
+
+    def get_version(self) -> str | None:
+        """Which client described the queue last: ``bullmq:5.62.0``."""
+        return self.get_meta().get("version")
+
+    def trim_events(self, max_length: int) -> int:
+        """Cut the event stream to about ``max_length`` events and return how many were removed."""
+        return self._link.run(operations.trim_events(self._link, max_length))
+
+    def close(self) -> None:
+        """Close idle connections (an app's stay open); the queue may be used again."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

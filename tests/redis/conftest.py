@@ -1,0 +1,37 @@
+"""Fixtures of tests that need a server and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.queue import Queue
+from bulltask.transport.broker import Broker
+from tests.support.driven import Driven
+from tests.support.hand import Hand
+
+
+@pytest.fixture(params=["sync", "async"])
+def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
+    """The queue ``mail``, through its sync class and through its async one."""
+    if request.param == "sync":
+        with Queue("mail", broker_url) as made:
+            yield made
+        return
+    with asyncio.Runner() as runner:
+        driven: Any = Driven(AsyncQueue("mail", broker_url), runner)
+        yield cast("Queue", driven)
+        driven.close()
+
+
+@pytest.fixture
+def hand(queue: Queue) -> Iterator[Hand]:
+    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
+    broker: Broker = queue.link.broker
+    made = Hand(broker, broker.keys("mail"))
+    yield made
+    made.close()
