@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from bulltask.clock import to_ms
+from bulltask.clock import to_ms, zone_of
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
 from bulltask.urls import redact_url
@@ -64,6 +64,7 @@ class Config:
     metrics_port: int | None
     metrics_host: str
     log_level: str
+    timezone: str
 
     @property
     def renew_ms(self) -> int:
@@ -150,6 +151,11 @@ def _worker_name(value: Any, name: str) -> str:
         return ""
     if any(char.isspace() for char in _text(value, name)):
         raise ConfigError(f"{name} must have no spaces, because Redis shows it as a connection's name: {value!r}")
+    return str(value)
+
+
+def _zone(value: Any, name: str) -> str:
+    zone_of(value, name)
     return str(value)
 
 
@@ -241,6 +247,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("metrics_port", "metrics_port", _optional(_integer(0, 65_535)), None, "port of /metrics; none: off"),
         _S("metrics_host", "metrics_host", _text, "127.0.0.1", "address of /metrics"),
         _S("loglevel", "log_level", _choice(*LOG_LEVELS), "info", "least level that is logged"),
+        _S("timezone", "timezone", _zone, "UTC", "time zone of schedules that name none"),
     )
 }
 

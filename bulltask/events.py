@@ -35,6 +35,7 @@ __all__ = [
     "RedisDisconnected",
     "RedisReconnected",
     "RedisReconnecting",
+    "SchedulingFailed",
     "StalledCheckSkipped",
     "UnknownTaskSeen",
     "WorkerStarted",
@@ -122,6 +123,17 @@ class UnknownTaskSeen(Event):
     name: str
     delay_ms: int | None
     """When it is tried again; ``None``: the job was failed by policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingFailed(Event):
+    """The job of a job scheduler was not run, because the next one could not be added; it is tried again."""
+
+    job_id: str
+    queue: str
+    scheduler: str
+    error: str
+    delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)

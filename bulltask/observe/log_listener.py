@@ -70,6 +70,7 @@ class LogListener:
             (logging.WARNING, events.JobRetried, self._retried),
             (logging.INFO, events.JobReturned, self._returned),
             (logging.ERROR, events.UnknownTaskSeen, self._unknown_task),
+            (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
@@ -142,6 +143,17 @@ class LogListener:
         else:
             hint = "Import the module of the task in this app, or give its jobs a queue of their own"
             self._log.warning("Unknown task", **fields, delay=_seconds(event.delay_ms), hint=hint)
+
+    def _not_scheduled(self, event: events.SchedulingFailed) -> None:
+        self._log.error(
+            "Scheduling failed",
+            job_id=event.job_id,
+            queue=event.queue,
+            scheduler=event.scheduler,
+            error=_shorten(event.error, ERROR_CHARS),
+            delay=_seconds(event.delay_ms),
+            hint="The job waits, because its series would end with it. Correct the scheduler, or remove it",
+        )
 
     def _lock_lost(self, event: events.LockLost) -> None:
         self._log.warning(

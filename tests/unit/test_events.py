@@ -19,6 +19,7 @@ FIELDS = {
     "JobReturned": "job_id queue task reason",
     "UnknownTaskSeen": "job_id queue name delay_ms",
     "LockLost": "job_id queue task",
+    "SchedulingFailed": "job_id queue scheduler error delay_ms",
     "JobStalled": "job_id queue lock_expired_at_ms",
     "JobRecovered": "job_id queue crashes waited_ms",
     "JobCrashed": "job_id queue crashes reason",

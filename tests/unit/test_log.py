@@ -30,6 +30,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.JobReturned("1", "mail", "mail.send", "shutdown"),
     events.UnknownTaskSeen("1", "mail", "mail.sned", 5000),
     events.UnknownTaskSeen("1", "mail", "mail.sned", None),
+    events.SchedulingFailed("1", "mail", "nightly", "cron pattern 'x' must have 5 fields", 2000),
     events.LockLost("1", "mail", "mail.send"),
     events.JobStalled("1", "mail", 1_700_000_000_123),
     events.JobRecovered("1", "mail", 1, 12.0),

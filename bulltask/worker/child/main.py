@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bulltask.app import App
+from bulltask.clock import zone_of
 from bulltask.events import Bus
 from bulltask.job import ActiveJob
 from bulltask.process import die_with_parent, release_signals
@@ -18,6 +19,7 @@ from bulltask.registry.context import Reporter
 from bulltask.states import RunState
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.source import JobSource
@@ -99,7 +101,8 @@ def _assemble(plan: ChildPlan) -> SyncLoop:
     async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups)
     signal.signal(signal.SIGTERM, lambda *_: source.close())
-    return SyncLoop(source, attempts, settler, async_loop, plan.block)
+    iterations = Iterations(source, broker.clock, zone_of(config.timezone))
+    return SyncLoop(source, attempts, settler, iterations, async_loop, plan.block)
 
 
 def _leave(code: int) -> None:

@@ -15,6 +15,7 @@ from bulltask.events import (
     JobFailed,
     JobRetried,
     LockLost,
+    SchedulingFailed,
     UnknownTaskSeen,
 )
 from bulltask.job import ActiveJob
@@ -128,6 +129,8 @@ class Settler:
                         outcome.delay_ms,
                     )
                 )
+            case Postponed() if outcome.reason:
+                self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case Postponed():
                 self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
 

@@ -102,6 +102,10 @@ class JobSource:
         """Wait before the next try after ``exc``."""
         self._wakeups.wait(self.outage.failed(exc))
 
+    def is_locked(self, picked: Picked) -> bool:
+        """True when the lock of a job in hand is still this child's."""
+        return self._still_locked(picked.keys, picked.slot, picked.job.id)
+
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """The call that takes the next job of queue ``index``."""
         keys = self.rotation.queues[index]

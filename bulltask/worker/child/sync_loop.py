@@ -8,6 +8,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Outcome, Picked
@@ -25,14 +26,21 @@ class SyncLoop:
         source: takes jobs.
         attempts: runs them.
         settler: writes their outcome.
+        iterations: keeps job schedulers going.
         async_loop: runs async tasks on a thread of its own; it also owns the free slots.
         block: counts the child's jobs.
     """
 
     def __init__(
-        self, source: JobSource, attempts: Attempts, settler: Settler, async_loop: AsyncLoop, block: ChildBlock
+        self,
+        source: JobSource,
+        attempts: Attempts,
+        settler: Settler,
+        iterations: Iterations,
+        async_loop: AsyncLoop,
+        block: ChildBlock,
     ) -> None:
-        self._source, self._attempts, self._settler = source, attempts, settler
+        self._source, self._attempts, self._settler, self._iterations = source, attempts, settler, iterations
         self._async, self._block = async_loop, block
 
     def run(self) -> None:
@@ -46,6 +54,8 @@ class SyncLoop:
 
     def _work(self, picked: Picked) -> Picked | None:
         """Run one job; return the next one if it came with the settling of this one."""
+        if picked.job.scheduler_id and (postponed := self._iterations.add_next(picked)) is not None:
+            return self._settle(picked, postponed, 0.0)
         begun = self._attempts.begin(picked.job)
         if not isinstance(begun, Attempt):
             return self._settle(picked, begun, 0.0)

@@ -56,9 +56,13 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Nobody here knows the task: the job goes back, due in ``delay_ms``, and no attempt is counted."""
+    """The job cannot run now: it goes back, due in ``delay_ms``, and no attempt is counted.
+
+    ``reason`` is why the next iteration of its scheduler could not be added; ``""``: nobody here knows the task.
+    """
 
     delay_ms: int
 
 
 Outcome = Completed | Failed | RetryLater | Postponed
+    reason: str = ""

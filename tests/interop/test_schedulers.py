@@ -1,0 +1,142 @@
+"""Job schedulers that Node made, driven by our workers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.interop.side_by_side import SideBySide, ran
+from tests.support.streams import server_ms
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+
+def schedule(
+    sides: SideBySide, scheduler: str, repeat: dict[str, Any], name: str, data: object = None
+) -> dict[str, Any]:
+    """Node's ``upsertJobScheduler``; return the job of the first iteration."""
+    template = {"name": name, "data": {} if data is None else data, "opts": {"attempts": 3, "removeOnComplete": 100}}
+    job: dict[str, Any] = sides.call("upsertJobScheduler", scheduler, repeat, template)
+    return job
+
+
+def moments(file: str, scheduler: str) -> list[int]:
+    """When the iterations that ran were due, from their ids."""
+    if not Path(file).exists():
+        return []
+    ids = [job.rpartition(":") for job in ran(file)]
+    return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
+
+
+def assert_regular(due: list[int], every_ms: int) -> None:
+    """One run for a tick, in order; a machine under load may leave a tick out."""
+    steps = {later - earlier for earlier, later in itertools.pairwise(due)}
+    assert all(step > 0 and step % every_ms == 0 for step in steps), due
+
+
+@pytest.mark.parametrize("task", ["record", "arecord"])
+def test_a_series_of_node_goes_on_when_only_our_workers_run(either: SideBySide, tmp_path: Path, task: str) -> None:
+    file = str(tmp_path / "runs")
+    schedule(either, "often", {"every": 300}, task, {"file": file})
+    either.worker(children=2)
+    wait_until(lambda: len(moments(file, "often")) >= 6, 20, "six iterations")
+    due = moments(file, "often")[:6]
+    assert_regular(due, 300)
+    known = either.call("getJobScheduler", "often")
+    assert known["iterationCount"] >= 6
+    assert known["template"]["data"] == {"file": file}
+
+
+def test_a_cron_pattern_of_node_fires_every_second_on_our_workers(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "Europe/Berlin"}, "record", {"file": file})
+    mail.worker(children=2)
+    wait_until(lambda: len(moments(file, "seconds")) >= 5, 20, "five iterations")
+    due = moments(file, "seconds")[:5]
+    assert_regular(due, 1000)
+    assert due[0] % 1000 == 0
+
+
+def test_a_limit_of_node_is_kept_to_the_last_iteration_and_no_further(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    schedule(mail, "thrice", {"every": 100, "limit": 3}, "record", {"file": file})
+    wait_until(lambda: mail.counts() == {"completed": 3}, 20, "three iterations and nothing that follows")
+    assert len(moments(file, "thrice")) == 3
+
+
+def test_an_end_date_of_node_is_kept(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    mail.send("echo").get(timeout=20)
+    end = server_ms(mail.redis) + 2_500
+    schedule(mail, "short", {"pattern": "* * * * * *", "endDate": end}, "record", {"file": file})
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of the series")
+    due = moments(file, "short")
+    assert 1 <= len(due) <= 3
+    assert due[-1] <= end < due[-1] + 1000
+
+
+def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: SideBySide) -> None:
+    schedule(mail, "failing", {"every": 200}, "fail", {"error": "PermanentError"})
+    mail.worker()
+    wait_until(lambda: mail.counts().get("failed", 0) >= 4, 20, "four failures")
+    assert mail.call("getJobScheduler", "failing")["iterationCount"] >= 4
+
+
+def test_an_older_repeatable_job_of_node_goes_on_too(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    mail.add("record", {"file": file}, repeat={"every": 250, "limit": 4})
+    wait_until(lambda: mail.counts() == {"completed": 4}, 20, "four iterations")
+    assert len(ran(file)) == 4
+
+
+def test_our_worker_adds_the_same_job_as_nodes_would(mail: SideBySide) -> None:
+    """Each side picks up the first iteration of a scheduler; the jobs that follow are the same but for the times."""
+    repeats: dict[str, dict[str, Any]] = {
+        "interval": {"every": 3_600_000},
+        "limited": {"every": 3_600_000, "limit": 5},
+        "pattern": {
+            "pattern": "0 3 * * *",
+            "tz": "America/New_York",
+            "immediately": True,
+            "endDate": 4_000_000_000_000,
+        },
+    }
+    options = {"attempts": 3, "backoff": {"type": "exponential", "delay": 500}, "priority": 0, "removeOnComplete": True}
+    options |= {"keepLogs": 5, "stackTraceLimit": 2, "lifo": True, "sizeLimit": 1000}
+    for scheduler, repeat in repeats.items():
+        mail.call("upsertJobScheduler", f"ours-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
+    worker = mail.worker()
+    wait_until(lambda: mail.counts() == {"delayed": 3}, 20, "our next iterations")
+    ours = {scheduler: following(mail, f"ours-{scheduler}") for scheduler in repeats}
+    for scheduler in repeats:
+        mail.call("removeJobScheduler", f"ours-{scheduler}")
+    worker.stop()
+    for scheduler, repeat in repeats.items():
+        mail.call("upsertJobScheduler", f"node-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
+    mail.node_worker()
+    wait_until(lambda: mail.counts() == {"delayed": 3}, 20, "Node's next iterations")
+    theirs = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
+    assert ours == theirs
+
+
+def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
+    """The hash of a scheduler's next job, and the scheduler's own, with times and names left out."""
+    at = int(sides.redis.zscore(sides.keys.repeat, scheduler))
+    job = sides.redis.hgetall(sides.keys.job(f"repeat:{scheduler}:{at}"))
+    options = json.loads(job.pop("opts"))
+    assert options.pop("jobId") == f"repeat:{scheduler}:{at}"
+    assert options.pop("repeatJobKey") == job.pop("rjk") == scheduler
+    assert options.pop("prevMillis", at) == at
+    assert abs(int(job.pop("timestamp")) - options.pop("timestamp")) < 1000  # Node looks at its clock twice
+    assert int(job.pop("delay")) == int(options.pop("delay"))
+    known = sides.redis.hgetall(f"{sides.keys.repeat}:{scheduler}")
+    known.pop("offset", None)
+    return {"job": job, "options": options, "scheduler": known}

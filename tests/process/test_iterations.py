@@ -1,0 +1,101 @@
+"""The job of a scheduler whose next one cannot be added is not run, waits longer each time, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.lua import loader
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+
+def scheduled(stage: Stage, rule: object) -> AsyncResult[None]:
+    """A job as a scheduler makes them, with this rule in its options."""
+    job: AsyncResult[None] = stage.app.send_task("quick", countdown=0.3)
+    options = json.loads(stage.field(job, "opts"))
+    changed: Any = {"rjk": "nightly", "opts": json.dumps({**options, "repeat": rule, "repeatJobKey": "nightly"})}
+    stage.redis.hset(stage.keys.job(job.id), mapping=changed)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (None, "no options of a scheduler"),
+        ({"count": 1}, "either a pattern or an interval"),
+        ({"pattern": "whenever", "count": 1}, "cron pattern 'whenever'"),
+        ({"pattern": "* * * * *", "tz": "Europe/Atlantis"}, "'Europe/Atlantis' is no time zone"),
+        ({"every": "often"}, "every is no number"),
+        ({"pattern": "* * * * *", "endDate": "never"}, "endDate is no date"),
+        ({"pattern": "* * * * *", "startDate": 1e300}, ""),
+    ],
+)
+def test_a_job_whose_rule_cannot_be_read_waits_instead_of_ending_its_series(
+    stage: Stage, rule: object, said: str
+) -> None:
+    worker = stage.worker(children=1)
+    job = scheduled(stage, rule)
+    line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
+    assert said in line["error"]
+    assert (line["scheduler"], line["delay"]) == ("nightly", 2.0)
+    assert stage.field(job, "atm") is None
+    assert stage.starts(job) == 0
+    stage.app.send_task("quick").get(timeout=10)  # the child goes on with other jobs
+
+
+def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(stage: Stage) -> None:
+    worker = stage.worker(children=1)
+    job = scheduled(stage, {"pattern": "whenever", "count": 1})
+    delays = [line["delay"] for line in worker.wait_for_line("Scheduling failed", count=2, job_id=job.id)]
+    assert delays == [2.0, 4.0]
+    options = json.loads(stage.field(job, "opts"))
+    stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
+    job.get(timeout=20)
+    assert stage.starts(job) == 1
+
+
+def test_what_redis_refuses_waits_as_well(stage: Stage) -> None:
+    worker = stage.worker(children=1)
+    stage.redis.set(stage.keys.repeat, "no sorted set")
+    job = scheduled(stage, {"every": 1000, "count": 1})
+    line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
+    assert "WRONGTYPE" in line["error"]
+    stage.redis.delete(stage.keys.repeat)
+    job.get(timeout=20)
+
+
+def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(stage: Stage) -> None:
+    stage.worker(children=1)
+    job = scheduled(stage, {"every": 1000, "count": 1})
+    job.get(timeout=20)
+    assert stage.redis.zcard(stage.keys.delayed) == 0
+
+
+@pytest.mark.parametrize("lost", ["the reply", "the call"])
+def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(stage: Stage, lost: str) -> None:
+    proxy = stage.proxy()
+    worker = stage.worker(via=proxy, children=1)
+    stage.app.send_task("quick").get(timeout=20)
+    sha = loader.official("updateJobScheduler").sha
+    if lost == "the reply":
+        proxy.drop_replies(1, match=sha)
+    else:
+        proxy.inject_error("READONLY You can't write against a read only replica.", match=sha)
+    job = scheduled(stage, {"every": 100_000, "count": 1})
+    stage.redis.zadd(stage.keys.repeat, {"nightly": 1})
+    stage.redis.hset(f"{stage.keys.repeat}:nightly", mapping={"name": "quick", "every": 100_000, "ic": 1})
+    # It is the scheduler's current job by its id only.
+    stage.redis.rename(stage.keys.job(job.id), stage.keys.job("repeat:nightly:1"))
+    stage.redis.zadd(stage.keys.delayed, {"repeat:nightly:1": 1})
+    stage.redis.zrem(stage.keys.delayed, job.id)
+    stage.redis.zadd(stage.keys.marker, {"0": 0})
+    stage.app.result("repeat:nightly:1").get(timeout=20)
+    worker.wait_for_line("Redis reconnected")
+    assert (proxy.dropped, proxy.injected) == ((1, 0) if lost == "the reply" else (0, 1))
+    assert stage.redis.hget(f"{stage.keys.repeat}:nightly", "ic") == "2"
+    assert stage.redis.zcard(stage.keys.delayed) == 1
