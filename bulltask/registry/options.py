@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
@@ -22,6 +23,24 @@ __all__ = ["CallOptions", "TaskOptions", "build_job"]
 ENDLESS: Final = 2**31 - 2
 """``max_retries=None``: as many as BullMQ can count."""
 
+CELERYS_DELAY_S: Final = 180
+
+NOT_HERE: Final[Mapping[str, str]] = {
+    "acks_late": "a job is always acknowledged late, that is, when its outcome is written",
+    "reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
+    "task_reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
+    "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
+    "serializer": "calls are plain JSON",
+    "track_started": "a job that runs is always 'active'",
+    "rate_limit": "there are no rate limits per task yet",
+    "time_limit": "there are no time limits yet",
+    "soft_time_limit": "there are no time limits yet",
+    "base": "tasks are functions",
+    "throws": "raise PermanentError for a failure that is expected",
+    "pydantic": "arguments are plain JSON; validate them in the task",
+}
+"""Options of Celery's that a task cannot have here, and why."""
+
 Exceptions = tuple[type[BaseException], ...]
 
 
@@ -39,7 +58,8 @@ class TaskOptions:
             for the fixed ``default_retry_delay``, or a function of (attempts made, exception) to seconds.
         retry_backoff_max: longest delay.
         retry_jitter: share by which a delay varies; ``True`` is 0.2.
-        default_retry_delay: the fixed delay where ``retry_backoff`` is ``False``.
+        default_retry_delay: a fixed delay instead of the backoff (Celery's name); 180 s where ``retry_backoff`` is
+            ``False`` and this is not given.
         autoretry_for: exceptions that are retried although they are not transient.
         dont_autoretry_for: exceptions that are never retried.
         result_expires, result_failure_expires: how long the finished job is kept; ``None`` takes the app's setting.
@@ -53,7 +73,7 @@ class TaskOptions:
     retry_backoff: bool | Duration | CustomBackoff | None = None
     retry_backoff_max: Duration | None = None
     retry_jitter: bool | float | None = None
-    default_retry_delay: Duration = 180
+    default_retry_delay: Duration | None = None
     autoretry_for: Exceptions = ()
     dont_autoretry_for: Exceptions = ()
     result_expires: Duration | None = None
@@ -81,6 +101,23 @@ class TaskOptions:
         if self.retry_jitter is not None:
             jitter_share(self.retry_jitter, "retry_jitter")
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> TaskOptions:
+        """Build the options from keywords.
+
+        Raises:
+            TypeError: a name is unknown; the message says which one was meant, or why Celery's has no meaning here.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise TypeError(f"unknown task option {name!r}{_why_not(name, known)}")
+        return cls(**given)
+
+    @property
+    def _is_fixed(self) -> bool:
+        return self.retry_backoff is False or (self.retry_backoff is None and self.default_retry_delay is not None)
+
     @property
     def custom_backoff(self) -> CustomBackoff | None:
         """The function that computes delays, where the task has one."""
@@ -94,8 +131,8 @@ class TaskOptions:
         jitter = config.retry_jitter
         if self.retry_jitter is not None:
             jitter = jitter_share(self.retry_jitter, "retry_jitter")
-        if self.retry_backoff is False:
-            delay_ms = to_ms(self.default_retry_delay, "default_retry_delay")
+        if self._is_fixed:
+            delay_ms = to_ms(CELERYS_DELAY_S if self.default_retry_delay is None else self.default_retry_delay)
             return Backoff("fixed", delay_ms, 0.0, most_ms)
         first_ms = self._first_ms()
         return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, most_ms)
@@ -182,6 +219,13 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
 
 def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _why_not(name: str, known: Iterable[str]) -> str:
+    if name in NOT_HERE:
+        return f" (Celery's): {NOT_HERE[name]}"
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
 
 
 def _priority(value: int | None) -> int:
