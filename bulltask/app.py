@@ -289,7 +289,7 @@ def _decorate(
     given = dict(options)
     if "max_retries" in given and given["max_retries"] is None:
         given["endless"] = True
-    said = TaskOptions(**given)
+    said = TaskOptions.of(given)
 
     def decorate(target: Callable[..., Any]) -> AnyTask[Any, Any]:
         kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
