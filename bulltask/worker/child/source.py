@@ -98,13 +98,13 @@ class JobSource:
         if isinstance(fetched, Fetched) and fetched.job_id:
             self.client.run(move_from_active_to_wait(self.rotation.queues[index], fetched.job_id, slot.token))
 
-    def pause(self, exc: BrokerError) -> None:
-        """Wait before the next try after ``exc``."""
-        self._wakeups.wait(self.outage.failed(exc))
-
     def is_locked(self, picked: Picked) -> bool:
         """True when the lock of a job in hand is still this child's."""
         return self._still_locked(picked.keys, picked.slot, picked.job.id)
+
+    def pause(self, exc: BrokerError) -> None:
+        """Wait before the next try after ``exc``."""
+        self._wakeups.wait(self.outage.failed(exc))
 
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """The call that takes the next job of queue ``index``."""

@@ -62,7 +62,7 @@ class Postponed:
     """
 
     delay_ms: int
+    reason: str = ""
 
 
 Outcome = Completed | Failed | RetryLater | Postponed
-    reason: str = ""
