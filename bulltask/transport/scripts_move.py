@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -17,6 +17,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for, read_fetch, text
 
 __all__ = [
+    "CRASHES",
     "Claim",
     "Ending",
     "find_by_token",
@@ -28,6 +29,9 @@ __all__ = [
     "renew_locks",
     "retry_job",
 ]
+
+CRASHES: Final = "bulltask:crashes"
+"""A job's hash field of ours: so many children died while they had the job in hand."""
 
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""

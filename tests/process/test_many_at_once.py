@@ -27,6 +27,12 @@ async def wait_async(self):
     tell("start", job=self.request.id)
     await asyncio.sleep(600)
 
+@app.task(bind=True, name="kill_async")
+async def kill_async(self):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(0.02)
+    os.kill(os.getpid(), 9)
+
 class Ending(BaseException):
     pass
 
@@ -133,12 +139,25 @@ def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_ot
 
 def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more(stage: Stage) -> None:
     worker = stage.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
-    jobs = [stage.app.send_task("nap", kwargs={"seconds": 1}) for _ in range(50)]
-    stage.journal.wait_for(50, what="start")
+    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(30)]
+    stage.journal.wait_for(30, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     for job in jobs:
-        assert job.get(timeout=20) == 1
+        assert job.get(timeout=20) == 0.5
     assert {stage.starts(job) for job in jobs} == {2}
+
+
+def test_jobs_that_were_beside_one_that_kills_its_child_do_not_fail_with_it(stage: Stage) -> None:
+    worker = stage.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 2})
+    innocent = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    poison = stage.app.send_task("kill_async")
+    others = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    assert "SIGKILL" in stage.became("failed", poison)["failedReason"]
+    for job in (*innocent, *others):
+        assert job.get(timeout=20) == 0.1
+    deaths = len(worker.logged("Child died"))
+    stage.note(deaths=deaths, most_starts_of_an_innocent_job=max(stage.starts(job) for job in (*innocent, *others)))
+    assert deaths == stage.starts(poison) == 3, "with many, with a few, alone"
 
 
 def test_a_stop_at_its_deadline_gives_back_all_async_jobs(stage: Stage) -> None:

@@ -55,36 +55,44 @@ class AsyncLoop:
         self._thread: threading.Thread | None = None
         self._client: AsyncClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
-        self._lent: set[Slot] = set()
+        self._handed_over = False
+        self._at_once: dict[Slot, int] = {}
 
     def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
-        """Wait for a free slot; ``None`` once the child is closing."""
+        """Wait for a slot that may be used; ``None`` once the child is closing."""
         while not closing():
-            if self._free:
+            if len(self._free) > self._count - min(self._at_once.values(), default=self._count):
                 return self._free.popleft()
             self._wakeups.wait(_WAIT_MS)
         return None
 
     def done_with(self, slot: Slot) -> None:
-        """The main thread gives a slot back, unless its job went to the event loop."""
-        if slot not in self._lent:
+        """The main thread gives a slot back, unless its job went to the event loop, which may have freed it by now."""
+        if not self._handed_over:
             self._free.append(slot)
+        self._handed_over = False
 
     def start(self, picked: Picked, attempt: Attempt) -> None:
         """Run an async attempt; its slot comes back when the job is settled."""
-        self._lent.add(picked.slot)
+        if picked.at_once:
+            self._at_once[picked.slot] = picked.at_once
+        self._handed_over = True  # only the main thread reads and writes it
         loop = self._loop or self._start_thread()
         loop.call_soon_threadsafe(self._spawn, picked, attempt)
 
     def drain(self) -> None:
         """Wait until every job is settled, then end the thread."""
-        while len(self._free) < self._count:
-            self._wakeups.wait(_WAIT_MS)
+        self.wait_for_others(0)
         if self._loop is not None and self._thread is not None:
             asyncio.run_coroutine_threadsafe(self._close_client(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def wait_for_others(self, left: int) -> None:
+        """Wait until no more than ``left`` jobs are in hand, the main thread's included."""
+        while self._count - len(self._free) > left:
+            self._wakeups.wait(_WAIT_MS)
 
     def client(self) -> AsyncClient:
         """The loop's client; only for code that runs on the loop."""
@@ -115,7 +123,7 @@ class AsyncLoop:
             await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
         finally:
             picked.slot.free(mono_ms())
-            self._lent.discard(picked.slot)
+            self._at_once.pop(picked.slot, None)
             self._free.append(picked.slot)
             self._wakeups.wake()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, DecodeError, Interrupt, JobError
@@ -14,7 +14,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts_move import CRASHES, Claim, find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
@@ -22,6 +22,10 @@ from bulltask.worker.slots import Slot
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["JobSource", "Woken"]
+
+
+_CRASHES: Final = CRASHES.encode()
+_AT_ONCE_AFTER_A_CRASH: Final = 10
 
 
 class Woken(Interrupt):
@@ -128,7 +132,7 @@ class JobSource:
             job = ActiveJob.broken(keys.queue, fetched.job_id, str(exc))
         if self._bus.wants(JobPickedUp):
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
-        return Picked(slot, index, keys, job)
+        return Picked(slot, index, keys, job, _at_once(fetched.fields))
 
     def _still_locked(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
         return bool(self.client.run(command("GET", keys.lock(job_id))) == slot.token.encode())
@@ -177,6 +181,13 @@ class JobSource:
         """A wait was cut off: the marker may have been handed to this child, and another worker should hear of it."""
         with suppress(BrokerError):  # others look again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.rotation.queues])
+
+
+def _at_once(fields: Sequence[bytes]) -> int:
+    """How many jobs may run together with one that has these fields; see ``Picked``."""
+    if _CRASHES not in fields[::2]:
+        return 0
+    return _AT_ONCE_AFTER_A_CRASH if fields[fields.index(_CRASHES) + 1] == b"1" else 1
 
 
 def _read_marker(reply: Any) -> tuple[bytes, float] | None:

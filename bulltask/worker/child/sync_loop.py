@@ -59,6 +59,8 @@ class SyncLoop:
         begun = self._attempts.begin(picked.job)
         if not isinstance(begun, Attempt):
             return self._settle(picked, begun, 0.0)
+        if picked.at_once:
+            self._async.wait_for_others(picked.at_once)
         if begun.task.is_async:
             self._async.start(picked, begun)
             return None

@@ -19,12 +19,15 @@ class Picked:
         slot: the slot whose token locks it.
         queue_index: its queue's place in the worker's list.
         keys: its queue.
+        at_once: how many jobs its child may have in hand together with it, itself included; 0 for any number. A job
+            that was in the hands of a child that died may have killed it, and should not do that to many others.
     """
 
     slot: Slot
     queue_index: int
     keys: QueueKeys
     job: ActiveJob
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)

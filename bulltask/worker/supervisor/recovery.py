@@ -15,13 +15,23 @@ from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, Ending, find_by_token, move_from_active_to_wait, move_to_finished
+from bulltask.transport.scripts_move import (
+    CRASHES,
+    Claim,
+    Ending,
+    find_by_token,
+    move_from_active_to_wait,
+    move_to_finished,
+)
 from bulltask.worker.outage import Outage
 
 __all__ = ["Orphans", "Recovery"]
 
 _REMEMBER_MS: Final = 86_400_000
 """How long a job's crashes are remembered."""
+
+_MORE_IN_COMPANY: Final = 3
+"""Crashes that a job is allowed besides ``max_crashes`` while others were in the same child's hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +55,11 @@ class Recovery:
     """Responsible for settling the jobs of dead children at once, instead of leaving them to stall.
 
     A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that was being run by
-    ``max_crashes`` children when they died fails. When Redis is away the children's remains are kept and settled
-    later; if that is later than the locks last, any worker's stalled check does it.
+    ``max_crashes`` children when they died fails. Of several jobs that a child had in hand nobody knows which was to
+    blame: none is failed, and from then on they run in smaller company and in the end alone, until a death tells.
+
+    When Redis is away the children's remains are kept and settled later; if that is later than the locks last, any
+    worker's stalled check does it.
 
     Args:
         queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
@@ -98,7 +111,8 @@ class Recovery:
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, orphans: Orphans) -> None:
         crashes = 0 if orphans.wanted else self._count_crash(keys, token, job_id)
-        if crashes >= self._config.max_crashes:
+        alone = len(orphans.tokens) == 1
+        if crashes >= self._config.max_crashes + (0 if alone else _MORE_IN_COMPANY):
             reason = (
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
                 f"{self._config.max_crashes}"
@@ -106,6 +120,8 @@ class Recovery:
             self._client.run(self._fail(keys, token, job_id, reason))
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
             return
+        if crashes:
+            self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         # The script sets no marker for a prioritized job, and a worker that waits would not hear of it.
         self._client.run_many([move_from_active_to_wait(keys, job_id, token), command("ZADD", keys.marker, 0, "0")])
         if orphans.wanted:
