@@ -36,8 +36,12 @@ Recovery.take = lambda *_: None
 """
 
 
-def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_is_touched(stage: Stage) -> None:
-    worker = stage.worker(children=3, settings={"lock_duration": 30})
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_is_touched(
+    stage: Stage, start_method: str
+) -> None:
+    worker = stage.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
+    stage.wait_until_idle(3)
     victim, other = stage.hold("a"), stage.hold("b")
     first, untouched = stage.started(victim), stage.started(other)
     assert first["pid"] != untouched["pid"]

@@ -17,10 +17,11 @@ LOCK_MS, INTERVAL_MS = 1000, 1000
 SHORT_LOCK = {"lock_duration": LOCK_MS / 1000, "stalled_interval": INTERVAL_MS / 1000}
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_another_worker_runs_their_jobs(
-    stage: Stage,
+    stage: Stage, start_method: str
 ) -> None:
-    worker = stage.worker(children=2, settings=SHORT_LOCK)
+    worker = stage.worker(children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
     running = [stage.hold(), stage.hold()]
     waiting = [stage.app.send_task("quick") for _ in range(10)]
     for job in running:

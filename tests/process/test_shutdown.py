@@ -51,8 +51,9 @@ def assert_waits_unharmed(stage: Stage, job: AsyncResult[str]) -> None:
     assert stage.starts(job) == 2
 
 
-def test_term_waits_for_running_jobs_and_takes_no_more(stage: Stage) -> None:
-    worker = stage.worker(children=2)
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_term_waits_for_running_jobs_and_takes_no_more(stage: Stage, start_method: str) -> None:
+    worker = stage.worker(children=2, settings={"worker_start_method": start_method})
     running = [stage.hold(), stage.hold()]
     for job in running:
         stage.started(job)
@@ -147,9 +148,10 @@ def test_an_idle_worker_stops_at_once(stage: Stage) -> None:
     assert worker.complaints() == []
 
 
-def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(stage: Stage) -> None:
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(stage: Stage, start_method: str) -> None:
     for _ in range(5):
-        worker = stage.worker(children=4, settings={"shutdown_timeout": 30})
+        worker = stage.worker(children=4, settings={"shutdown_timeout": 30, "worker_start_method": start_method})
         worker.wait_for_line("Worker started")
         stopped = time.monotonic()
         assert worker.stop() == 0
