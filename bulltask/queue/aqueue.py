@@ -108,7 +108,7 @@ class AsyncQueue(QueueBase):
         return await self._link.arun(operations.forget_meta(self._link, "concurrency"))
 
     async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let at most ``max`` jobs of this queue be taken in ``duration``, over all workers."""
+        """As :meth:`bulltask.queue.queue.Queue.set_global_rate_limit`."""
         await self._link.arun(operations.set_global_rate_limit(self._link, max, duration))
 
     async def get_global_rate_limit(self) -> RateLimit | None:

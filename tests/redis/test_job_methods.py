@@ -1,0 +1,310 @@
+"""What can be done with one job from outside its worker. Every test runs with both classes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.errors import (
+    ConfigError,
+    EncodeError,
+    JobNotFound,
+    JobNotInState,
+    LockMismatch,
+    ParentNotFound,
+    ResultTimeout,
+    TaskError,
+)
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from bulltask.states import JobState
+from tests.support.hand import Hand
+
+
+def test_data_is_replaced(queue: Queue) -> None:
+    job = queue.add("n", {"step": 1})
+    job.update_data({"step": 2, "to": ("a", "b")})
+    assert job.data == {"step": 2, "to": ["a", "b"]}
+    job.refresh()
+    assert job.data == {"step": 2, "to": ["a", "b"]}
+    with pytest.raises(EncodeError):
+        job.update_data({"x": float("nan")})
+
+
+def test_progress_is_stored_and_told(queue: Queue, redis_client: redis.Redis) -> None:
+    job = queue.add("n")
+    job.update_progress(40)
+    job.update_progress({"rows": 7})
+    assert job.progress == {"rows": 7}
+    entries: Any = redis_client.xrange("bull:{mail}:events")
+    told = [fields["data"] for _, fields in entries if fields["event"] == "progress"]
+    assert told == ["40", '{"rows":7}']
+
+
+def test_the_log(queue: Queue) -> None:
+    job = queue.add("n")
+    assert [job.log(f"line {number}") for number in range(5)] == [1, 2, 3, 4, 5]
+    assert job.get_logs(1, 2).lines == ("line 1", "line 2")
+    assert job.get_logs(0, 1, asc=False).lines == ("line 4", "line 3")
+    assert job.get_logs().count == 5
+    job.clear_logs(2)
+    assert job.get_logs().lines == ("line 3", "line 4")
+    job.clear_logs()
+    assert job.get_logs().count == 0
+    with pytest.raises(ConfigError, match="keep"):
+        job.clear_logs(-1)
+    short = queue.add("n", keep_logs=2)
+    assert [short.log("x") for _ in range(3)] == [1, 2, 2]
+
+
+def test_states_and_their_predicates(queue: Queue, hand: Hand) -> None:
+    def told(job: Job) -> tuple[JobState, set[str]]:
+        names = "completed failed delayed active waiting prioritized waiting_children".split()
+        return job.get_state(), {name for name in names if getattr(job, f"is_{name}")()}
+
+    job = queue.add("n")
+    assert told(job) == (JobState.WAITING, {"waiting"})
+    queue.pause()
+    assert told(job) == (JobState.WAITING, {"waiting"})
+    queue.resume()
+    hand.take()
+    assert told(job) == (JobState.ACTIVE, {"active"})
+    hand.end(job.id)
+    assert told(job) == (JobState.COMPLETED, {"completed"})
+    assert told(queue.add("n", delay=60)) == (JobState.DELAYED, {"delayed"})
+    assert told(queue.add("n", priority=1)) == (JobState.PRIORITIZED, {"prioritized"})
+    failed = queue.add("n")
+    hand.fail()
+    assert told(failed) == (JobState.FAILED, {"failed"})
+    failed.remove()
+    assert told(failed) == (JobState.UNKNOWN, set())
+
+
+def test_a_failed_job_is_tried_again(queue: Queue, hand: Hand) -> None:
+    job = queue.add("n")
+    hand.fail("no stamps")
+    job.refresh()
+    assert (job.failed_reason, job.attempts_made) == ("no stamps", 1)
+    job.retry()
+    assert (job.failed_reason, job.finished_ms) == (None, None)
+    assert job.is_waiting()
+    assert hand.complete("sent") == job.id
+    with pytest.raises(JobNotInState, match=rf"job {job.id} in queue \{{mail\}}"):
+        job.retry()
+    job.retry("completed")
+    assert job.is_waiting()
+    with pytest.raises(ConfigError, match="state must be"):
+        job.retry("active")
+
+
+def test_a_retried_lifo_job_is_the_next_one(queue: Queue, hand: Hand) -> None:
+    job = queue.add("n", lifo=True)
+    hand.fail()
+    queue.add("n")
+    job.retry()
+    assert hand.take() == job.id
+
+
+def test_a_removed_job_is_gone_for_all_its_methods(queue: Queue, hand: Hand) -> None:
+    job = queue.add("n")
+    hand.take()
+    with pytest.raises(LockMismatch, match="cannot be removed"):
+        job.remove()
+    hand.end(job.id)
+    job.remove()
+    for method, arguments in (
+        ("refresh", ()),
+        ("update_data", (1,)),
+        ("update_progress", (1,)),
+        ("log", ("x",)),
+        ("retry", ()),
+        ("change_delay", (1,)),
+        ("change_priority", (1,)),
+        ("wait_until_finished", (0.1,)),
+    ):
+        if method == "wait_until_finished":
+            assert job.wait_until_finished(5) is None, "the events still know how it ended"
+            continue
+        with pytest.raises(JobNotFound, match=job.id):
+            getattr(job, method)(*arguments)
+    with pytest.raises(JobNotInState):
+        job.promote()
+
+
+def test_a_delayed_job_is_promoted(queue: Queue, hand: Hand) -> None:
+    job = queue.add("n", delay=60)
+    assert job.delay_ms == 60_000
+    job.promote()
+    assert job.delay_ms == 0
+    assert hand.take() == job.id
+
+
+def test_a_delay_is_changed(queue: Queue, redis_client: redis.Redis) -> None:
+    job = queue.add("n", delay=60)
+    job.change_delay(timedelta(hours=1))
+    assert job.delay_ms == 3_600_000
+    score: Any = redis_client.zscore("bull:{mail}:delayed", job.id)
+    assert score // 4096 == pytest.approx(queue.link.now_ms() + 3_600_000, abs=10_000)
+    with pytest.raises(JobNotInState):
+        queue.add("n").change_delay(1)
+
+
+def test_a_priority_is_changed(queue: Queue, hand: Hand) -> None:
+    one, two, three = (queue.add("n", priority=5) for _ in range(3))
+    three.change_priority(5, lifo=True)
+    one.change_priority(9)
+    assert one.priority == 9
+    assert [hand.take() for _ in range(3)] == [three.id, two.id, one.id]
+    plain = queue.add("n")
+    plain.change_priority(1)
+    assert plain.is_prioritized()
+    plain.change_priority(0)
+    assert plain.is_waiting()
+    with pytest.raises(ConfigError, match="priority"):
+        plain.change_priority(2**21)
+
+
+def test_a_lock_is_extended_by_its_holder(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    job = queue.add("n")
+    assert not job.extend_lock("hand", 60)
+    hand.take()
+    assert job.extend_lock("hand", 60)
+    left: Any = redis_client.pttl(f"bull:{{mail}}:{job.id}:lock")
+    assert 50_000 < left <= 60_000
+    assert not job.extend_lock("somebody", 60)
+    with pytest.raises(ConfigError, match="duration"):
+        job.extend_lock("hand", 0)
+
+
+def test_waiting_until_a_job_has_ended(queue: Queue, hand: Hand) -> None:
+    good, bad = queue.add("n"), queue.add("n")
+    with pytest.raises(ResultTimeout):
+        good.wait_until_finished(timeout=0.05)
+    hand.complete({"sum": 3})
+    hand.fail("no stamps")
+    assert good.wait_until_finished(5) == {"sum": 3}
+    with pytest.raises(TaskError, match="no stamps"):
+        bad.wait_until_finished(5)
+
+
+class Family:
+    """A parent in the hand of a worker, and children that are added to it."""
+
+    def __init__(self, queue: Queue, hand: Hand) -> None:
+        self.queue, self.hand = queue, hand
+        self.parent = queue.add("parent")
+        hand.take()
+
+    def child(self, **options: Any) -> Job:
+        return self.queue.add("child", parent=self.parent, **options)
+
+
+def test_children_by_what_became_of_them(queue: Queue, hand: Hand) -> None:
+    family = Family(queue, hand)
+    done, ignored, fatal, pending = (
+        family.child(),
+        family.child(ignore_dependency_on_failure=True),
+        family.child(fail_parent_on_failure=True),
+        family.child(),
+    )
+    hand.complete({"n": 1})
+    hand.fail("broke")
+    hand.fail("fell")
+    parent = family.parent
+    assert parent.get_children_values() == {done.key: {"n": 1}}
+    found = parent.get_dependencies()
+    assert (found.processed, found.unprocessed) == ({done.key: {"n": 1}}, (pending.key,))
+    assert (found.ignored, found.failed) == ({ignored.key: "broke"}, (fatal.key,))
+    failures = parent.get_failed_children()
+    assert (failures.ignored, failures.failed) == ({ignored.key: "broke"}, (fatal.key,))
+    assert parent.get_dependencies_count() == {"processed": 1, "unprocessed": 1, "ignored": 1, "failed": 1}
+    assert parent.get_dependencies_count("failed") == {"failed": 1}
+    with pytest.raises(ConfigError, match="kind"):
+        parent.get_dependencies_count("dead")
+    read = queue.get_job(fatal.id)
+    assert read is not None
+    assert read.parent == {"id": parent.id, "queueKey": "bull:{mail}", "fpof": True}
+    assert read.opts["parent"] == {"id": parent.id, "queue": "bull:{mail}"}
+    assert read.parent_key == parent.key
+
+
+def test_children_are_read_in_parts(queue: Queue, hand: Hand) -> None:
+    family = Family(queue, hand)
+    children = {family.child().key for _ in range(700)}
+    page = queue.get_dependencies(family.parent.id, "pending", 0, 9)
+    assert (len(page.items), page.total) == (10, 700)
+    assert set(queue.get_dependencies(family.parent.id, "pending").items) == children
+    values = {hand.complete(number): number for number in range(3)}
+    done = queue.get_dependencies(family.parent.id, "processed")
+    assert done.items == {f"bull:{{mail}}:{job_id}": number for job_id, number in values.items()}
+    assert queue.get_dependencies("nobody", "pending").items == {}
+    with pytest.raises(ConfigError, match="kind"):
+        queue.get_dependencies(family.parent.id, "failed")
+
+
+def test_a_child_leaves_its_parent(queue: Queue, hand: Hand) -> None:
+    family = Family(queue, hand)
+    child = family.child()
+    assert child.remove_child_dependency()
+    assert child.parent_key is None
+    assert not child.remove_child_dependency()
+    assert family.parent.get_dependencies_count("unprocessed") == {"unprocessed": 0}
+
+
+def test_children_that_have_not_ended_are_removed(queue: Queue, hand: Hand) -> None:
+    family = Family(queue, hand)
+    done, taken, waiting = family.child(), family.child(), family.child()
+    hand.complete()
+    hand.take()
+    family.parent.remove_unprocessed_children()
+    assert waiting.get_state() is JobState.UNKNOWN
+    assert taken.is_active()
+    assert done.is_completed()
+
+
+def test_a_job_goes_with_its_children_or_without(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    family = Family(queue, hand)
+    child = family.child()
+    hand.take()
+    with pytest.raises(LockMismatch):
+        family.parent.remove()
+    hand.end(child.id)
+    other = family.child()
+    key = family.parent.key
+    assert other.parent_key == key
+    assert not queue.remove(family.parent.id)
+    redis_client.delete(f"{key}:lock")
+    family.parent.remove(children=False)
+    assert other.is_waiting()
+
+
+def test_a_parent_that_does_not_exist_is_refused(queue: Queue) -> None:
+    with pytest.raises(ParentNotFound):
+        queue.add("child", parent={"id": "nobody", "queue": "mail"})
+
+
+def test_a_parent_in_another_queue_is_named_by_either_spelling(queue: Queue, broker_url: str) -> None:
+    with Queue("orders", broker_url) as orders:
+        parent = orders.add("parent")
+        for spelling in ("orders", "{orders}", "bull:{orders}"):
+            child = queue.add("child", parent={"id": parent.id, "queue": spelling})
+            assert child.parent_key == parent.key
+        assert parent.get_dependencies_count("unprocessed") == {"unprocessed": 3}
+
+
+def test_the_owner_of_a_deduplication_id(queue: Queue, redis_client: redis.Redis) -> None:
+    first = queue.add("n", deduplication="x")
+    assert queue.get_deduplication_job_id("x") == first.id
+    assert queue.add("n", deduplication="x").id == first.id
+    assert first.remove_deduplication_key()
+    assert not first.remove_deduplication_key()
+    second = queue.add("n", deduplication="x")
+    assert second.id != first.id
+    assert not first.remove_deduplication_key(), "it is the second one's now"
+    assert queue.remove_deduplication_key("x")
+    assert not queue.remove_deduplication_key("x")
+    assert queue.get_deduplication_job_id("x") is None
+    assert not queue.add("n").remove_deduplication_key()

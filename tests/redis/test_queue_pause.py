@@ -1,0 +1,148 @@
+"""Pause and resume, also where clients of BullMQ 6 use the same queue. Every test runs with both classes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.queue.queue import Queue
+from bulltask.transport import scripts_queue
+from tests.support.hand import Hand
+
+WAIT, PAUSED, META, MARKER, EVENTS = (
+    f"bull:{{mail}}:{name}" for name in ("wait", "paused", "meta", "marker", "events")
+)
+
+
+def add(queue: Queue, *names: str) -> list[str]:
+    return [job.id for job in queue.add_bulk([{"name": name, "options": {"job_id": name}} for name in names])]
+
+
+def events(redis_client: redis.Redis) -> list[str]:
+    entries: Any = redis_client.xrange(EVENTS)
+    return [fields["event"] for _, fields in entries]
+
+
+def test_a_paused_queue_gives_no_jobs(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    add(queue, "a", "b")
+    queue.pause()
+    add(queue, "c")
+    assert queue.is_paused()
+    assert hand.take() == ""
+    assert queue.get_job_counts("waiting") == {"waiting": 0, "paused": 3}
+    assert not redis_client.exists(MARKER)
+    queue.resume()
+    assert not queue.is_paused()
+    assert redis_client.zscore(MARKER, "0") == 0
+    assert [hand.take() for _ in range(3)] == ["a", "b", "c"]
+    assert [event for event in events(redis_client) if event in {"paused", "resumed"}] == ["paused", "resumed"]
+
+
+def test_pausing_twice_and_resuming_twice_lose_nothing(queue: Queue, hand: Hand) -> None:
+    add(queue, "a")
+    queue.pause()
+    add(queue, "b")
+    queue.pause()
+    queue.resume()
+    queue.resume()
+    assert [hand.take() for _ in range(3)] == ["a", "b", ""]
+
+
+def test_the_jobs_of_a_flag_only_pause_are_kept(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    add(queue, "a", "b", "c")
+    redis_client.hset(META, "paused", 1)  # BullMQ 6 pauses so: T2 and T7 of FEATURES A13
+    redis_client.delete(MARKER)
+    add(queue, "d", "e")
+    queue.resume()
+    assert [hand.take() for _ in range(6)] == ["d", "e", "a", "b", "c", ""]  # the order of BullMQ 6's own merge
+    assert redis_client.exists(MARKER)
+
+
+def test_the_jobs_added_to_wait_during_a_pause_are_kept(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    add(queue, "a", "b", "c")
+    queue.pause()
+    ids = add(queue, "d", "e")
+    for job_id in ids:  # BullMQ 6 adds so: T1 and T6 of FEATURES A13
+        redis_client.lrem(PAUSED, 1, job_id)
+        redis_client.lpush(WAIT, job_id)
+    queue.resume()
+    assert [hand.take() for _ in range(6)] == ["a", "b", "c", "d", "e", ""]
+
+
+def test_pausing_over_a_foreign_pause_keeps_the_jobs(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    add(queue, "a", "b", "c")
+    queue.pause()
+    redis_client.lpush(WAIT, *add(queue, "d"))
+    redis_client.lrem(PAUSED, 1, "d")
+    queue.pause()
+    assert redis_client.lrange(PAUSED, 0, -1) == ["d", "c", "b", "a"]
+    assert not redis_client.exists(WAIT)
+    queue.resume()
+    assert [hand.take() for _ in range(5)] == ["a", "b", "c", "d", ""]
+
+
+def test_a_flag_only_pause_without_more_jobs_is_resumed(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    add(queue, "a")
+    redis_client.hset(META, "paused", 1)
+    redis_client.delete(MARKER)
+    queue.resume()
+    assert redis_client.zscore(MARKER, "0") == 0, "a sleeping worker must wake"
+    assert hand.take() == "a"
+
+
+@pytest.mark.parametrize(("waiting", "held"), [(40, 7), (7, 40), (20, 20)])
+def test_long_lists_are_merged_in_many_steps(
+    queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, waiting: int, held: int
+) -> None:
+    monkeypatch.setattr(scripts_queue, "MOVED_AT_ONCE", 3)
+    redis_client.lpush(PAUSED, *[f"p{number}" for number in range(held)])
+    redis_client.lpush(WAIT, *[f"w{number}" for number in range(waiting)])
+    redis_client.hset(META, "paused", 1)
+    queue.resume()
+    merged: Any = redis_client.lrange(WAIT, 0, -1)
+    assert merged[::-1] == [f"p{number}" for number in range(held)] + [f"w{number}" for number in range(waiting)]
+    assert not redis_client.exists(PAUSED)
+
+
+def test_jobs_that_are_added_while_others_resume_are_kept(
+    queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts_queue, "MOVED_AT_ONCE", 2)
+    started = threading.Barrier(3)
+
+    def keep_adding(name: str) -> None:
+        with Queue("mail", queue.link.broker.config.broker_url) as other:
+            started.wait()
+            for number in range(150):
+                other.add(name, job_id=f"{name}{number}")
+                if number % 10 == 0:
+                    redis_client.lpush(WAIT, f"v6-{name}{number}")
+
+    threads = [threading.Thread(target=keep_adding, args=(name,)) for name in ("x", "y")]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    while any(thread.is_alive() for thread in threads):
+        queue.pause()
+        queue.resume()
+    for thread in threads:
+        thread.join()
+    queue.resume()
+    ids: Any = redis_client.lrange(WAIT, 0, -1)
+    assert len(ids) == len(set(ids)) == 2 * 150 + 2 * 15
+    assert not redis_client.exists(PAUSED)
+
+
+def test_resuming_wakes_workers_for_prioritized_and_delayed_jobs(queue: Queue, redis_client: redis.Redis) -> None:
+    queue.add("late", delay=3_600)
+    queue.pause()
+    queue.resume()
+    due: Any = redis_client.zscore(MARKER, "1")
+    assert due == pytest.approx(queue.link.now_ms() + 3_600_000, abs=30_000)
+    queue.add("vip", priority=1)
+    queue.pause()
+    queue.resume()
+    assert redis_client.zscore(MARKER, "0") == 0
