@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from bulltask import codec
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, JobNotFound, ResultTimeout
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.transport.aclient import AsyncClient
-from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_read import get_state, is_finished, read_fields, snapshot
+from bulltask.transport.scripts_stream import LONGEST_BLOCK_MS, history, last_id, read_on
 
 __all__ = ["RECHECK_MS", "Results"]
 
-RECHECK_MS: Final = 5_000
+RECHECK_MS: Final = LONGEST_BLOCK_MS
 """A waiter looks at the job itself this often: events may have been trimmed before they were read."""
 
 _CLOCK_MARGIN_MS: Final = 2_000
-_PAGE: Final = 1_000
-Entry = tuple[str, dict[bytes, bytes]]
 
 
 class Results:
@@ -77,12 +75,12 @@ class Results:
 
     def _look(self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> tuple[str, Finished | None]:
         try:
-            cursor, finished = client.run_many([_last_id(keys), is_finished(keys, ref.id)])
+            cursor, finished = client.run_many([last_id(keys), is_finished(keys, ref.id)])
         except JobNotFound:
             since = _since(sent_ms)
             if since is None:
                 raise
-            for _, fields in client.run(_history(keys, since)):
+            for _, fields in client.run(history(keys, since)):
                 if (ended := _ending(fields, ref.id)) is not None:
                     return since, ended
             raise
@@ -94,7 +92,7 @@ class Results:
         recheck_ms = mono_ms() + RECHECK_MS
         until_ms = recheck_ms if deadline_ms is None else min(recheck_ms, deadline_ms)
         while (left_ms := until_ms - mono_ms()) > 0:
-            for entry_id, fields in client.run(_read_on(keys, cursor, left_ms)):
+            for entry_id, fields in client.run(read_on(keys, cursor, left_ms)):
                 cursor = entry_id
                 if (ended := _ending(fields, ref.id)) is not None:
                     return ended
@@ -122,7 +120,7 @@ class Results:
             return await client.run(is_finished(keys, ref.id))
         except JobNotFound:
             since = _since(sent_ms)
-            for _, fields in await client.run(_history(keys, since)) if since else ():
+            for _, fields in await client.run(history(keys, since)) if since else ():
                 if (ended := _ending(fields, ref.id)) is not None:
                     return ended
             raise
@@ -174,9 +172,9 @@ class Watch:
         cursor = ""
         while True:
             try:
-                cursor = cursor or await self._client.run(_last_id(self._keys))
+                cursor = cursor or await self._client.run(last_id(self._keys))
                 self._started.set()
-                for entry_id, fields in await self._client.run(_read_on(self._keys, cursor, RECHECK_MS)):
+                for entry_id, fields in await self._client.run(read_on(self._keys, cursor, RECHECK_MS)):
                     cursor = entry_id
                     self._tell(fields)
             except BrokerError:
@@ -202,29 +200,6 @@ class _Registration:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._watch.leave(self._job_id, self._future)
-
-
-def _last_id(keys: QueueKeys) -> Call[str]:
-    def judge(reply: Any) -> str:
-        return reply[0][0].decode() if reply else "0-0"
-
-    return command("XREVRANGE", keys.events, "+", "-", "COUNT", 1, judge=judge)
-
-
-def _read_on(keys: QueueKeys, cursor: str, block_ms: int) -> Call[list[Entry]]:
-    def judge(reply: Any) -> list[Entry]:
-        return _entries(reply[0][1]) if reply else []
-
-    block = max(1, min(block_ms, RECHECK_MS))
-    return command("XREAD", "COUNT", _PAGE, "BLOCK", block, "STREAMS", keys.events, cursor, judge=judge)
-
-
-def _history(keys: QueueKeys, since: str) -> Call[list[Entry]]:
-    return command("XRANGE", keys.events, since, "+", judge=_entries)
-
-
-def _entries(reply: Any) -> list[Entry]:
-    return [(entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in reply or ()]
 
 
 def _ending(fields: dict[bytes, bytes], job_id: str) -> Finished | None:

@@ -1,0 +1,658 @@
+"""QueueEvents: what a listener hears, sync and async alike."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+import pytest
+import redis
+
+from bulltask.config import Conf
+from bulltask.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidName
+from bulltask.job import JobOptions, NewJob
+from bulltask.queue import events_types as types
+from bulltask.queue.events import AsyncQueueEvents, QueueEvents
+from bulltask.queue.events_types import KINDS, QueueEvent
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from bulltask.transport.broker import Broker
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+STREAM = "bull:{mail}:events"
+
+
+class Listener(Protocol):
+    """What both forms can do, as plain calls."""
+
+    position: str
+
+    def open(self) -> object: ...
+    def next(self, timeout: float | None = None) -> QueueEvent | None: ...
+    def on(self, event: Any, callback: Any = None, *, job_id: str | None = None) -> Any: ...
+    def publish(self, name: str, fields: Any = None) -> str: ...
+    def close(self) -> None: ...
+
+
+class OnLoop:
+    """An `AsyncQueueEvents` whose coroutines run to their end when they are called."""
+
+    def __init__(self, events: AsyncQueueEvents, runner: asyncio.Runner) -> None:
+        self._events, self._runner = events, runner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._events, name)
+        if name in {"open", "next", "publish", "close"}:
+            return lambda *args: self._runner.run(found(*args))
+        return found
+
+
+Listen = Callable[..., Listener]
+
+
+@pytest.fixture
+def broker(broker_url: str) -> Iterator[Broker]:
+    made = broker_to(broker_url)
+    yield made
+    made.close()
+
+
+def broker_to(url: str, **settings: object) -> Broker:
+    return Broker(Conf({"broker_reconnect_delay": 0.02, "broker_reconnect_delay_max": 0.1, **settings}).freeze(), url)
+
+
+@pytest.fixture(params=["sync", "async"])
+def listen(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Listen]:
+    """Make listeners of one form; they are closed after the test."""
+    made: list[Listener] = []
+    with asyncio.Runner() as runner:
+
+        def make(start: str = "$", *, on: Broker = broker, opened: bool = True) -> Listener:
+            if request.param == "sync":
+                made.append(cast("Listener", QueueEvents(on, "mail", start=start)))
+            else:
+                made.append(cast("Listener", OnLoop(AsyncQueueEvents(on, "mail", start=start), runner)))
+            if opened:
+                made[-1].open()
+            return made[-1]
+
+        yield make
+        for listener in made:
+            listener.close()
+        runner.run(broker.aclose())
+
+
+def add(client: redis.Redis, event: str, **fields: Any) -> str:
+    return str(client.xadd(STREAM, cast("Any", {"event": event, **fields})))
+
+
+def add_many(client: redis.Redis, count: int) -> list[str]:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(count):
+        pipeline.xadd(STREAM, {"event": "stalled", "jobId": f"job-{number}"})
+    return [str(entry_id) for entry_id in pipeline.execute()]
+
+
+def heard(listener: Listener, count: int, timeout: float = 5) -> list[QueueEvent]:
+    events = [listener.next(timeout) for _ in range(count)]
+    assert None not in events, events
+    return cast("list[QueueEvent]", events)
+
+
+# ---- what is heard ---------------------------------------------------------------------------------------------------
+
+ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
+    ("added", {"jobId": "7", "name": "send"}, types.Added, {"job_id": "7", "name": "send"}),
+    ("waiting", {"jobId": "7"}, types.Waiting, {"job_id": "7", "prev": None}),
+    ("waiting", {"jobId": "7", "prev": "active"}, types.Waiting, {"job_id": "7", "prev": "active"}),
+    ("active", {"jobId": "7", "prev": "waiting"}, types.Active, {"job_id": "7", "prev": "waiting"}),
+    (
+        "completed",
+        {"jobId": "7", "returnvalue": '{"sent":[1,"ä"]}', "prev": "active"},
+        types.Completed,
+        {
+            "job_id": "7",
+            "returnvalue": {"sent": [1, "ä"]},
+            "text": '{"sent":[1,"ä"]}',
+            "error": None,
+            "prev": "active",
+        },
+    ),
+    (
+        "failed",
+        {"jobId": "7", "failedReason": 'no "quotes" {here}', "prev": "active"},
+        types.Failed,
+        {"job_id": "7", "failed_reason": 'no "quotes" {here}', "prev": "active"},
+    ),
+    (
+        "retries-exhausted",
+        {"jobId": "7", "attemptsMade": "3"},
+        types.RetriesExhausted,
+        {"job_id": "7", "attempts_made": 3},
+    ),
+    ("waiting-children", {"jobId": "7"}, types.WaitingChildren, {"job_id": "7", "prev": None}),
+    ("waiting-children", {"jobId": "7", "prev": "active"}, types.WaitingChildren, {"job_id": "7", "prev": "active"}),
+    ("stalled", {"jobId": "7"}, types.Stalled, {"job_id": "7"}),
+    ("delayed", {"jobId": "7", "delay": "1795216652158"}, types.Delayed, {"job_id": "7", "due_ms": 1795216652158}),
+    ("delayed", {"jobId": "7", "delay": "1.795216652158e+12"}, types.Delayed, {"job_id": "7", "due_ms": 1795216652158}),
+    (
+        "progress",
+        {"jobId": "7", "data": "[50]"},
+        types.Progress,
+        {"job_id": "7", "data": [50], "text": "[50]", "error": None},
+    ),
+    ("removed", {"jobId": "7", "prev": "delayed"}, types.Removed, {"job_id": "7", "prev": "delayed"}),
+    ("removed", {"jobId": "7"}, types.Removed, {"job_id": "7", "prev": None}),
+    ("duplicated", {"jobId": "7"}, types.Duplicated, {"job_id": "7"}),
+    (
+        "deduplicated",
+        {"jobId": "7", "deduplicationId": "x", "deduplicatedJobId": "8"},
+        types.Deduplicated,
+        {"job_id": "7", "deduplication_id": "x", "deduplicated_job_id": "8"},
+    ),
+    ("debounced", {"jobId": "7", "debounceId": "x"}, types.Debounced, {"job_id": "7", "debounce_id": "x"}),
+    ("cleaned", {"count": "12"}, types.Cleaned, {"count": 12}),
+    ("drained", {}, types.Drained, {}),
+    ("paused", {}, types.Paused, {}),
+    ("resumed", {}, types.Resumed, {}),
+    ("of our own", {"a": "1"}, types.Custom, {"name": "of our own", "fields": {"a": "1"}, "job_id": ""}),
+    ("own", {"jobId": "7"}, types.Custom, {"name": "own", "fields": {"jobId": "7"}, "job_id": "7"}),
+    # Known names without their fields, or with nonsense in them: as they are.
+    ("completed", {"jobId": "7"}, types.Custom, {"name": "completed", "fields": {"jobId": "7"}, "job_id": "7"}),
+    (
+        "delayed",
+        {"jobId": "7", "delay": "soon"},
+        types.Custom,
+        {"name": "delayed", "fields": {"jobId": "7", "delay": "soon"}, "job_id": "7"},
+    ),
+    ("cleaned", {"count": "inf"}, types.Custom, {"name": "cleaned", "fields": {"count": "inf"}, "job_id": ""}),
+    ("waiting", {}, types.Custom, {"name": "waiting", "fields": {}, "job_id": ""}),
+    ("events-lost", {"a": "1"}, types.Custom, {"name": "events-lost", "fields": {"a": "1"}, "job_id": ""}),
+    ("custom", {"a": "1"}, types.Custom, {"name": "custom", "fields": {"a": "1"}, "job_id": ""}),
+]
+
+
+@pytest.mark.parametrize(("event", "fields", "kind", "said"), ROWS)
+def test_each_event_of_the_protocol_has_its_class(
+    broker: Broker, redis_client: redis.Redis, event: str, fields: dict[str, Any], kind: Any, said: dict[str, Any]
+) -> None:
+    with QueueEvents(broker, "mail") as events:
+        entry_id = add(redis_client, event, **fields)
+        assert events.next(5) == kind(entry_id, "mail", **said)
+
+
+def test_there_is_a_class_for_every_event_that_bullmqs_scripts_write() -> None:
+    rows = "added waiting active completed failed retries-exhausted waiting-children stalled delayed progress removed"
+    more = "duplicated deduplicated debounced cleaned drained paused resumed custom events-lost"
+    assert set(KINDS) == {*rows.split(), *more.split()}
+    assert {name: kind.event for name, kind in KINDS.items()} == {name: name for name in KINDS}
+
+
+def test_a_listener_hears_what_happens_from_its_opening_on(listen: Listen, redis_client: redis.Redis) -> None:
+    add_many(redis_client, 3)
+    events = listen()
+    ids = add_many(redis_client, 2)
+    assert [event.id for event in heard(events, 2)] == ids
+    assert events.next(0.05) is None
+
+
+def test_a_listener_of_a_queue_that_is_not_there_yet_hears_its_first_job(listen: Listen, broker: Broker) -> None:
+    events = listen()
+    assert events.next(0.01) is None
+    broker.producer.send([NewJob("mail", "a", "send", b"{}", JobOptions())])
+    added, waiting = heard(events, 2)
+    assert (added, waiting) == (
+        types.Added(added.id, "mail", "a", "send"),
+        types.Waiting(waiting.id, "mail", "a", None),
+    )
+    assert abs(added.timestamp_ms - broker.clock.now_ms()) < 5_000
+
+
+def test_a_listener_from_the_start_hears_all_that_is_there(listen: Listen, redis_client: redis.Redis) -> None:
+    ids = add_many(redis_client, 10)
+    redis_client.xtrim(STREAM, 8, approximate=False)
+    assert [event.id for event in heard(listen("0"), 8)] == ids[2:], "and nobody asked for what was trimmed before"
+
+
+def test_a_listener_goes_on_behind_an_id(listen: Listen, redis_client: redis.Redis) -> None:
+    ids = add_many(redis_client, 10)
+    first = listen("0")
+    heard(first, 4)
+    assert first.position == ids[3]
+    again = listen(first.position)
+    assert again.position == ids[3]
+    assert [event.id for event in heard(again, 6)] == ids[4:]
+    moment = ids[-1].partition("-")[0]
+    assert listen(str(int(moment) + 1)).next(0.01) is None, "an id may be a time"
+
+
+def test_a_listener_hears_thousands_in_order(listen: Listen, redis_client: redis.Redis) -> None:
+    events = listen()
+    ids = add_many(redis_client, 3_456)
+    assert [event.id for event in heard(events, 3_456)] == ids
+    assert events.next(0.01) is None
+
+
+@pytest.mark.parametrize("bad", ["NaN", "[1,Infinity]", "{", "", "'a'", "\ud800" * 3])
+def test_json_that_cannot_be_read_ends_no_listener(listen: Listen, redis_client: redis.Redis, bad: str) -> None:
+    """Node's QueueEvents stops for good at any of these (PROTOCOL 2.3)."""
+    events = listen()
+    raw = bad.encode("utf-8", "surrogatepass")
+    for fields in (
+        {"event": "completed", "jobId": "7", "returnvalue": raw},
+        {"event": "progress", "jobId": "7", "data": raw},
+    ):
+        redis_client.xadd(STREAM, cast("Any", fields))
+    add(redis_client, "drained")
+    completed, progress, drained = heard(events, 3)
+    assert isinstance(completed, types.Completed)
+    assert isinstance(progress, types.Progress)
+    assert isinstance(drained, types.Drained)
+    assert (completed.returnvalue, progress.data) == (None, None)
+    assert completed.text == progress.text == raw.decode("utf-8", "backslashreplace")
+    assert "returnvalue of job 7 is not valid JSON" in str(completed.error)
+    assert "data of job 7 is not valid JSON" in str(progress.error)
+
+
+def test_bytes_that_are_no_utf_8_end_no_listener(listen: Listen, redis_client: redis.Redis, broker: Broker) -> None:
+    events = listen()
+    redis_client.xadd(STREAM, cast("Any", {"event": "stalled", "jobId": b"\xff\x00"}))
+    redis_client.xadd(STREAM, cast("Any", {"event": b"\xfe", b"\xfd": b"\xfc"}))
+    stalled, custom = heard(events, 2)
+    assert isinstance(stalled, types.Stalled)
+    assert broker.keys("mail").job(stalled.job_id).encode("utf-8", "surrogateescape") == b"bull:{mail}:\xff\x00"
+    assert custom == types.Custom(custom.id, "mail", "\\xfe", {"\\xfd": "\\xfc"})
+
+
+@pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])
+def test_a_place_that_is_none_is_refused(broker: Broker, start: Any) -> None:
+    with pytest.raises(ConfigError, match="start must be"):
+        QueueEvents(broker, "mail", start=start)
+    with pytest.raises(InvalidName, match="queue name"):
+        QueueEvents(broker, "ma:il")
+
+
+def test_the_connection_has_the_name_by_which_node_finds_listeners(listen: Listen, redis_client: redis.Redis) -> None:
+    listen()
+    clients: Any = redis_client.client_list()
+    name = f"bull:{base64.b64encode(b'{mail}').decode()}:qe"
+    assert [client["name"] for client in clients].count(name) == 1
+
+
+# ---- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_hear_what_they_asked_for_in_their_order(listen: Listen, redis_client: redis.Redis) -> None:
+    events, told = listen(), list[tuple[str, str]]()
+    for name, kind, job_id in [
+        ("by name", "stalled", None),
+        ("by class", types.Stalled, None),
+        ("of jobs", types.JobEvent, None),
+        ("of all", QueueEvent, None),
+        ("of job b", "stalled", "b"),
+        ("all of job b", types.JobEvent, "b"),
+        ("everything of job b", QueueEvent, "b"),
+        ("own", "own", None),
+        ("own of job b", "own", "b"),
+        ("customs", "custom", None),
+        ("others", "progress", None),
+    ]:
+        events.on(kind, lambda event, name=name: told.append((name, event.id)), job_id=job_id)
+    ids = [add(redis_client, "stalled", jobId="a"), add(redis_client, "stalled", jobId="b")]
+    ids += [add(redis_client, "drained"), add(redis_client, "own", jobId="b")]
+    heard(events, 4)
+    assert [name for name, at in told if at == ids[0]] == ["by name", "by class", "of jobs", "of all"]
+    assert [name for name, at in told if at == ids[1]] == [
+        "by name", "by class", "of jobs", "of all", "of job b", "all of job b", "everything of job b",
+    ]  # fmt: skip
+    assert [name for name, at in told if at == ids[2]] == ["of all"]
+    assert [name for name, at in told if at == ids[3]] == [
+        "of all", "everything of job b", "own", "own of job b", "customs",
+    ]  # fmt: skip
+
+
+def test_a_callback_that_raises_is_logged_and_the_others_are_called(
+    listen: Listen, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    events, told = listen(), list[str]()
+
+    def broken(event: QueueEvent) -> None:
+        raise ValueError("broken callback")
+
+    events.on("stalled", broken)
+    events.on("stalled", lambda event: told.append(event.id))
+    ids = add_many(redis_client, 2)
+    with caplog.at_level(logging.ERROR, "bulltask"):
+        heard(events, 2)
+    assert told == ids
+    assert [record.getMessage().split(" of event ")[1] for record in caplog.records] == [
+        "stalled of queue mail raised"
+    ] * 2
+    assert caplog.records[0].exc_info is not None
+
+
+def test_on_is_a_decorator_too_and_off_forgets(broker: Broker, redis_client: redis.Redis) -> None:
+    with QueueEvents(broker, "mail") as events:
+        told: list[str] = []
+
+        @events.on("stalled")
+        def tell(event: QueueEvent) -> None:
+            told.append(event.id)
+
+        assert events.on(types.Drained, tell) is tell
+        add(redis_client, "stalled", jobId="a")
+        add(redis_client, "drained")
+        heard(cast("Listener", events), 2)
+        events.off(tell)
+        events.off(print)
+        add(redis_client, "drained")
+        heard(cast("Listener", events), 1)
+        assert len(told) == 2
+
+
+async def test_coroutine_functions_are_awaited_one_after_the_other(broker: Broker, redis_client: redis.Redis) -> None:
+    async with AsyncQueueEvents(broker, "mail") as events:
+        told: list[str] = []
+
+        @events.on("stalled")
+        async def slow(event: types.Stalled) -> None:
+            told.append(f"begins {event.job_id}")
+            await asyncio.sleep(0.01)
+            told.append(f"ends {event.job_id}")
+
+        add_many(redis_client, 2)
+        await events.next(5)
+        await events.next(5)
+        assert told == ["begins job-0", "ends job-0", "begins job-1", "ends job-1"]
+
+
+def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
+    events, told, done = QueueEvents(broker, "mail"), list[str](), threading.Event()
+    events.on("stalled", lambda event: told.append(event.id))
+    events.on("drained", lambda event: done.set())
+    assert events.listen() is events.listen()
+    ids = add_many(redis_client, 20)
+    add(redis_client, "drained")
+    assert done.wait(5)
+    assert told == ids
+    events.close()
+    assert not any(thread.name == "bulltask-events-mail" for thread in threading.enumerate())
+
+
+async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
+    events, told, done = AsyncQueueEvents(broker, "mail"), list[str](), asyncio.Event()
+    events.on("stalled", lambda event: told.append(event.id))
+    events.on("drained", lambda event: done.set())
+    assert await events.listen() is await events.listen()
+    ids = add_many(redis_client, 20)
+    add(redis_client, "drained")
+    async with asyncio.timeout(5):
+        await done.wait()
+    assert told == ids
+    await events.close()
+    assert not any(task.get_name() == "bulltask-events-mail" for task in asyncio.all_tasks())
+
+
+# ---- events of one's own ---------------------------------------------------------------------------------------------
+
+
+def test_an_event_of_ones_own_is_heard_and_leaves_the_others_in_the_stream(
+    listen: Listen, redis_client: redis.Redis
+) -> None:
+    add_many(redis_client, 2_000)
+    events = listen()
+    entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5, "text": "ä😀"})
+    assert events.next(5) == types.Custom(
+        entry_id, "mail", "invoice-paid", {"jobId": "7", "total": "12.5", "text": "ä😀"}, "7"
+    )
+    bare = events.publish("bare")
+    assert events.next(5) == types.Custom(bare, "mail", "bare", {})
+    assert redis_client.xlen(STREAM) == 2_002, "Node's QueueEventsProducer trims the stream to 1,000"
+
+
+def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
+    events = listen()
+    for name in ("completed", "events-lost", ""):
+        with pytest.raises(InvalidName, match="a name that BullMQ has no event for"):
+            events.publish(name)
+    with pytest.raises(InvalidName, match="the field 'event'"):
+        events.publish("own", {"event": "x"})
+    for value in (True, None, [1], {"a": 1}):
+        with pytest.raises(ConfigError, match="field 'a' of an event must be a text or a number"):
+            events.publish("own", {"a": value})
+    assert redis_client.exists(STREAM) == 0
+
+
+# ---- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_close_ends_a_blocked_read_at_once(broker: Broker) -> None:
+    events, seen = QueueEvents(broker, "mail"), list[QueueEvent]()
+    events.open()
+    reader = threading.Thread(target=lambda: seen.extend(events))
+    reader.start()
+    wait_until(lambda: blocked(broker), what="a blocked reader")
+    began = time.monotonic()
+    events.close()
+    reader.join(5)
+    assert time.monotonic() - began < 0.5
+    assert not reader.is_alive()
+    assert seen == []
+    assert events.next() is None, "and for good"
+    events.close()
+
+
+async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> None:
+    events = AsyncQueueEvents(broker, "mail")
+    await events.open()
+
+    async def read() -> list[QueueEvent]:
+        return [event async for event in events]
+
+    task = asyncio.create_task(read())
+    await asyncio.to_thread(wait_until, lambda: blocked(broker), 5, "a blocked reader")
+    began = time.monotonic()
+    await events.close()
+    assert await task == []
+    assert time.monotonic() - began < 0.5
+    assert await events.next() is None
+    await events.close()
+
+
+def blocked(broker: Broker) -> bool:
+    with redis.Redis.from_url(broker.endpoint.url) as plain:
+        clients: Any = plain.client_list()
+    return any("b" in client["flags"] and client["cmd"] == "xread" for client in clients)
+
+
+def test_close_from_a_signal_handler_ends_the_loop_that_it_interrupts(broker: Broker) -> None:
+    events = QueueEvents(broker, "mail").open()
+    before = signal.signal(signal.SIGUSR1, lambda *_: events.close())
+    main = threading.get_ident()
+
+    def send() -> None:
+        wait_until(lambda: blocked(broker), what="a blocked reader")
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        began = time.monotonic()
+        assert list(events) == []
+        assert time.monotonic() - began < 3
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert not blocked(broker)
+
+
+def test_close_from_a_callback_ends_the_loop(broker: Broker, redis_client: redis.Redis) -> None:
+    with QueueEvents(broker, "mail") as events:
+        events.on("drained", lambda event: events.close())
+        add(redis_client, "drained")
+        assert [type(event) for event in events] == [types.Drained]
+    events = QueueEvents(broker, "mail").listen()
+    done = threading.Event()
+    events.on("drained", lambda event: events.close())
+    events.on("drained", lambda event: done.set())
+    add(redis_client, "drained")
+    assert done.wait(5)
+
+
+async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, redis_client: redis.Redis) -> None:
+    events = AsyncQueueEvents(broker, "mail")
+    events.on("drained", lambda event: events.close())
+    await events.listen()
+    task = next(task for task in asyncio.all_tasks() if task.get_name() == "bulltask-events-mail")
+    add(redis_client, "drained")
+    async with asyncio.timeout(5):
+        await task
+
+
+def test_close_ends_the_wait_for_a_server_that_is_away(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    broker = broker_to(server.url, broker_reconnect_delay=20, broker_reconnect_delay_max=20)
+    events = QueueEvents(broker, "mail").open()
+    server.stop()
+    reader = threading.Thread(target=lambda: list(events))
+    reader.start()
+    reader.join(0.3)
+    assert reader.is_alive()
+    began = time.monotonic()
+    events.close()
+    reader.join(5)
+    assert time.monotonic() - began < 0.5
+    broker.close()
+
+
+def test_a_closed_listener_leaves_no_connection(listen: Listen, redis_client: redis.Redis) -> None:
+    events = listen()
+    events.next(0.01)
+    events.close()
+
+    def listed() -> bool:
+        clients: Any = redis_client.client_list()
+        return any(client["name"].endswith(":qe") for client in clients)
+
+    wait_until(lambda: not listed(), what="the connection's end")
+
+
+# ---- outages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def shaky(proxy: FlakyProxy) -> Iterator[Broker]:
+    """A broker whose way to the server the test may break."""
+    made = broker_to(f"redis://127.0.0.1:{proxy.port}/0", redis_socket_timeout=1)
+    yield made
+    made.close()
+
+
+def cut(proxy: FlakyProxy) -> None:
+    proxy.refuse()
+    proxy.reset()
+
+
+def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, shaky: Broker) -> None:
+    proxy.refuse()
+    events = listen(on=shaky, opened=False)
+    with pytest.raises(BrokerUnavailable):
+        events.open()
+    with pytest.raises(BrokerUnavailable):
+        events.next(1)
+    proxy.accept()
+    assert events.next(0.05) is None
+
+
+def test_nothing_is_missed_and_nothing_heard_twice_while_the_way_breaks(
+    listen: Listen, proxy: FlakyProxy, shaky: Broker, redis_client: redis.Redis
+) -> None:
+    events, ids, seen = listen(on=shaky), list[str](), list[str]()
+    for number in range(12):
+        if number % 3 == 0:
+            proxy.reset()
+        if number % 3 == 1:
+            proxy.drop_replies(1, match="xread")
+        if number % 3 == 2:
+            cut(proxy)
+            assert events.next(0.1) is None
+            ids += add_many(redis_client, 25)
+            proxy.accept()
+        ids += add_many(redis_client, 25)
+        seen += [event.id for event in heard(events, len(ids) - len(seen))]
+    assert seen == ids
+    assert proxy.dropped == 4
+
+
+def test_a_listener_survives_a_restart_of_the_server(listen: Listen, server_factory: ServerFactory) -> None:
+    server = server_factory(appendonly=True)
+    broker = broker_to(server.url)
+    events = listen(on=broker)
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        ids = add_many(client, 3)
+        assert [event.id for event in heard(events, 3)] == ids
+        server.kill()
+        assert events.next(0.1) is None
+        server.restart()
+        ids = add_many(client, 3)
+    assert [event.id for event in heard(events, 3)] == ids
+    broker.close()
+
+
+def test_next_keeps_its_time_while_the_server_is_away(listen: Listen, proxy: FlakyProxy, shaky: Broker) -> None:
+    events = listen(on=shaky)
+    cut(proxy)
+    began = time.monotonic()
+    assert events.next(0.3) is None
+    assert 0.28 < time.monotonic() - began < 1
+
+
+def test_a_half_open_connection_is_noticed_by_itself(
+    listen: Listen, proxy: FlakyProxy, shaky: Broker, redis_client: redis.Redis
+) -> None:
+    events = listen(on=shaky)
+    proxy.freeze()
+    ids = add_many(redis_client, 3)
+    began = time.monotonic()
+    assert [event.id for event in heard(events, 3, timeout=20)] == ids
+    assert time.monotonic() - began < 8, "5 s of waiting and redis_socket_timeout"
+
+
+def test_an_outage_is_logged_once(
+    listen: Listen, proxy: FlakyProxy, shaky: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = listen(on=shaky)
+    with caplog.at_level(logging.WARNING, "bulltask"):
+        cut(proxy)
+        events.next(0.5)
+        proxy.accept()
+        wait_until(lambda: events.next(0.05) is None and proxy.connections, what="a connection")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "events of queue mail cannot be read now, which is tried again" in said[0]
+
+
+def test_a_key_that_is_no_stream_is_an_error(listen: Listen, redis_client: redis.Redis) -> None:
+    redis_client.set(STREAM, "text")
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        listen()
+    redis_client.delete(STREAM)
+    events = listen()
+    redis_client.set(STREAM, "text")
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        events.next(5)
