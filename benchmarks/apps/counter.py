@@ -26,16 +26,15 @@ _MOST: Final = 255
 
 
 class Counter:
-    """The file of this process.
+    """The file of one process.
 
     Args:
-        directory: where the files of a run are.
+        path: the file; its name does not matter.
         jobs: how many jobs the run has.
-        started_ns: when the first job of this process began.
+        started_ns: when the first job of the process began.
     """
 
-    def __init__(self, directory: Path, jobs: int, started_ns: int) -> None:
-        path = directory / str(os.getpid())
+    def __init__(self, path: Path, jobs: int, started_ns: int) -> None:
         with path.open("w+b") as file:
             file.truncate(_HEADER + jobs)
             memory = memoryview(mmap.mmap(file.fileno(), _HEADER + jobs))
@@ -69,7 +68,8 @@ _mine: list[Counter] = []  # one at the most: this process's
 def count(index: int) -> None:
     """The body of every benchmark job: says that job ``index`` ran."""
     if not _mine:
-        _mine.append(Counter(Path(os.environ[DIRECTORY]), int(os.environ[JOBS]), time.monotonic_ns()))
+        path = Path(os.environ[DIRECTORY], str(os.getpid()))
+        _mine.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
     _mine[0].add(index)
 
 
