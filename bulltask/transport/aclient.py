@@ -12,7 +12,6 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
@@ -89,7 +88,7 @@ class AsyncClient:
         try:
             # Sending may take for ever as well: on a half-open connection the buffers fill up.
             async with asyncio.timeout(self._endpoint.command_timeout_ms / 1000):
-                await connection.send_packed_command(packed, check_health=False)
+                await _send(connection, packed)
                 return [await waiter for waiter in waiters]
         except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
@@ -108,10 +107,10 @@ class AsyncClient:
             try:
                 await connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
-                await connection.disconnect(nowait=True)
+                await _abandon(connection)
                 raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
             except BaseException:  # the task was cancelled
-                await connection.disconnect(nowait=True)
+                await _abandon(connection)
                 raise
             self._connection = connection
             self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
@@ -124,8 +123,8 @@ class AsyncClient:
         try:
             while True:
                 try:
-                    reply: Any = await connection.read_response(disable_decoding=True)
-                except ResponseError as exc:  # an error reply: the answer to one call, not the end of the connection
+                    reply: Any = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                except faults.ERROR_REPLIES as exc:  # the answer to one call, not the end of the connection
                     reply = exc
                 waiter = self._pending.popleft()
                 if not waiter.done():
@@ -144,8 +143,7 @@ class AsyncClient:
             if not waiter.done():
                 waiter.set_exception(ConnectionError(str(fault)))
         if connection is not None:
-            with suppress(Exception):
-                await connection.disconnect(nowait=True)
+            await _abandon(connection)
 
     async def _sync_clock(self, connection: redis.asyncio.Connection) -> None:
         assert self._clock is not None
@@ -154,8 +152,32 @@ class AsyncClient:
         self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
 
     def _judge(self, call: Call[R], reply: Any) -> R:
-        if isinstance(reply, BrokerError):
-            raise reply
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, faults.ERROR_REPLIES):
             raise faults.refused(reply, self._endpoint.shown) from reply
         return call.judge(reply)
+
+
+def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | None:
+    writer: asyncio.StreamWriter | None = connection._writer  # noqa: SLF001 - redis-py has no public name for it
+    return writer
+
+
+async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> None:
+    """Hand over all bytes at once, then wait until few enough of them are left.
+
+    redis-py's own method closes the connection when the task is cancelled while it waits; here others share it.
+    """
+    writer = _writer_of(connection)
+    if writer is None:
+        raise ConnectionError("the connection was closed")
+    writer.writelines(packed)
+    await writer.drain()
+
+
+async def _abandon(connection: redis.asyncio.Connection) -> None:
+    """Close at once: what was not sent yet would otherwise be kept for as long as the kernel hopes to send it."""
+    writer = _writer_of(connection)
+    if writer is not None:
+        writer.transport.abort()
+    with suppress(Exception):
+        await connection.disconnect(nowait=True)

@@ -6,19 +6,24 @@ what to do where there is something to do.
 
 from __future__ import annotations
 
+from errno import ECONNREFUSED, ENOENT
 from typing import Final
 
 from redis import exceptions
 
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
 
-__all__ = ["CONNECTION_FAULTS", "is_noscript", "no_connection", "refused", "worth_showing"]
+__all__ = ["CONNECTION_FAULTS", "ERROR_REPLIES", "is_noscript", "no_connection", "refused", "worth_showing"]
 
 CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 """What reading, writing or connecting may raise; the connection is useless afterwards."""
 
+ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
+"""Error replies of the server as redis-py raises them; the second one is a connection error to it, but is none."""
+
 _NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
 _NOT_READY_KINDS: Final = (
+    exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
     exceptions.ClusterDownError,
@@ -66,10 +71,12 @@ def worth_showing(fault: BaseException) -> BaseException | None:
 
 
 def _nothing_listens(fault: BaseException) -> bool:
-    return "Connection refused" in str(fault) or "No such file" in str(fault)
+    text = str(fault)
+    # The drivers keep only the text; that of asyncio has the number without its meaning.
+    return any(f"Error {number} " in text or f"[Errno {number}]" in text for number in (ECONNREFUSED, ENOENT))
 
 
-def refused(fault: exceptions.ResponseError, url: str) -> BrokerError:
+def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
     """Return the error for an error reply."""
     text = str(fault)
     # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.

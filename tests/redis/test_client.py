@@ -419,11 +419,22 @@ def test_threads_never_get_each_others_replies(pool: ClientPool) -> None:
         assert all(threads.map(work, range(8)))
 
 
+def test_a_connection_that_died_while_it_was_idle_is_replaced_before_it_is_used(
+    pool: ClientPool, redis_client: redis.Redis
+) -> None:
+    before = pool.run(CLIENT_ID)
+    redis_client.client_kill_filter(_id=str(before))
+    assert pool.run(CLIENT_ID) != before
+
+
 def test_a_client_that_failed_goes_back_and_works_again(pool: ClientPool, redis_client: redis.Redis) -> None:
-    redis_client.client_kill_filter(_id=str(pool.run(CLIENT_ID)))
-    with pytest.raises(BrokerUnavailable):
-        pool.run(command("PING"))
-    assert pool.run(echo("again")) == "again"
+    with pool.client() as client:
+        redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
+        with pytest.raises(BrokerUnavailable):
+            client.run(command("PING"))
+    with pool.client() as again:
+        assert again is client
+        assert again.run(echo("again")) == "again"
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -1,0 +1,387 @@
+"""The asyncio client against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.clock import ServerClock, wall_ms
+from bulltask.config import Conf
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.wait import wait_until
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call, command
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_read import add_log, get_counts, update_progress
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+CLIENT_ID: Call[int] = command("CLIENT", "ID")
+
+
+def endpoint(url: str, timeout_ms: int = 5_000) -> Endpoint:
+    return Endpoint(url, 2_000, timeout_ms)
+
+
+@pytest.fixture
+async def client(broker_url: str) -> AsyncIterator[AsyncClient]:
+    made = AsyncClient(endpoint(broker_url), ServerClock(), "shared")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
+        yield made
+
+
+def echo(text: object) -> Call[str]:
+    return command("ECHO", str(text), judge=bytes.decode)
+
+
+def blocking(seconds: float) -> Call[Any]:
+    return command("BLPOP", "nothing", seconds)
+
+
+def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
+    """Start counting; the answer tells calls and failed calls of a command since then."""
+    client.config_resetstat()
+
+    def calls(name: str) -> tuple[int, int]:
+        stats: Any = client.info("commandstats")
+        found = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
+        return found["calls"], found["failed_calls"]
+
+    return calls
+
+
+def connections(client: redis.Redis, name: str = "shared") -> int:
+    found: Any = client.client_list()
+    return sum(entry["name"] == name for entry in found)
+
+
+async def outcomes(*tasks: asyncio.Task[Any]) -> list[type]:
+    """Wait for tasks; the types of what they returned or raised, cancellations included."""
+    return [type(outcome) for outcome in await asyncio.gather(*tasks, return_exceptions=True)]
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_brings_its_judged_reply(client: AsyncClient) -> None:
+    assert await client.run(command("PING")) == b"PONG"
+    assert await client.run_many([]) == []
+    assert await client.run_many([echo(n) for n in range(500)]) == [str(n) for n in range(500)]
+
+
+async def test_a_hundred_tasks_share_one_connection(client: AsyncClient, redis_client: redis.Redis) -> None:
+    async def work(task: int) -> None:
+        for number in range(20):
+            assert await client.run(echo(f"{task}-{number}")) == f"{task}-{number}"
+            assert await client.run_many([echo(task), echo(number)]) == [str(task), str(number)]
+
+    await asyncio.gather(*(work(task) for task in range(100)))
+    assert connections(redis_client) == 1
+
+
+async def test_an_error_reply_is_the_answer_to_one_call_and_not_the_end(client: AsyncClient) -> None:
+    before = await client.run(CLIENT_ID)
+    one, two, three = await asyncio.gather(
+        client.run(echo("a")), client.run(command("NONSENSE")), client.run(echo("b")), return_exceptions=True
+    )
+    assert (one, three) == ("a", "b")
+    assert isinstance(two, BrokerError)
+    assert "unknown command" in str(two)
+    assert await client.run(CLIENT_ID) == before
+
+
+async def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    with pytest.raises(JobNotFound):
+        await client.run_many([command("SET", "a", 1), update_progress(KEYS, "nobody", b"1"), command("SET", "b", 1)])
+    assert redis_client.mget("a", "b") == ["1", "1"]
+
+
+async def test_an_unknown_script_is_sent_with_its_body_once(client: AsyncClient, redis_client: redis.Redis) -> None:
+    await client.connect()
+    redis_client.script_flush()
+    calls = counted(redis_client)
+    for _ in range(3):
+        assert await client.run(get_counts(KEYS, ["wait"])) == {"wait": 0}
+    assert (calls("evalsha"), calls("eval")) == ((3, 1), (1, 0))
+
+
+async def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    redis_client.hset(KEYS.job("1"), "name", "t")
+    redis_client.script_flush()
+    await client.run(get_counts(KEYS, ["wait"]))
+    log = add_log(KEYS, "1", "line", None)
+    calls = counted(redis_client)
+    results = await client.run_many([command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, log])
+    assert results == [1, 1, {"wait": 0}, 2, 3]
+    assert redis_client.llen(KEYS.logs("1")) == 3
+    assert (calls("incr"), calls("evalsha"), calls("eval")) == ((1, 0), (6, 3), (1, 0))
+
+
+# --- cancelled tasks --------------------------------------------------------------------------------------------------
+
+
+async def test_tasks_cancelled_at_a_thousand_random_points_never_bring_a_foreign_reply(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    chance, done = random.Random(7), asyncio.Event()
+    asked = 0
+
+    async def steady(task: int) -> None:
+        nonlocal asked
+        while not done.is_set():
+            asked += 1
+            text = f"{task}-{asked}"
+            assert await client.run_many([echo(text), echo(task)]) == [text, str(task)]
+
+    async def victim(number: int) -> None:
+        while True:
+            assert await client.run(echo(number)) == str(number)
+            assert await client.run_many([echo("x" * 100_000), echo(number)]) == ["x" * 100_000, str(number)]
+
+    before = await client.run(CLIENT_ID)
+    workers = [asyncio.create_task(steady(task)) for task in range(5)]
+    for number in range(1_000):
+        task = asyncio.create_task(victim(number))
+        for _ in range(chance.randrange(12)):
+            await asyncio.sleep(0)
+        task.cancel()
+        assert await outcomes(task) == [asyncio.CancelledError]
+    done.set()
+    await asyncio.gather(*workers)
+    assert asked > 1_000
+    assert await client.run(CLIENT_ID) == before, "a cancelled task costs no connection"
+    assert connections(redis_client) == 1
+    assert not client._pending
+
+
+async def test_tasks_cancelled_while_the_connection_is_made_leave_a_usable_client(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    for steps in range(60):
+        client = AsyncClient(endpoint(broker_url), ServerClock(), "half-made")
+        task = asyncio.create_task(client.run(echo("lost")))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await outcomes(task)
+        assert await client.run(echo(steps)) == str(steps)
+        assert connections(redis_client, "half-made") == 1
+        await client.close()
+        wait_until(lambda: connections(redis_client, "half-made") == 0, what="the end of the connections")
+
+
+async def test_a_task_that_is_cancelled_while_it_sends_costs_no_connection(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
+    before = await client.run(CLIENT_ID)
+    proxy.blackhole()
+    sending: asyncio.Task[Any] = asyncio.create_task(client.run(command("SET", "big", b"x" * 30_000_000)))
+    behind = asyncio.create_task(client.run(echo("behind")))
+    await asyncio.sleep(0.1)
+    sending.cancel()
+    assert await outcomes(sending) == [asyncio.CancelledError]
+    proxy.pass_all()
+    assert await behind == "behind"
+    assert await client.run(CLIENT_ID) == before
+    assert await client.run(command("STRLEN", "big")) == 30_000_000
+    await client.close()
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_does_not_hold_up_the_others(client: AsyncClient) -> None:
+    blocked = asyncio.create_task(client.run(blocking(0.3)))
+    behind = asyncio.create_task(client.run(echo("behind")))
+    await asyncio.sleep(0.05)
+    blocked.cancel()
+    assert await outcomes(blocked) == [asyncio.CancelledError]
+    assert await behind == "behind"
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+async def test_many_tasks_that_start_at_once_make_one_connection(broker_url: str, redis_client: redis.Redis) -> None:
+    client = AsyncClient(endpoint(broker_url), ServerClock(), "first")
+    calls = counted(redis_client)
+    assert await asyncio.gather(*(client.run(echo(n)) for n in range(50))) == [str(n) for n in range(50)]
+    assert connections(redis_client, "first") == 1
+    assert calls("time")[0] == 1
+    await client.close()
+
+
+async def test_closing_fails_the_calls_that_wait_and_the_client_may_be_used_again(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    waiting = [asyncio.create_task(client.run(blocking(30))) for _ in range(3)]
+    await client.run_many([])
+    wait_until(lambda: connections(redis_client) == 1, what="the connection")
+    await asyncio.sleep(0)
+    await client.close()
+    await client.close()
+    assert await outcomes(*waiting) == [BrokerUnavailable] * len(waiting)
+    wait_until(lambda: connections(redis_client) == 0, what="the end of the connection")
+    assert await client.run(echo("again")) == "again"
+
+
+async def test_a_connection_that_breaks_fails_all_its_calls_at_once_and_is_replaced_by_one(
+    client: AsyncClient, redis_client: redis.Redis
+) -> None:
+    before = await client.run(CLIENT_ID)
+    waiting = [asyncio.create_task(client.run(blocking(30))) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    redis_client.client_kill_filter(_id=str(before))
+    assert await outcomes(*waiting) == [BrokerUnavailable] * len(waiting)
+    assert await asyncio.gather(*(client.run(echo(n)) for n in range(20))) == [str(n) for n in range(20)]
+    assert connections(redis_client) == 1
+
+
+async def test_a_server_that_comes_back_is_used_again(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    client = AsyncClient(endpoint(server.url), ServerClock())
+    assert await client.run(echo(1)) == "1"
+    server.kill()
+    with pytest.raises(BrokerUnavailable):
+        await client.run(echo(2))
+    with pytest.raises(BrokerUnavailable, match="no Redis answers") as refused:
+        await client.run(echo(3))
+    assert refused.value.refused
+    server.restart()
+    assert await client.run(echo(4)) == "4"
+    await client.close()
+
+
+async def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
+    client: AsyncClient, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(redis_client)
+    for _ in range(3):
+        await client.run(command("PING"))
+    assert calls("time")[0] == 1
+    assert client._clock is not None
+    assert abs(client._clock.now_ms() - wall_ms()) < 1_000
+    monkeypatch.setattr(ServerClock, "resync_ms", 0)
+    await client.run(command("PING"))
+    assert calls("time")[0] == 2
+
+
+async def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFactory) -> None:
+    server = server_factory(password="right")
+    client = AsyncClient(endpoint(server.url.replace("right", "wrong")))
+    with pytest.raises(BrokerAuthError, match="refused the login") as refused:
+        await client.connect()
+    assert "wrong" not in str(refused.value)
+
+
+async def test_a_server_that_is_loading_is_not_ready(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
+    await client.connect()
+    proxy.inject_error("LOADING Redis is loading the dataset in memory", match="echo")
+    with pytest.raises(BrokerNotReady):
+        await client.run(echo("x"))
+    assert await client.run(echo("y")) == "y"
+    await client.close()
+
+
+# --- a way that breaks ------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300))
+    assert await client.run(echo("first")) == "first"
+    proxy.blackhole()
+    started = time.monotonic()
+    lost = await asyncio.gather(*(client.run(echo(n)) for n in range(5)), return_exceptions=True)
+    assert 0.3 <= time.monotonic() - started < 2
+    assert all(isinstance(error, BrokerUnavailable) for error in lost)
+    proxy.pass_all()
+    assert await asyncio.gather(*(client.run(echo(n)) for n in range(5))) == [str(n) for n in range(5)]
+    await client.close()
+
+
+async def test_a_send_that_nobody_reads_ends_after_its_timeout_too(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300))
+    await client.connect()
+    proxy.blackhole()
+    with pytest.raises(BrokerUnavailable):
+        await asyncio.wait_for(client.run(command("SET", "big", b"x" * 30_000_000)), 10)
+    proxy.pass_all()
+    assert await client.run(echo("again")) == "again"
+    await client.close()
+
+
+async def test_lost_replies_never_shift_the_replies_that_follow(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
+    await client.connect()
+    proxy.drop_replies(20, every=10, match="echo")
+
+    async def work(task: int) -> int:
+        lost = 0
+        for number in range(60):
+            text = f"{task}-{number}"
+            try:
+                assert await client.run(echo(text)) == text
+            except BrokerUnavailable:
+                lost += 1
+        return lost
+
+    assert sum(await asyncio.gather(*(work(task) for task in range(5)))) >= 20
+    assert proxy.dropped == 20
+    await client.close()
+
+
+async def test_replies_that_come_in_pieces_are_put_together(proxy: FlakyProxy) -> None:
+    client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
+    proxy.slice(3)
+    assert await asyncio.gather(*(client.run(echo(n)) for n in range(50))) == [str(n) for n in range(50)]
+    await client.close()
+
+
+# --- event loops ------------------------------------------------------------------------------------------------------
+
+
+def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def test_each_event_loop_has_a_client_of_its_own(broker_url: str, redis_client: redis.Redis) -> None:
+    broker = Broker(Conf({}, {}).freeze(), broker_url)
+    before = len(redis_client.client_list())
+
+    async def work(text: str) -> AsyncClient:
+        client = broker.loop_client()
+        assert client is broker.loop_client()
+        assert await client.run(echo(text)) == text
+        return client
+
+    first, second = in_a_loop(work("one")), in_a_loop(work("two"))
+    assert first is not second
+    wait_until(lambda: len(redis_client.client_list()) == before, what="the end of the connections of ended loops")
+
+
+def test_a_loop_that_ends_ends_its_connection_without_complaint(broker_url: str, redis_client: redis.Redis) -> None:
+    async def leave_without_closing() -> None:
+        client = AsyncClient(endpoint(broker_url), ServerClock(), "left")
+        await client.run(command("PING"))
+        assert connections(redis_client, "left") == 1
+
+    in_a_loop(leave_without_closing())
+    wait_until(lambda: connections(redis_client, "left") == 0, what="the end of the connection")
