@@ -232,12 +232,13 @@ async def test_closing_fails_the_calls_that_wait_and_the_client_may_be_used_agai
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
     waiting = [asyncio.create_task(client.run(blocking(30))) for _ in range(3)]
-    await client.run_many([])
-    wait_until(lambda: connections(redis_client) == 1, what="the connection")
-    await asyncio.sleep(0)
+    while len(client._pending) < 3:
+        await asyncio.sleep(0)
+    started = time.monotonic()
     await client.close()
     await client.close()
     assert await outcomes(*waiting) == [BrokerUnavailable] * len(waiting)
+    assert time.monotonic() - started < 1
     wait_until(lambda: connections(redis_client) == 0, what="the end of the connection")
     assert await client.run(echo("again")) == "again"
 
