@@ -106,7 +106,7 @@ class JobRetried(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobReturned(Event):
-    """The job was given back to ``wait`` unfinished, as at a shutdown; it costs no attempt."""
+    """The job went back unfinished, as at a shutdown or because its task asked for it; it costs no attempt."""
 
     job_id: str
     queue: str

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 from bulltask.backoff import Backoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.codec import MAX_SAFE_INTEGER
-from bulltask.errors import ConfigError
+from bulltask.config import Config
+from bulltask.errors import ConfigError, PayloadTooLarge
 from bulltask.job import MAX_PRIORITY, ParentLink
 from bulltask.names import qualified_name
 
@@ -27,7 +28,8 @@ __all__ = [
     "KeepJobs",
     "ParentLike",
     "check_priority",
-    "parent_link",
+    "check_size",
+    "link_to_parent",
     "stored_options",
 ]
 
@@ -115,23 +117,26 @@ def stored_options(given: Mapping[str, Any]) -> dict[str, object]:
     return found
 
 
-def parent_link(parent: ParentLike, stored: Mapping[str, object], prefix: str, *, hash_tag: bool) -> ParentLink:
+def link_to_parent(parent: ParentLike | None, stored: dict[str, object], config: Config) -> ParentLink | None:
     """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
 
     Args:
-        parent: the job that waits; a ``queue`` with a ``:`` is BullMQ's qualified name (``bull:orders``).
-        stored: the child's options as :func:`stored_options` returns them.
-        prefix: BullMQ's prefix, for queues that are spelled as usual.
-        hash_tag: the app's ``queue_hash_tag``.
+        parent: the job that waits; a ``queue`` with a ``:`` is BullMQ's qualified name (``bull:orders``). ``None``
+            for a job without one.
+        stored: the child's options as :func:`stored_options` returns them; the parent is noted there too.
+        config: how queues are spelled.
 
     Raises:
         ConfigError: it is no job.
     """
+    if parent is None:
+        return None
     read = parent.get if isinstance(parent, Mapping) else lambda name: getattr(parent, name, None)
     job_id, queue = read("id"), read("queue")
     if not (isinstance(job_id, str) and job_id and isinstance(queue, str) and queue):
         raise ConfigError(f"parent must be a job, or a mapping with the texts id and queue, not {parent!r}")
-    qualified = qualified_name(queue, prefix, hash_tag=hash_tag)
+    qualified = qualified_name(queue, config.prefix, hash_tag=config.queue_hash_tag)
+    stored["parent"] = {"id": job_id, "queue": qualified}
     flags = {flag: True for flag in FAILURE_FLAGS.values() if stored.get(flag)}
     return ParentLink(f"{qualified}:{job_id}", {"id": job_id, "queueKey": qualified, **flags})
 
@@ -147,6 +152,17 @@ def check_priority(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
         raise ConfigError(f"priority must be a whole number from 0 (none), 1 (first) to {MAX_PRIORITY}, not {value!r}")
     return value
+
+
+def check_size(data: bytes, stored: Mapping[str, object], what: str) -> None:
+    """Compare a job's encoded data with its own ``size_limit``.
+
+    Raises:
+        PayloadTooLarge: it is longer; the message calls it ``what``.
+    """
+    most = stored.get("sizeLimit")
+    if isinstance(most, int) and len(data) > most:
+        raise PayloadTooLarge(f"{what} has {len(data):,} bytes of JSON, over the job's size_limit of {most:,}")
 
 
 def _number(low: int) -> Callable[[Any, str], int]:

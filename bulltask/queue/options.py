@@ -12,15 +12,16 @@ from bulltask import codec
 from bulltask.backoff import Backoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config
-from bulltask.errors import ConfigError, PayloadTooLarge
-from bulltask.job import JobOptions, NewJob, ParentLink
+from bulltask.errors import ConfigError
+from bulltask.job import JobOptions, NewJob
 from bulltask.jobopts import (
     BackoffLike,
     Deduplication,
     KeepJobs,
     ParentLike,
     check_priority,
-    parent_link,
+    check_size,
+    link_to_parent,
     stored_options,
 )
 from bulltask.names import check_job_id, check_job_name
@@ -120,12 +121,9 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     """
     check_options(options)
     stored = stored_options(options)
-    parent = _link_to_parent(options, stored, config)
+    parent = link_to_parent(options.get("parent"), stored, config)
     encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
-    if (most := options.get("size_limit")) is not None and len(encoded) > most:
-        raise PayloadTooLarge(
-            f"the data of job {name} is {len(encoded):,} bytes of JSON, over its size_limit of {most:,}"
-        )
+    check_size(encoded, stored, f"the data of job {name}")
     job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")
     return NewJob(
         queue=queue,
@@ -136,16 +134,6 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
     )
-
-
-def _link_to_parent(options: Mapping[str, Any], stored: dict[str, object], config: Config) -> ParentLink | None:
-    """Return the link to ``options["parent"]``, which is noted in ``stored`` too; ``None`` for a job without one."""
-    parent = options.get("parent")
-    if parent is None:
-        return None
-    link = parent_link(parent, stored, config.prefix, hash_tag=config.queue_hash_tag)
-    stored["parent"] = {"id": link.data["id"], "queue": link.data["queueKey"]}
-    return link
 
 
 def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, object], config: Config) -> JobOptions:

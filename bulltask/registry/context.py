@@ -8,7 +8,7 @@ from typing import Any, Never, Protocol
 
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import Retry
+from bulltask.errors import DelayJob, Retry, WaitForChildren, WaitJob
 
 __all__ = ["Context", "Reporter", "Request"]
 
@@ -62,6 +62,22 @@ class Reporter(Protocol):
         """The same for asyncio."""
         ...
 
+    def update_data(self, data: bytes) -> None:
+        """Replace the job's data, JSON."""
+        ...
+
+    async def aupdate_data(self, data: bytes) -> None:
+        """The same for asyncio."""
+        ...
+
+    def children_values(self) -> dict[str, Any]:
+        """Return values of the job's children that have completed."""
+        ...
+
+    async def achildren_values(self) -> dict[str, Any]:
+        """The same for asyncio."""
+        ...
+
 
 class _Nowhere:
     """The reporter of a task that was called directly."""
@@ -73,6 +89,16 @@ class _Nowhere:
     def log(self, line: str) -> None: ...
 
     async def alog(self, line: str) -> None: ...
+
+    def update_data(self, data: bytes) -> None: ...
+
+    async def aupdate_data(self, data: bytes) -> None: ...
+
+    def children_values(self) -> dict[str, Any]:
+        return {}
+
+    async def achildren_values(self) -> dict[str, Any]:
+        return {}
 
 
 class Context:
@@ -128,6 +154,60 @@ class Context:
             raise exc
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
+
+    def update_data(self, data: codec.Json) -> None:
+        """Replace the job's data: its next run, after a retry or a move, is called with it (BullMQ's ``updateData``).
+
+        Args:
+            data: what :attr:`Request.kwargs` is made of: an object with the task's arguments by name.
+
+        Raises:
+            EncodeError: it is no plain JSON.
+            JobNotFound: the job was removed meanwhile.
+            BrokerError: Redis could not be told.
+        """
+        self._reporter.update_data(codec.encode(data, what=f"data of job {self.request.id}"))
+
+    async def aupdate_data(self, data: codec.Json) -> None:
+        """:meth:`update_data` for async tasks."""
+        await self._reporter.aupdate_data(codec.encode(data, what=f"data of job {self.request.id}"))
+
+    def get_children_values(self) -> dict[str, Any]:
+        """The return values of the job's children that have completed, by the full key of each child's hash."""
+        return self._reporter.children_values()
+
+    async def aget_children_values(self) -> dict[str, Any]:
+        """:meth:`get_children_values` for async tasks."""
+        return await self._reporter.achildren_values()
+
+    def move_to_delayed(self, delay: Duration) -> Never:
+        """End this run and have the job run again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
+
+        Raises:
+            DelayJob: always (a ``BaseException``: ``except Exception`` does not swallow it).
+            ConfigError: ``delay`` is no length of time.
+        """
+        to_ms(delay, "delay")
+        raise DelayJob(delay)
+
+    def move_to_wait(self) -> Never:
+        """End this run and give the job back: it is the next to be taken, by any worker; no attempt is counted.
+
+        Raises:
+            WaitJob: always.
+        """
+        raise WaitJob
+
+    def move_to_waiting_children(self) -> Never:
+        """End this run and have the job run again when its pending children have ended; no attempt is counted.
+
+        Without pending children it is run again at once; with one that failed and fails its parent, it fails. So
+        note first how far the task is, with :meth:`update_data`.
+
+        Raises:
+            WaitForChildren: always.
+        """
+        raise WaitForChildren
 
     def _encode(self, progress: codec.Json) -> bytes:
         return codec.encode(progress, what=f"progress of job {self.request.id}")

@@ -15,7 +15,18 @@ from bulltask.backoff import Backoff, CustomBackoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config, jitter_share
 from bulltask.errors import ConfigError
-from bulltask.job import MAX_PRIORITY, JobOptions, NewJob
+from bulltask.job import JobOptions, NewJob
+from bulltask.jobopts import (
+    STORED,
+    BackoffLike,
+    Deduplication,
+    KeepJobs,
+    ParentLike,
+    check_priority,
+    check_size,
+    link_to_parent,
+    stored_options,
+)
 from bulltask.names import check_job_id, check_job_name, check_queue_name
 
 __all__ = ["CallOptions", "TaskOptions", "build_job"]
@@ -63,6 +74,13 @@ class TaskOptions:
         autoretry_for: exceptions that are retried although they are not transient.
         dont_autoretry_for: exceptions that are never retried.
         result_expires, result_failure_expires: how long the finished job is kept; ``None`` takes the app's setting.
+        lifo: take a job before those that wait already.
+        remove_on_complete, remove_on_fail: BullMQ's way to say how finished jobs are kept, instead of the two above:
+            ``True``, ``False``, how many, or ``{"age": seconds, "count": n}``.
+        keep_logs, stack_trace_limit: how many log lines and tracebacks a job keeps.
+        size_limit: most bytes that a job's arguments may have as JSON.
+        fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
+            remove_dependency_on_failure: what a job's failure means to the job that waits for it; one of them.
     """
 
     queue: str | None = None
@@ -78,12 +96,22 @@ class TaskOptions:
     dont_autoretry_for: Exceptions = ()
     result_expires: Duration | None = None
     result_failure_expires: Duration | None = None
+    lifo: bool = False
+    remove_on_complete: KeepJobs | None = None
+    remove_on_fail: KeepJobs | None = None
+    keep_logs: int | None = None
+    stack_trace_limit: int | None = None
+    size_limit: int | None = None
+    fail_parent_on_failure: bool | None = None
+    continue_parent_on_failure: bool | None = None
+    ignore_dependency_on_failure: bool | None = None
+    remove_dependency_on_failure: bool | None = None
 
     def __post_init__(self) -> None:
         # All of it now: a wrong option must be found where the task is defined, not where it is sent.
         if self.queue is not None:
             check_queue_name(self.queue)
-        _priority(self.priority)
+        check_priority(self.priority)
         for name in ("autoretry_for", "dont_autoretry_for"):
             kinds = getattr(self, name)
             if not (isinstance(kinds, tuple) and all(_is_exception(kind) for kind in kinds)):
@@ -92,6 +120,7 @@ class TaskOptions:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retries()
+        stored_options(_stored_names(self))
 
     def _check_retries(self) -> None:
         _expiry(self.expires)
@@ -162,6 +191,14 @@ class CallOptions:
         job_id: the job's id; sending the same id again adds nothing. Made here (UUIDv7) when left out.
         headers: JSON for the worker's ``self.request.headers``.
         lifo: take it before the jobs that wait already.
+        remove_on_complete … remove_dependency_on_failure: as in :class:`TaskOptions`.
+        backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+            3600}``; wins over the task's ``retry_backoff`` unless that is a function.
+        timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
+        deduplication: an id, or :class:`bulltask.jobopts.Deduplication`; the result is then that of the job which
+            counts as the same.
+        parent: the job that waits for this one: in a task ``parent=self.request``.
+        telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
     """
 
     countdown: Duration | None = None
@@ -173,6 +210,21 @@ class CallOptions:
     headers: Mapping[str, Any] | None = None
     max_retries: int | None = None
     lifo: bool = False
+    remove_on_complete: KeepJobs | None = None
+    remove_on_fail: KeepJobs | None = None
+    keep_logs: int | None = None
+    stack_trace_limit: int | None = None
+    size_limit: int | None = None
+    fail_parent_on_failure: bool | None = None
+    continue_parent_on_failure: bool | None = None
+    ignore_dependency_on_failure: bool | None = None
+    remove_dependency_on_failure: bool | None = None
+    backoff: BackoffLike | None = None
+    timestamp: datetime | float | None = None
+    deduplication: Deduplication | Mapping[str, Any] | str | None = None
+    parent: ParentLike | None = None
+    telemetry_metadata: str | None = None
+    omit_context: bool | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CallOptions:
@@ -195,26 +247,45 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
             the task.
     """
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
+    said = {**_stored_names(task), **_stored_names(call)}
+    stored = stored_options(said) if said else {}
+    parent, timestamp_ms = link_to_parent(call.parent, stored, config), stored.get("timestamp")
     options = JobOptions(
         attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,
-        backoff=task.backoff(config),
+        backoff=None if "backoff" in stored else task.backoff(config),
         delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
         eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
-        priority=_priority(task.priority if call.priority is None else call.priority),
-        lifo=call.lifo,
+        priority=check_priority(task.priority if call.priority is None else call.priority),
+        lifo=call.lifo or task.lifo,
         keep_completed_ms=_keep(task.result_expires, config.result_expires_ms),
         keep_failed_ms=_keep(task.result_failure_expires, config.failure_expires_ms),
         headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
         expires_in_ms=expires_in_ms,
         expires_ms=expires_ms,
+        more=stored,
     )
+    encoded = codec.encode(data, what=f"the arguments of task {name}", limit=config.max_payload)
+    check_size(encoded, stored, f"the arguments of task {name}")
     return NewJob(
         queue=check_queue_name(call.queue or task.queue or config.default_queue),
         id=str(uuid_utils.uuid7()) if call.job_id is None else check_job_id(call.job_id),
         name=check_job_name(name),
-        data=codec.encode(data, what=f"the arguments of task {name}", limit=config.max_payload),
+        data=encoded,
         options=options,
+        parent=parent,
+        timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
     )
+
+
+def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
+    """What ``options`` say in BullMQ's own terms."""
+    names = _OF_TASKS if isinstance(options, TaskOptions) else _OF_CALLS
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+# TaskOptions has a method ``backoff``, which is no option.
+_OF_TASKS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
+_OF_CALLS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
 
 
 def _is_exception(kind: object) -> bool:
@@ -226,14 +297,6 @@ def _why_not(name: str, known: Iterable[str]) -> str:
         return f" (Celery's): {NOT_HERE[name]}"
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-
-
-def _priority(value: int | None) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
-        raise ConfigError(f"priority must be a whole number from 0 (none), 1 (first) to {MAX_PRIORITY}, not {value!r}")
-    return value
 
 
 def _retries(value: int) -> int:

@@ -98,7 +98,8 @@ class AnyTask(Generic[P, R]):
             args: positional arguments.
             kwargs: keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
-                ``max_retries``, ``lifo``: see :class:`bulltask.registry.options.CallOptions`.
+                ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
+                :class:`bulltask.registry.options.CallOptions`.
 
         Raises:
             TypeError: an option is unknown; and what :meth:`delay` raises.

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
+from bulltask.errors import NothingPending
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
@@ -26,6 +27,7 @@ __all__ = [
     "move_to_active",
     "move_to_delayed",
     "move_to_finished",
+    "move_to_waiting_children",
     "renew_locks",
     "retry_job",
 ]
@@ -201,6 +203,31 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
     )
     args = (job_id, token, keys.job(job_id))
     return script_call(loader.official("moveJobFromActiveToWait"), places, args, _refusal(keys, job_id))
+
+
+def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
+    """``moveToWaitingChildren``: the job waits for its children and is run again then; no attempt is counted.
+
+    The judge raises ``NothingPending`` when there is none to wait for: the job is still active. ``FailedChildren``:
+    the failure of one of them fails the job.
+    """
+    places = (
+        keys.active,
+        keys.waiting_children,
+        keys.job(job_id),
+        keys.dependencies(job_id),
+        keys.unsuccessful(job_id),
+        keys.stalled,
+        keys.events,
+    )
+
+    def judge(reply: Any) -> None:
+        raise_for(reply, job_id, keys.name)
+        if reply == 1:
+            raise NothingPending(job_id, keys.name)
+
+    args = (token, "", now_ms, job_id, keys.base)
+    return script_call(loader.official("moveToWaitingChildren"), places, args, judge)
 
 
 def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:

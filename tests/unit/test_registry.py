@@ -362,7 +362,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(outbox: Outbox) -> None
         task.delay(cast(Any, b""))
     with pytest.raises(PayloadTooLarge, match="the arguments of task t"):
         task.delay(cast(Any, "x" * CONFIG.max_payload))
-    with pytest.raises(TypeError, match=r"unknown option 'quueue'; known are countdown, eta, expires, .*queue"):
+    with pytest.raises(TypeError, match=r"unknown option 'quueue'; known are .*countdown, .*eta, expires, .*queue"):
         task.apply_async((1,), quueue="mail")
     with pytest.raises(TypeError):
         task.delay_many([(1,), (1, 2, 3)])

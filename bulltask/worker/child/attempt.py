@@ -16,6 +16,7 @@ from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, Permanen
 from bulltask.job import ActiveJob
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
+from bulltask.worker.child.moves import moved
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
 
@@ -72,14 +73,14 @@ class Attempts:
             result = contextvars.copy_context().run(attempt.task.function, *attempt.args, **attempt.kwargs)
             return self._completed(attempt, result)
         except BaseException as exc:  # noqa: BLE001 - the docstring says why
-            return judge(exc, attempt.job, attempt.task, self._app)
+            return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
 
     async def acall(self, attempt: Attempt) -> Outcome:
         """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
         try:
             return self._completed(attempt, await attempt.task.function(*attempt.args, **attempt.kwargs))
         except BaseException as exc:  # noqa: BLE001 - as in call()
-            return judge(exc, attempt.job, attempt.task, self._app)
+            return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
 
     def _check(self, job: ActiveJob) -> None:
         if job.deferred_failure:

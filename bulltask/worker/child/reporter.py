@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from bulltask.job import ActiveJob
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_job import children_values, update_data
 from bulltask.transport.scripts_read import add_log, update_progress
 
 __all__ = ["JobReporter"]
@@ -42,6 +44,22 @@ class JobReporter:
     async def alog(self, line: str) -> None:
         """:meth:`log` on the child's event loop."""
         await self._aclient().run(self._log_call(line))
+
+    def update_data(self, data: bytes) -> None:
+        """Replace the job's data."""
+        self._pool.run(update_data(self._keys, self._job.id, data))
+
+    async def aupdate_data(self, data: bytes) -> None:
+        """:meth:`update_data` on the child's event loop."""
+        await self._aclient().run(update_data(self._keys, self._job.id, data))
+
+    def children_values(self) -> dict[str, Any]:
+        """Return values of the job's children that have completed."""
+        return self._pool.run(children_values(self._keys, self._job.id))
+
+    async def achildren_values(self) -> dict[str, Any]:
+        """:meth:`children_values` on the child's event loop."""
+        return await self._aclient().run(children_values(self._keys, self._job.id))
 
     def _log_call(self, line: str) -> Call[int]:
         keep = self._job.opts.get("kl")

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, PendingChildren
+from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, NothingPending, PendingChildren
 from bulltask.events import (
     Bus,
     JobCompleted,
     JobFailed,
     JobRetried,
+    JobReturned,
     LockLost,
     SchedulingFailed,
     UnknownTaskSeen,
@@ -21,12 +22,13 @@ from bulltask.events import (
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.verdict import backoff_ms
-from bulltask.worker.child.work import Completed, Failed, Outcome, Picked, Postponed, RetryLater
+from bulltask.worker.child.work import Completed, Failed, GivenBack, Outcome, Picked, Postponed, RetryLater
 
 __all__ = ["UNSTORABLE", "Settler"]
 
-UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren)
+UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren, NothingPending)
 """What says, after ``REPAIRABLE``, that waiting will not help: see :meth:`Settler.instead`."""
 
 _LONG_S: Final = 3_600
@@ -69,6 +71,8 @@ class Settler:
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case Postponed():
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+            case _:
+                return move_call(picked, outcome, now_ms)
 
     def instead(self, picked: Picked, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
@@ -77,7 +81,12 @@ class Settler:
         has children that are pending or have failed. Such a job is failed with that reason; a parent whose children
         are only pending is tried again first, as often as it may be, and both as Node does. If not even that can be
         written the job is left to the stalled check (``None``), so that one broken job does not hold a child for ever.
+
+        A job that would wait for children of which none is left is run again at once, as if the last one had ended
+        a moment later.
         """
+        if isinstance(exc, NothingPending):
+            return GivenBack()
         if isinstance(outcome, Failed):
             return None
         reason = f"the outcome of the job could not be stored: {exc}"
@@ -133,6 +142,8 @@ class Settler:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case Postponed():
                 self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
+            case _:
+                self._bus.emit(JobReturned(job.id, job.queue, job.name, why(outcome)))
 
     def tell_lost(self, picked: Picked) -> None:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""

@@ -8,7 +8,18 @@ from bulltask.job import ActiveJob
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.slots import Slot
 
-__all__ = ["Completed", "Failed", "Outcome", "Picked", "Postponed", "RetryLater"]
+__all__ = [
+    "AwaitsChildren",
+    "Completed",
+    "Delayed",
+    "Failed",
+    "GivenBack",
+    "Moved",
+    "Outcome",
+    "Picked",
+    "Postponed",
+    "RetryLater",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +79,22 @@ class Postponed:
     reason: str = ""
 
 
-Outcome = Completed | Failed | RetryLater | Postponed
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The task asked to be run again in ``delay_ms``; no attempt is counted."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """The task gave the job back: it is the next to be taken, and no attempt is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsChildren:
+    """The task asked to be run again when the job's children have ended; no attempt is counted."""
+
+
+Moved = Delayed | GivenBack | AwaitsChildren
+Outcome = Completed | Failed | RetryLater | Postponed | Moved

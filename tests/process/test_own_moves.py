@@ -1,0 +1,154 @@
+"""Tasks that end their run by themselves: later, back, or when the children have ended. No attempt is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulltask.errors import PermanentError, TaskError
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+TASKS = """
+from contextlib import suppress
+
+from bulltask.errors import DelayJob, WaitForChildren, WaitJob
+
+
+@app.task(bind=True, name="later")
+def later(self):
+    tell("start", job=self.request.id)
+    if self.request.deliveries == 1:
+        self.move_to_delayed(0.3)
+    return self.request.deliveries, self.request.retries
+
+
+@app.task(bind=True, name="alater")
+async def alater(self):
+    if self.request.deliveries == 1:
+        self.move_to_delayed(0.1)
+    return self.request.deliveries, self.request.retries
+
+
+@app.task(bind=True, name="back")
+def back(self):
+    tell("start", job=self.request.id)
+    if self.request.deliveries < 3:
+        raise WaitJob
+    return self.request.deliveries
+
+
+@app.task(name="square")
+def square(x):
+    return x * x
+
+
+@app.task(name="breaks")
+def breaks():
+    raise ValueError("broke")
+
+
+@app.task(bind=True, name="parent")
+def parent(self, numbers, step=1):
+    if step == 1:
+        self.update_data({"numbers": numbers, "step": 2})
+        for number in numbers:
+            square.apply_async((number,), parent=self.request)
+        self.move_to_waiting_children()
+    return sum(self.get_children_values().values()), self.request.deliveries
+
+
+@app.task(bind=True, name="aparent")
+async def aparent(self, numbers, step=1):
+    if step == 1:
+        await self.aupdate_data({"numbers": numbers, "step": 2})
+        for number in numbers:
+            await square.aapply_async((number,), parent=self.request)
+        raise WaitForChildren
+    return sum((await self.aget_children_values()).values())
+
+
+@app.task(bind=True, name="childless")
+def childless(self):
+    if self.request.deliveries == 1:
+        self.move_to_waiting_children()
+    return self.request.deliveries
+
+
+@app.task(bind=True, name="bereaved")
+def bereaved(self, wait):
+    child = breaks.apply_async(parent=self.request, max_retries=0, fail_parent_on_failure=True)
+    if wait:
+        with suppress(ValueError):
+            child.get(timeout=20)
+    self.move_to_waiting_children()
+
+
+@app.task(name="nonsense")
+def nonsense():
+    raise DelayJob("soon")
+"""
+
+
+@pytest.fixture
+def moving(stage: Stage) -> Stage:
+    stage.worker(TASKS)
+    return stage
+
+
+@pytest.mark.parametrize("task", ["later", "alater"])
+def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: Stage, task: str) -> None:
+    job = moving.app.send_task(task)
+    assert job.get(timeout=20) == [2, 0]
+    assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("2", "1")
+    assert moving.became("delayed", job)["jobId"] == job.id
+    assert moving.field(job, "failedReason") is None
+
+
+def test_the_delay_is_kept(moving: Stage) -> None:
+    job = moving.app.send_task("later")
+    job.get(timeout=20)
+    assert moving.started(job, 2).ms - moving.started(job, 1).ms >= 300
+
+
+def test_a_task_that_gives_its_job_back_is_the_next_one(moving: Stage) -> None:
+    job = moving.app.send_task("back")
+    assert job.get(timeout=20) == 3
+    assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("3", "1")
+
+
+@pytest.mark.parametrize(("task", "result"), [("parent", [14, 2]), ("aparent", 14)])
+def test_a_task_waits_for_children_that_it_has_added(moving: Stage, task: str, result: object) -> None:
+    job = moving.app.send_task(task, kwargs={"numbers": [1, 2, 3]})
+    assert job.get(timeout=20) == result
+    assert moving.field(job, "atm") == "1"
+    assert moving.became("waiting-children", job)["prev"] == "active"
+    found = moving.app.queue("default").get_job(job.id)
+    assert found is not None
+    assert sorted(found.get_children_values().values()) == [1, 4, 9]
+
+
+def test_a_task_without_pending_children_is_run_again_at_once(moving: Stage) -> None:
+    assert moving.app.send_task("childless").get(timeout=20) == 2
+
+
+@pytest.mark.parametrize(("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed children")])
+def test_a_task_whose_child_fails_it_fails(stage: Stage, wait: bool, why: str) -> None:
+    stage.worker(TASKS, children=2 if wait else 1)
+    job = stage.app.send_task("bereaved", kwargs={"wait": wait}, max_retries=0)
+    with pytest.raises((TaskError, PermanentError), match=why):
+        job.get(timeout=20)
+
+
+def test_a_delay_that_is_none_fails_the_job(moving: Stage) -> None:
+    with pytest.raises(TaskError, match="the delay of DelayJob must be seconds"):
+        moving.app.send_task("nonsense").get(timeout=20)
+
+
+def test_the_log_says_where_the_job_went(stage: Stage) -> None:
+    worker = stage.worker(TASKS)
+    job = stage.app.send_task("later")
+    job.get(timeout=20)
+    line = worker.wait_for_line("Job returned", job_id=job.id)[0]
+    assert line["reason"] == "its task asked to be run again in 0.3 s"
+    assert worker.complaints() == []
