@@ -22,7 +22,7 @@ from typing import Final
 
 from bulltask.errors import ConfigError
 
-__all__ = ["Cron"]
+__all__ = ["ALIASES", "Cron"]
 
 ALIASES: Final = {
     "@yearly": "0 0 1 1 *",

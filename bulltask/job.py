@@ -100,6 +100,20 @@ class JobOptions:
         wire.update(self.more)
         return wire
 
+    def to_template(self, **own: object) -> dict[str, object]:
+        """The map that a job scheduler keeps for its jobs.
+
+        Args:
+            own: more of what only bulltask knows.
+        """
+        wire = self.to_wire("", 0)
+        del wire["jobId"]
+        mine: dict[str, object] = {**self._own_to_wire(0), **own}
+        if self.expires_in_ms is not None:
+            # Each job has its own moment to count from.
+            mine["ttl"] = mine.pop("expires")
+        return {**wire, OWN_KEY: mine}
+
     @property
     def deduplication_id(self) -> str | None:
         """The id under which the job is deduplicated."""
@@ -242,6 +256,8 @@ class ActiveJob:
     @property
     def expires_ms(self) -> int | None:
         """Epoch milliseconds after which the job must not run any more."""
+        if "ttl" in self.own:  # a job scheduler's job: from the moment for which it was made
+            return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.own["ttl"])
         return _number(self.own["expires"]) if "expires" in self.own else None
 
     @property

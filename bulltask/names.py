@@ -7,7 +7,16 @@ from typing import Final
 
 from bulltask.errors import InvalidName
 
-__all__ = ["MAX_NAME", "check_job_id", "check_job_name", "check_queue_name", "qualified_name", "wire_name"]
+__all__ = [
+    "MAX_NAME",
+    "check_job_id",
+    "check_job_name",
+    "check_queue_name",
+    "check_scheduler_id",
+    "is_scheduler_id",
+    "qualified_name",
+    "wire_name",
+]
 
 MAX_NAME: Final = 255
 
@@ -76,6 +85,23 @@ def check_job_id(job_id: str) -> str:
     if job_id in _QUEUE_KEYS:
         raise InvalidName(f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front")
     return job_id
+
+
+def check_scheduler_id(scheduler_id: str) -> str:
+    """Return ``scheduler_id`` if it may be the id of a job scheduler.
+
+    Raises:
+        InvalidName: it is empty, over 255 characters, has control characters or more than three ``:``.
+    """
+    _check_text(scheduler_id, "scheduler id")
+    if not is_scheduler_id(scheduler_id):
+        raise InvalidName(f"scheduler id {scheduler_id!r} has more than three ':', as repeatable jobs of BullMQ 3 have")
+    return scheduler_id
+
+
+def is_scheduler_id(key: str) -> bool:
+    """True for the id of a job scheduler; repeatable jobs of BullMQ 3 and older have keys with more colons."""
+    return key.count(":") < 4
 
 
 def _check_text(text: str, what: str) -> str:

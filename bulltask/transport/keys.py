@@ -99,6 +99,10 @@ class QueueKeys:
         """Full keys of the job's failed children whose failure fails the job."""
         return f"{self.base}{job_id}:unsuccessful"
 
+    def scheduler(self, scheduler_id: str) -> str:
+        """A job scheduler: its rule and its template."""
+        return f"{self.repeat}:{scheduler_id}"
+
     def deduplication(self, dedup_id: str) -> str:
         """Who owns a deduplication id."""
         return f"{self.base}de:{dedup_id}"

@@ -9,11 +9,21 @@ from typing import Any
 import msgpack
 
 from bulltask.lua import loader
-from bulltask.transport.call import Call, script_call
+from bulltask.repeat import Repeat, Scheduler, iteration_id
+from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import text
+from bulltask.transport.replies import raise_for, text
 
-__all__ = ["Iteration", "update_job_scheduler"]
+__all__ = [
+    "Iteration",
+    "add_job_scheduler",
+    "count_schedulers",
+    "get_job_scheduler",
+    "list_schedulers",
+    "read_scheduler",
+    "remove_job_scheduler",
+    "update_job_scheduler",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,65 @@ class Iteration:
     next_ms: int | None
     data: bytes
     options: Mapping[str, Any]
+
+
+def add_job_scheduler(
+    keys: QueueKeys,
+    scheduler_id: str,
+    rule: Repeat,
+    template: tuple[str, Mapping[str, Any]],
+    iteration: Iteration,
+    now_ms: int,
+) -> Call[tuple[str, int]]:
+    """``addJobScheduler``: make or change a scheduler and add its next job.
+
+    Args:
+        keys: the queue.
+        scheduler_id: the scheduler.
+        rule: when its jobs run.
+        template: name and options of its jobs; their data is that of ``iteration``.
+        iteration: the first job.
+        now_ms: the server's time.
+
+    Returns:
+        The id of the job, and how many milliseconds it is delayed. The judge raises ``SchedulerCollision`` and
+        ``SchedulerBusy``.
+    """
+    places = (
+        keys.repeat,
+        keys.delayed,
+        keys.wait,
+        keys.paused,
+        keys.meta,
+        keys.prioritized,
+        keys.marker,
+        keys.id,
+        keys.events,
+        keys.pc,
+        keys.active,
+    )
+    name, options = template
+    said = {"name": name, **rule.to_wire()}
+    if rule.offset_ms is not None:
+        said["offset"] = rule.offset_ms
+    args = (
+        _moment(iteration),
+        msgpack.packb(said),
+        scheduler_id,
+        iteration.data,
+        msgpack.packb(options),
+        msgpack.packb(iteration.options),
+        now_ms,
+        keys.base,
+        "",
+    )
+
+    def judge(reply: Any) -> tuple[str, int]:
+        raise_for(reply, iteration_id(scheduler_id, iteration.next_ms or 0), keys.name)
+        job_id, delay = reply
+        return text(job_id), int(delay)
+
+    return script_call(loader.official("addJobScheduler"), places, args, judge)
 
 
 def update_job_scheduler(
@@ -54,7 +123,7 @@ def update_job_scheduler(
         keys.active,
     )
     args = (
-        "" if iteration.next_ms is None else iteration.next_ms,
+        _moment(iteration),
         scheduler_id,
         iteration.data,
         msgpack.packb(iteration.options),
@@ -63,6 +132,53 @@ def update_job_scheduler(
         producer_id,
     )
     return script_call(loader.official("updateJobScheduler"), places, args, _id_or_none)
+
+
+def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
+    """``removeJobScheduler``: remove it, and its next job while that is delayed; false when there is none."""
+    places = (keys.repeat, keys.delayed, keys.events)
+    script = loader.official("removeJobScheduler")
+    return script_call(script, places, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
+
+
+def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | None]:
+    """``getJobScheduler``: what Redis holds of it."""
+
+    def judge(reply: Any) -> Scheduler | None:
+        if not reply or reply[0] is None:
+            return None
+        flat, score = reply
+        return Scheduler.from_hash(scheduler_id, flat, int(float(score)))
+
+    return script_call(loader.official("getJobScheduler"), (keys.repeat,), (scheduler_id,), judge)
+
+
+def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
+    """The ids of schedulers by the moment of their next job, with that moment."""
+
+    def judge(reply: Any) -> list[tuple[str, int]]:
+        # RESP2: member, score, member, score …
+        return [(text(member), int(float(score))) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+    return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", judge=judge)
+
+
+def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
+    """The hash of a scheduler of which :func:`list_schedulers` told."""
+
+    def judge(reply: Any) -> Scheduler:
+        return Scheduler.from_hash(scheduler_id, reply, next_ms)
+
+    return command("HGETALL", keys.scheduler(scheduler_id), judge=judge)
+
+
+def count_schedulers(keys: QueueKeys) -> Call[int]:
+    """How many schedulers the queue has."""
+    return command("ZCARD", keys.repeat, judge=int)
+
+
+def _moment(iteration: Iteration) -> int | str:
+    return "" if iteration.next_ms is None else iteration.next_ms
 
 
 def _id_or_none(reply: Any) -> str | None:

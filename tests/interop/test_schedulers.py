@@ -1,14 +1,17 @@
-"""Job schedulers that Node made, driven by our workers."""
+"""Job schedulers made by one side and driven by the other, or by both at once."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulltask.queue.schedulers import JobSchedulers
+from bulltask.repeat import Rule
 from bulltask.testing.wait import wait_until
 from tests.interop.side_by_side import SideBySide, ran
 from tests.support.streams import server_ms
@@ -140,3 +143,123 @@ def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
     known = sides.redis.hgetall(f"{sides.keys.repeat}:{scheduler}")
     known.pop("offset", None)
     return {"job": job, "options": options, "scheduler": known}
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def schedulers(mail: SideBySide) -> JobSchedulers:
+    """Ours of the queue ``mail``."""
+    return JobSchedulers(mail.app.queue("mail").link)
+
+
+def test_nodes_worker_drives_our_schedulers(mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.node_worker("record", {"file": file})
+    schedulers.upsert("often", every=0.3, name="record", data={"file": file})
+    schedulers.upsert("seconds", cron="* * * * * *", tz="America/New_York", name="record", data={"file": file})
+    wait_until(lambda: len(moments(file, "often")) >= 5, 20, "five of the interval")
+    wait_until(lambda: len(moments(file, "seconds")) >= 4, 20, "four of the pattern")
+    assert_regular(moments(file, "often"), 300)
+    assert_regular(moments(file, "seconds"), 1000)
+    scheduler = schedulers.get("often")
+    assert scheduler is not None
+    assert scheduler.iterations >= 5
+
+
+@pytest.mark.parametrize("maker", ["ours", "Node"])
+def test_both_kinds_of_worker_share_a_series_and_no_tick_runs_twice(
+    mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path, maker: str
+) -> None:
+    file = str(tmp_path / "runs")
+    mail.node_worker("record", {"file": file}, concurrency=2)
+    mail.worker(children=2)
+    if maker == "ours":
+        schedulers.upsert("often", every=0.1, name="record", data={"file": file})
+        schedulers.upsert("seconds", cron="* * * * * *", name="record", data={"file": file})
+    else:
+        schedule(mail, "often", {"every": 100}, "record", {"file": file})
+        schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "UTC"}, "record", {"file": file})
+    wait_until(lambda: len(set(workers(file))) >= 2 and len(ran(file)) >= 40, 40, "forty runs on both sides")
+    for scheduler, every_ms in (("often", 100), ("seconds", 1000)):
+        assert_regular(moments(file, scheduler), every_ms)
+    assert len(mail.redis.zrange(mail.keys.delayed, 0, -1)) <= 2, "nothing has piled up"
+
+
+def workers(file: str) -> list[str]:
+    """The processes that ran jobs."""
+    return [line.split()[1] for line in Path(file).read_text().splitlines()] if Path(file).exists() else []
+
+
+def test_node_shows_our_schedulers_as_its_own(mail: SideBySide, schedulers: JobSchedulers) -> None:
+    ours = schedulers.upsert(
+        "nightly", cron="0 3 * * *", tz="Europe/Berlin", limit=9, name="clean", data={"days": 7}, options={"lifo": True}
+    )
+    assert ours is not None
+    seen = mail.call("getJobScheduler", "nightly")
+    template = seen.pop("template")
+    assert seen == {
+        "key": "nightly",
+        "name": "clean",
+        "next": ours.next_ms,
+        "iterationCount": 1,
+        "offset": 0,
+        "limit": 9,
+        "tz": "Europe/Berlin",
+        "pattern": "0 3 * * *",
+    }
+    assert template["data"] == {"days": 7}
+    assert (template["opts"]["lifo"], template["opts"]["attempts"]) == (True, 3)
+    assert mail.call("getJobSchedulers") == [{**seen, "template": template}]
+    assert mail.call("removeJobScheduler", "nightly") is True
+    assert schedulers.get("nightly") is None
+
+
+def test_what_we_store_is_what_node_stores(mail: SideBySide, schedulers: JobSchedulers) -> None:
+    """The same upserts from both sides: schedulers and first jobs are equal but for times, ids and our own key."""
+    start, end = 4_000_000_000_000, 4_100_000_000_000
+    rules: dict[str, tuple[dict[str, Any], Rule]] = {
+        "interval": ({"every": 60_000, "startDate": start}, {"every": 60, "start": moment(start)}),
+        "limited": ({"every": 60_000, "limit": 5, "endDate": end}, {"every": 60, "limit": 5, "end": moment(end)}),
+        "pattern": (
+            {"pattern": "*/5 * * * *", "tz": "Asia/Tokyo", "startDate": start, "endDate": end},
+            {"cron": "*/5 * * * *", "tz": "Asia/Tokyo", "start": moment(start), "end": moment(end)},
+        ),
+        "now": (
+            {"pattern": "0 0 1 1 *", "tz": "UTC", "immediately": True},
+            {"cron": "0 0 1 1 *", "tz": "UTC", "immediately": True},
+        ),
+    }
+    options: dict[str, Any] = {"attempts": 3, "backoff": {"type": "fixed", "delay": 500}, "removeOnComplete": True}
+    for name, (theirs, ours) in rules.items():
+        template = {"name": "echo", "data": {"a": [1, "ü"]}, "opts": {**options, "removeOnFail": 5, "priority": 2}}
+        mail.call("upsertJobScheduler", f"node-{name}", theirs, template)
+        schedulers.upsert(
+            f"ours-{name}",
+            name="echo",
+            data={"a": [1, "ü"]},
+            options={
+                "attempts": 3,
+                "backoff": {"type": "fixed", "delay": 0.5},
+                "remove_on_complete": True,
+                "remove_on_fail": 5,
+                "priority": 2,
+            },
+            **ours,
+        )
+        assert stored(mail, f"ours-{name}") == stored(mail, f"node-{name}"), name
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def stored(sides: SideBySide, scheduler: str) -> dict[str, Any]:
+    """:func:`following`, with the template decoded and without what only bulltask writes."""
+    found = following(sides, scheduler)
+    template = json.loads(found["scheduler"].pop("opts"))
+    for options in (template, found["options"]):
+        options.pop("bulltask", None)
+        options["backoff"].pop("maxDelay", None)
+    return {**found, "template": template}

@@ -8,7 +8,8 @@ from typing import Final
 from bulltask.clock import ServerClock
 from bulltask.errors import REPAIRABLE, BulltaskError
 from bulltask.job import ActiveJob
-from bulltask.repeat import Repeat, is_scheduler_id, iteration_options
+from bulltask.names import is_scheduler_id
+from bulltask.repeat import Repeat, iteration_options
 from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed

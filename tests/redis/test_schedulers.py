@@ -1,0 +1,297 @@
+"""Job schedulers from outside: made, changed, read, removed. Every test runs with both classes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+import redis
+
+from bulltask.errors import ConfigError, InvalidName, SchedulerBusy, SchedulerCollision
+from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.queue import Queue
+from bulltask.queue.schedulers import AsyncJobSchedulers, JobSchedulers
+from bulltask.repeat import Scheduler
+from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
+from tests.support.driven import Driven
+from tests.support.hand import Hand
+
+HOUR_MS = 3_600_000
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sync", "async"])
+def schedulers(request: pytest.FixtureRequest, broker_url: str) -> Iterator[JobSchedulers]:
+    """The schedulers of the queue ``mail``, through the sync class and through the async one."""
+    if request.param == "sync":
+        with Queue("mail", broker_url) as queue:
+            yield JobSchedulers(queue.link)
+        return
+    with asyncio.Runner() as runner:
+        other = AsyncQueue("mail", broker_url)
+        driven: Any = Driven(AsyncJobSchedulers(other.link), runner)
+        yield cast("JobSchedulers", driven)
+        runner.run(other.close())
+
+
+@pytest.fixture
+def jobs(broker_url: str) -> Iterator[Queue]:
+    """The queue itself."""
+    with Queue("mail", broker_url) as queue:
+        yield queue
+
+
+@pytest.fixture
+def hand(jobs: Queue) -> Iterator[Hand]:
+    made = Hand(jobs.link.broker, jobs.link.keys)
+    yield made
+    made.close()
+
+
+def made(scheduler: Scheduler | None) -> Scheduler:
+    assert scheduler is not None
+    return scheduler
+
+
+def now_ms(jobs: Queue) -> int:
+    jobs.link.connect()
+    return jobs.link.now_ms()
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_starts_at_once_and_says_everything_about_itself(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    before = now_ms(jobs)
+    scheduler = made(
+        schedulers.upsert("beat", every=timedelta(hours=1), name="send", data={"to": "ann"}, options={"priority": 3})
+    )
+    assert before <= scheduler.next_ms <= now_ms(jobs)
+    assert (scheduler.id, scheduler.name, scheduler.data) == ("beat", "send", {"to": "ann"})
+    assert (scheduler.every_ms, scheduler.pattern, scheduler.tz, scheduler.iterations) == (HOUR_MS, None, None, 1)
+    assert (scheduler.opts["priority"], scheduler.opts["attempts"]) == (3, 3)
+    job = jobs.get_job(scheduler.next_job_id)
+    assert job is not None
+    assert (job.name, job.data, job.priority, job.scheduler_id) == ("send", {"to": "ann"}, 3, "beat")
+    assert job.opts["repeat"] == {"every": HOUR_MS, "count": 1}
+    assert redis_client.hgetall(jobs.link.keys.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
+
+
+def test_the_name_is_the_id_and_the_data_is_empty_unless_they_are_said(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("beat", every=60))
+    assert (scheduler.name, scheduler.data) == ("beat", {})
+    job = jobs.get_job(scheduler.next_job_id)
+    assert job is not None
+    assert (job.name, job.data) == ("beat", {})
+
+
+def test_a_pattern_waits_for_its_next_moment_in_its_time_zone(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("nightly", cron="0 3 * * *", tz="Europe/Berlin"))
+    assert (scheduler.pattern, scheduler.tz) == ("0 3 * * *", "Europe/Berlin")
+    assert 0 < scheduler.next_ms - now_ms(jobs) <= 25 * HOUR_MS
+    assert scheduler.next_ms % HOUR_MS == 0
+    assert jobs.get_job_state(scheduler.next_job_id).value == "delayed"
+    assert jobs.get_job_counts()["delayed"] == 1
+
+
+def test_a_pattern_without_a_time_zone_gets_that_of_the_settings(broker_url: str) -> None:
+    with Queue("mail", broker_url, timezone="America/New_York") as queue:
+        assert made(JobSchedulers(queue.link).upsert("a", cron="@daily")).tz == "America/New_York"
+    with Queue("mail", broker_url) as queue:
+        assert made(JobSchedulers(queue.link).upsert("b", cron="@daily")).tz == "UTC"
+
+
+def test_a_pattern_may_start_immediately(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("nightly", cron="0 3 * * *", immediately=True))
+    assert abs(scheduler.next_ms - now_ms(jobs)) < 1000
+    assert jobs.get_job_counts()["waiting"] == 1
+    job = jobs.get_job(scheduler.next_job_id)
+    assert job is not None
+    assert "immediately" not in job.opts["repeat"]
+
+
+def test_nothing_runs_before_the_start(schedulers: JobSchedulers) -> None:
+    assert made(schedulers.upsert("a", every=60, start=FAR)).next_ms == round(FAR.timestamp() * 1000)
+    assert (
+        made(schedulers.upsert("b", cron="30 * * * *", start=FAR)).next_ms
+        == round(FAR.timestamp() * 1000) + HOUR_MS // 2
+    )
+
+
+def test_a_pattern_that_does_not_fire_before_its_end_makes_nothing(schedulers: JobSchedulers) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=30)
+    assert schedulers.upsert("never", cron="0 0 29 2 *", end=soon) is None
+    assert schedulers.upsert("never", cron="0 0 31 2,4 *") is None
+    assert schedulers.count() == 0
+
+
+def test_with_an_offset_an_interval_keeps_to_multiples_of_itself(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("hourly", every=3600, offset=600))
+    assert scheduler.next_ms % HOUR_MS == 600_000
+    assert 0 <= scheduler.next_ms - now_ms(jobs) <= HOUR_MS
+    assert scheduler.offset_ms == 600_000
+
+
+def test_expiry_counts_from_the_moment_for_which_a_job_was_made(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("a", every=60, start=FAR, options={"expires": 5}))
+    assert scheduler.opts["bulltask"] == {"v": 1, "ttl": 5000}
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({}, "either every= or cron="),
+        ({"every": 1, "cron": "* * * * *"}, "either every= or cron="),
+        ({"every": 0}, "at least a millisecond"),
+        ({"every": -1}, "every"),
+        ({"every": "often"}, "every must be seconds"),
+        ({"every": 1, "tz": "UTC"}, "tz belongs to cron="),
+        ({"every": 10, "offset": 10}, "shorter than every"),
+        ({"cron": "* * * *"}, "must have 5 fields"),
+        ({"cron": "x"}, "must have 5 fields"),
+        ({"cron": "60 * * * *"}, "minute '60'"),
+        ({"cron": 5}, "cron must be a pattern"),
+        ({"cron": "* * * * *", "tz": "Europe/Atlantis"}, "no time zone"),
+        ({"cron": "* * * * *", "offset": 1}, "offset belongs to every="),
+        ({"cron": "* * * * *", "limit": 0}, "limit must be"),
+        ({"cron": "* * * * *", "limit": True}, "limit must be"),
+        ({"cron": "* * * * *", "start": FAR, "immediately": True}, "contradict"),
+        ({"cron": "* * * * *", "start": FAR, "end": FAR}, "must be later than start"),
+        ({"cron": "* * * * *", "end": datetime(2020, 1, 1, tzinfo=UTC)}, "has passed"),
+        ({"cron": "* * * * *", "start": "tomorrow"}, "start must be a datetime"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(schedulers: JobSchedulers, rule: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        schedulers.upsert("a", **rule)
+    assert schedulers.count() == 0
+
+
+def test_options_that_a_scheduler_decides_are_refused_and_unknown_ones_named(schedulers: JobSchedulers) -> None:
+    for option in ({"job_id": "x"}, {"delay": 1}, {"deduplication": "x"}, {"parent": None, "timestamp": 1.0}):
+        with pytest.raises(ConfigError, match="cannot have the option"):
+            schedulers.upsert("a", every=1, options=cast("Any", option))
+    with pytest.raises(TypeError, match="unknown option 'evry'"):
+        schedulers.upsert("a", evry=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unknown option 'prio'"):
+        schedulers.upsert("a", every=1, options=cast("Any", {"prio": 1}))
+    for name in ("", "a:b:c:d:e", "a\n"):
+        with pytest.raises(InvalidName):
+            schedulers.upsert(name, every=1)
+
+
+# --- changing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_again_changes_nothing_but_the_template(schedulers: JobSchedulers, jobs: Queue) -> None:
+    first = made(schedulers.upsert("beat", every=3600, start=FAR))
+    second = made(schedulers.upsert("beat", every=3600, start=FAR, data={"new": True}))
+    assert (second.next_ms, second.data) == (first.next_ms, {"new": True})
+    assert jobs.get_job_counts()["delayed"] == schedulers.count() == 1
+    job = jobs.get_job(second.next_job_id)
+    assert job is not None
+    assert job.data == {"new": True}
+
+
+def test_a_changed_rule_replaces_the_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
+    first = made(schedulers.upsert("beat", cron="0 3 * * *"))
+    second = made(schedulers.upsert("beat", cron="0 4 * * *"))
+    assert second.next_ms != first.next_ms
+    assert jobs.get_job(first.next_job_id) is None
+    assert jobs.get_job_counts()["delayed"] == 1
+    third = made(schedulers.upsert("beat", every=5))
+    assert (third.every_ms, third.pattern, third.tz) == (5000, None, None)
+
+
+def test_a_job_that_has_run_cannot_be_replaced(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
+    when = made(schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR))
+    jobs.promote_jobs()
+    assert hand.complete() == when.next_job_id
+    with pytest.raises(SchedulerCollision, match=when.next_job_id):
+        schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR)
+
+
+def test_an_interval_whose_next_two_moments_have_run_is_busy(
+    schedulers: JobSchedulers, jobs: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    first = made(schedulers.upsert("beat", every=3600, start=FAR))
+    for _ in range(2):
+        jobs.promote_jobs()
+        hand.complete()  # by hand: no worker adds the next one
+        second = made(schedulers.get("beat"))
+        if second.next_ms == first.next_ms:
+            second = made(schedulers.upsert("beat", every=3600, start=FAR))
+            assert second.next_ms == first.next_ms + HOUR_MS, "the slot after the one that has run"
+    redis_client.zadd(jobs.link.keys.repeat, {"beat": first.next_ms - HOUR_MS})
+    with pytest.raises(SchedulerBusy):
+        schedulers.upsert("beat", every=3600, start=FAR)
+
+
+# --- the next job -----------------------------------------------------------------------------------------------------
+
+
+def test_the_next_job_is_added_once_however_often_it_is_asked_for(
+    schedulers: JobSchedulers, jobs: Queue, hand: Hand
+) -> None:
+    first = made(schedulers.upsert("beat", every=3600, data={"n": 1}))
+    assert hand.take() == first.next_job_id
+    job = jobs.get_job(first.next_job_id)
+    assert job is not None
+    options = {**job.opts, "repeat": {**job.opts["repeat"], "count": 2}}
+    call = update_job_scheduler(jobs.link.keys, "beat", job.id, Iteration(None, b'{"n":1}', options), now_ms(jobs))
+    run = jobs.link.broker.pool.run
+    assert run(call) == f"repeat:beat:{first.next_ms + HOUR_MS}"
+    assert run(call) is None
+    after = made(schedulers.get("beat"))
+    assert (after.next_ms, after.iterations) == (first.next_ms + HOUR_MS, 2)
+    schedulers.remove("beat")
+    assert run(call) is None
+
+
+def test_ticks_that_nobody_saw_are_one_job(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
+    first = made(schedulers.upsert("beat", every=60))
+    assert hand.take() == first.next_job_id
+    late = first.next_ms + 10 * 60_000 + 7
+    job = jobs.get_job(first.next_job_id)
+    assert job is not None
+    call = update_job_scheduler(jobs.link.keys, "beat", job.id, Iteration(None, b"{}", dict(job.opts)), late)
+    jobs.link.broker.pool.run(call)
+    following = made(schedulers.get("beat")).next_ms
+    assert (following - first.next_ms) % 60_000 == 0
+    assert late < following <= late + 2 * 60_000
+    assert jobs.get_job_counts()["delayed"] == 1
+
+
+# --- reading and removing ---------------------------------------------------------------------------------------------
+
+
+def test_schedulers_are_listed_by_their_next_moment(schedulers: JobSchedulers) -> None:
+    for hours in (3, 1, 2):
+        schedulers.upsert(f"in-{hours}", every=60, start=FAR + timedelta(hours=hours))
+    assert [it.id for it in schedulers.list()] == ["in-3", "in-2", "in-1"]
+    assert [it.id for it in schedulers.list(asc=True)] == ["in-1", "in-2", "in-3"]
+    assert [it.id for it in schedulers.list(1, 1)] == ["in-2"]
+    assert [it.id for it in schedulers.list(0, 1, asc=True)] == ["in-1", "in-2"]
+    assert schedulers.count() == 3
+    assert schedulers.list(5, 9) == []
+
+
+def test_a_removed_scheduler_takes_its_next_job_along(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = made(schedulers.upsert("beat", every=60, start=FAR))
+    assert schedulers.remove("beat") is True
+    assert schedulers.remove("beat") is False
+    assert schedulers.get("beat") is None
+    assert jobs.get_job(scheduler.next_job_id) is None
+    assert (schedulers.count(), schedulers.list()) == (0, [])
+
+
+def test_names_of_any_characters_are_kept(schedulers: JobSchedulers) -> None:
+    for name in ("jeden Tag um 3", "ünï:co:de", "a" * 255, "{x}", "123"):
+        assert made(schedulers.upsert(name, every=60, start=FAR)).id == name
+        assert made(schedulers.get(name)).id == name
+    assert schedulers.count() == 5

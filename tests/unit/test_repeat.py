@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.clock import zone_of
+from bulltask.errors import DecodeError
+from bulltask.job import ActiveJob, JobOptions
+from bulltask.repeat import Repeat, Scheduler
+from bulltask.worker.child.iterations import following
+
+NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
+DAY = 86_400_000
+
+
+def job(repeat: object, **options: Any) -> ActiveJob:
+    """The job of an iteration, as it comes out of Redis."""
+    opts = {"attempts": 3, **options} | ({} if repeat is None else {"repeat": repeat})
+    fields = {"name": "send", "data": '{"n":1}', "opts": json.dumps(opts), "rjk": "beat", "timestamp": str(NOON)}
+    flat = [word.encode() for pair in fields.items() for word in pair]
+    return ActiveJob.from_hash("mail", "repeat:beat:1", flat)
+
+
+# --- the job that follows ---------------------------------------------------------------------------------------------
+
+
+def test_the_next_job_of_a_pattern_has_the_moment_in_its_id_and_one_more_on_its_count() -> None:
+    done = job({"pattern": "0 3 * * *", "count": 4, "tz": "Europe/Berlin"}, prevMillis=1, delay=5, kl=3, own={"a": 1})
+    found = following(done, NOON, UTC)
+    assert found is not None
+    three = round(datetime(2026, 5, 2, 1, tzinfo=UTC).timestamp() * 1000)
+    assert (found.next_ms, found.data) == (three, b'{"n":1}')
+    assert found.options == {
+        "attempts": 3,
+        "delay": 5,
+        "kl": 3,
+        "own": {"a": 1},
+        "repeat": {"pattern": "0 3 * * *", "count": 5, "tz": "Europe/Berlin"},
+        "prevMillis": three,
+        "jobId": f"repeat:beat:{three}",
+        "timestamp": NOON,
+        "repeatJobKey": "beat",
+    }
+
+
+def test_the_moment_of_an_interval_is_left_to_the_script() -> None:
+    found = following(job({"every": 1000, "count": 1}, prevMillis=NOON), NOON, UTC)
+    assert found is not None
+    assert found.next_ms is None
+    assert "prevMillis" not in found.options
+    assert found.options["repeat"] == {"every": 1000, "count": 2}
+
+
+def test_a_pattern_without_a_time_zone_means_that_of_the_settings() -> None:
+    found = following(job({"pattern": "0 3 * * *"}), NOON, zone_of("America/New_York"))
+    assert found is not None
+    assert found.next_ms == round(datetime(2026, 5, 2, 7, tzinfo=UTC).timestamp() * 1000)
+
+
+def test_a_clock_that_lags_does_not_find_the_same_moment_again() -> None:
+    found = following(job({"pattern": "* * * * *"}, prevMillis=NOON), NOON - 5, UTC)
+    assert found is not None
+    assert found.next_ms == NOON + 60_000
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        {"every": 1000, "limit": 3, "count": 3},
+        {"every": 1000, "endDate": NOON - 1},
+        {"pattern": "0 3 * * *", "endDate": NOON + 60_000},
+        {"pattern": "0 0 31 2,4 *"},
+    ],
+)
+def test_nothing_follows_the_last_one(repeat: dict[str, Any]) -> None:
+    assert following(job(repeat), NOON, UTC) is None
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        {"every": 1000, "limit": 4, "count": 3},
+        {"every": 1000, "endDate": NOON},
+        {"pattern": "0 3 * * *", "endDate": NOON + DAY},
+    ],
+)
+def test_one_follows_up_to_the_limit_and_the_end(repeat: dict[str, Any]) -> None:
+    assert following(job(repeat), NOON, UTC) is not None
+
+
+def test_a_start_that_is_to_come_counts() -> None:
+    found = following(job({"pattern": "0 3 * * *", "startDate": NOON + 10 * DAY}), NOON, UTC)
+    assert found is not None
+    assert found.next_ms == NOON + 10 * DAY + 15 * 3_600_000
+
+
+def test_dates_of_older_repeatable_jobs_are_texts() -> None:
+    rule = Repeat.from_wire({"pattern": "* * * * *", "utc": True, "endDate": "2026-05-01T12:00:00.000Z"})
+    assert (rule.end_ms, rule.tz) == (NOON, "UTC")
+
+
+@pytest.mark.parametrize(
+    "repeat",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {"every": 1, "pattern": "* * * * *"},
+        {"every": "1"},
+        {"every": True},
+        {"pattern": 5},
+        {"every": 1, "limit": "x"},
+    ],
+)
+def test_what_is_no_rule_is_said_to_be_none(repeat: object) -> None:
+    with pytest.raises(DecodeError):
+        following(job(repeat), NOON, UTC)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["pattern", "every", "tz", "limit", "count", "startDate", "endDate", "utc", "offset"])
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=6), st.integers(0, 4 * 10**12))
+def test_whatever_a_rule_holds_it_is_read_or_refused(repeat: dict[str, Any], now: int) -> None:
+    try:
+        found = following(job({"pattern": "* * * * *", **repeat}), now, UTC)
+    except (ValueError, OverflowError):  # what the worker turns into a pause
+        return
+    assert found is None or found.next_ms is None or found.next_ms > now
+
+
+# --- what Redis holds -------------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_is_shown_whatever_is_wrong_with_it() -> None:
+    flat = [b"name", b"send", b"ic", b"x", b"every", b"1e3", b"data", b"{", b"opts", b"[]", b"limit", b"\xff"]
+    found = Scheduler.from_hash("beat", flat, 5)
+    assert (found.id, found.name, found.next_ms, found.next_job_id) == ("beat", "send", 5, "repeat:beat:5")
+    assert (found.iterations, found.every_ms, found.limit, found.data, found.opts) == (0, 1000, None, None, {})
+    assert Scheduler.from_hash("old", [], 5).name == ""
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_job_of_a_scheduler_expires_so_long_after_its_own_moment() -> None:
+    template = JobOptions(expires_in_ms=5000, headers='{"a":1}').to_template(beat="shop")
+    assert template["bulltask"] == {"v": 1, "ttl": 5000, "headers": '{"a":1}', "beat": "shop"}
+    assert "jobId" not in template
+    assert job({"every": 1000}, delay=300, **template).expires_ms == NOON + 5300
+    assert job({"every": 1000}, **template).expires_ms == NOON + 5000
+
+
+def test_an_absolute_expiry_stays_one() -> None:
+    assert JobOptions(expires_ms=NOON).to_template()["bulltask"] == {"v": 1, "expires": NOON}
