@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from bulltask import codec
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, JobNotFound, ResultTimeout
+from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound, ResultTimeout
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
@@ -23,6 +24,8 @@ RECHECK_MS: Final = LONGEST_BLOCK_MS
 """A waiter looks at the job itself this often: events may have been trimmed before they were read."""
 
 _CLOCK_MARGIN_MS: Final = 2_000
+_RETRY_MS: Final = 200
+_OUTAGE: Final = (BrokerUnavailable, BrokerNotReady)
 
 
 class Results:
@@ -61,13 +64,17 @@ class Results:
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has ended; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
+        patience = _Patience()
         with self._waiters.client() as client:
             while True:
-                # The stream's end is read before the state: what happens after this look is behind the cursor.
-                cursor, finished = self._look(client, keys, ref, sent_ms)
-                if finished is not None:
-                    return finished
-                finished = self._read_until(client, keys, ref, cursor, deadline_ms)
+                try:
+                    # The stream's end is read before the state: what happens after this look is behind the cursor.
+                    cursor, finished = self._look(client, keys, ref, sent_ms)
+                    patience.looked()
+                    finished = finished or self._read_until(client, keys, ref, cursor, deadline_ms)
+                except _OUTAGE as exc:
+                    finished = None
+                    threading.Event().wait(patience.pause_ms(exc) / 1000)
                 if finished is not None:
                     return finished
                 if deadline_ms is not None and mono_ms() >= deadline_ms:
@@ -100,19 +107,32 @@ class Results:
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio; the waiters of one event loop share one reader for each queue."""
-        keys = self._keys(ref.queue)
+        if timeout_ms == 0:  # a look without a wait; asyncio would end it before it has begun
+            finished = await self._alook(self._keys(ref.queue), ref, sent_ms)
+            if finished is None:
+                raise _timed_out(ref, timeout_ms)
+            return finished
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 async with self._awatch(ref.queue).on(ref.id) as ended:
-                    while True:
-                        finished = await self._alook(keys, ref, sent_ms)
-                        if finished is None:
-                            with suppress(TimeoutError):
-                                finished = await asyncio.wait_for(asyncio.shield(ended), RECHECK_MS / 1000)
-                        if finished is not None:
-                            return finished
+                    return await self._look_until(ended, ref, sent_ms)
         except TimeoutError:
             raise _timed_out(ref, timeout_ms) from None
+
+    async def _look_until(self, ended: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
+        keys, patience = self._keys(ref.queue), _Patience()
+        while True:
+            pause_ms = RECHECK_MS
+            try:
+                finished = await self._alook(keys, ref, sent_ms)
+                patience.looked()
+            except _OUTAGE as exc:
+                finished, pause_ms = None, patience.pause_ms(exc)
+            if finished is None:
+                with suppress(TimeoutError):
+                    finished = await asyncio.wait_for(asyncio.shield(ended), pause_ms / 1000)
+            if finished is not None:
+                return finished
 
     async def _alook(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
         client = self._aclient()
@@ -124,6 +144,23 @@ class Results:
                 if (ended := _ending(fields, ref.id)) is not None:
                     return ended
             raise
+
+
+class _Patience:
+    """How long a waiter puts up with an outage: not at all before its first look, then for five seconds or more."""
+
+    def __init__(self) -> None:
+        self._until_ms = 0
+
+    def looked(self) -> None:
+        """Redis answered; the next look is due after :data:`RECHECK_MS`, and may fail for as long."""
+        self._until_ms = mono_ms() + 2 * RECHECK_MS
+
+    def pause_ms(self, exc: BrokerError) -> int:
+        """Return how long to wait before the next look, or raise ``exc``."""
+        if mono_ms() >= self._until_ms:
+            raise exc
+        return _RETRY_MS
 
 
 class Watch:
@@ -139,6 +176,7 @@ class Watch:
         self._waiting: dict[str, set[asyncio.Future[Finished]]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Event = asyncio.Event()
+        self._changing = asyncio.Lock()
 
     def on(self, job_id: str) -> _Registration:
         """Context manager: a future of the job's end, registered before the caller looks at the job's state."""
@@ -148,10 +186,15 @@ class Watch:
         """Register a waiter and make sure that the reader stands at the stream's end."""
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
-        if self._reader is None or self._reader.done():
-            self._started.clear()
-            self._reader = asyncio.create_task(self._read(), name=f"bulltask-events-{self._keys.queue}")
-        await self._started.wait()
+        try:
+            async with self._changing:
+                if self._reader is None or self._reader.done():
+                    self._started.clear()
+                    self._reader = asyncio.create_task(self._read(), name=f"bulltask-events-{self._keys.queue}")
+                await self._started.wait()
+        except BaseException:  # cancelled: a waiter that is not there would keep the reader for ever
+            await self.leave(job_id, future)
+            raise
         return future
 
     async def leave(self, job_id: str, future: asyncio.Future[Finished]) -> None:
@@ -161,12 +204,13 @@ class Watch:
         waiters.discard(future)
         if not waiters:
             self._waiting.pop(job_id, None)
-        if not self._waiting and self._reader is not None:
-            reader, self._reader = self._reader, None
-            reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await reader
-            await self._client.close()
+        async with self._changing:  # or a waiter that comes in between would be given a client that is being closed
+            if not self._waiting and self._reader is not None:
+                reader, self._reader = self._reader, None
+                reader.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reader
+                await self._client.close()
 
     async def _read(self) -> None:
         cursor = ""
@@ -180,7 +224,7 @@ class Watch:
             except BrokerError:
                 # Waiters look at the job itself every few seconds and meet the same fault there, with its advice.
                 self._started.set()
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_RETRY_MS / 1000)
 
     def _tell(self, fields: dict[bytes, bytes]) -> None:
         job_id = codec.decode_text(fields.get(b"jobId"))

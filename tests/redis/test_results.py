@@ -1,0 +1,487 @@
+"""Waiting for the end of jobs, and reading what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App, AsyncResult, JobState
+from bulltask.errors import BrokerUnavailable, DecodeError, JobNotFound, ResultTimeout, TaskError
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from bulltask.transport import stream
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_move import Claim, Ending, move_to_active, move_to_finished
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{default}", "default")
+CLAIM = Claim("token", 30_000, "by hand")
+
+
+class Worker:
+    """A worker's hand: takes and ends the jobs of the queue ``default`` at once."""
+
+    def __init__(self, app: App) -> None:
+        self._broker = app.broker
+        self._client = app.broker.client()
+
+    def take(self) -> str:
+        self._client.connect()
+        return self._client.run(move_to_active(KEYS, CLAIM, self._broker.clock.now_ms())).job_id
+
+    def ending(self, job_id: str, value: object, failure: str | None, keep: int) -> Any:
+        text = json.dumps(value) if failure is None else failure
+        ending = Ending(failure is None, text.encode(), {"count": keep}, 1)
+        return move_to_finished(KEYS, job_id, CLAIM, ending, fetch_next=False, now_ms=self._broker.clock.now_ms())
+
+    def end(self, value: object = None, *, failure: str | None = None, keep: int = -1) -> str:
+        job_id = self.take()
+        self._client.run(self.ending(job_id, value, failure, keep))
+        return job_id
+
+    def end_unheard(self, client: redis.Redis, value: object = None, *, keep: int = -1) -> None:
+        """End a job in one step with trimming its events away, so that no listener hears of it."""
+        call = self.ending(self.take(), value, None, keep)
+        with client.pipeline(transaction=True) as step:
+            step.execute_command("EVAL", call.script.body, *call.args)
+            step.xtrim(KEYS.events, maxlen=0, approximate=False)
+            step.execute()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("results", broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(app: App) -> Iterator[Worker]:
+    made = Worker(app)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+@pytest.fixture
+def short_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the job itself every 300 ms instead of every five seconds."""
+    monkeypatch.setattr(stream, "RECHECK_MS", 300)
+
+
+def send(app: App, **options: Any) -> AsyncResult[Any]:
+    return app.send_task("work", **options)
+
+
+def blocked(client: redis.Redis) -> int:
+    """How many connections wait for the stream."""
+    found: Any = client.client_list()
+    return sum(entry["cmd"] == "xread" and "b" in entry["flags"] for entry in found)
+
+
+def waiting(
+    threads: ThreadPoolExecutor, client: redis.Redis, *results: AsyncResult[Any], timeout: float | None = 20
+) -> list[Future[Any]]:
+    """Call ``get()`` in threads; returns when all of them wait."""
+    before = blocked(client)
+    futures = [threads.submit(result.get, timeout) for result in results]
+    wait_until(lambda: blocked(client) == before + len(results), what="the waiters")
+    return futures
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    started = time.monotonic()
+    work()
+    return time.monotonic() - started
+
+
+# --- jobs that have ended already -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_ended_already_is_read_at_once(app: App, worker: Worker) -> None:
+    done, failed = send(app), send(app)
+    worker.end({"sum": 3})
+    worker.end(failure="no such address")
+    assert elapsed(lambda: done.get(timeout=5)) < 0.5
+    assert done.get() == {"sum": 3}
+    with pytest.raises(TaskError, match="no such address"):
+        failed.get()
+
+
+async def test_a_job_that_has_ended_already_is_read_at_once_by_asyncio(app: App, worker: Worker) -> None:
+    done, failed = send(app), send(app)
+    worker.end({"sum": 3})
+    worker.end(failure="no such address")
+    assert await done == await done.aget(timeout=5) == {"sum": 3}
+    with pytest.raises(TaskError, match="no such address"):
+        await failed
+    await app.broker.aclose()
+
+
+def test_a_handle_can_be_made_of_an_id(app: App, worker: Worker) -> None:
+    send(app, job_id="order-7", queue="default")
+    worker.end("shipped")
+    assert app.result("order-7").get() == "shipped"
+    assert app.result("order-7", "default").get() == "shipped"
+
+
+@pytest.mark.parametrize("stored", ["null", ""])
+def test_a_return_value_of_nothing_is_none(app: App, worker: Worker, redis_client: redis.Redis, stored: str) -> None:
+    result = send(app)
+    worker.end()
+    redis_client.hset(KEYS.job(result.id), "returnvalue", stored)
+    assert result.get() is None
+
+
+def test_a_return_value_that_is_no_json_is_named(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+    result = send(app)
+    worker.end()
+    redis_client.hset(KEYS.job(result.id), "returnvalue", "{")
+    with pytest.raises(DecodeError, match=f"return value of job {result.id} is not valid JSON"):
+        result.get()
+
+
+# --- jobs that end while somebody waits -------------------------------------------------------------------------------
+
+
+def test_a_waiter_hears_of_the_end_at_once(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    done, failed = send(app), send(app)
+    first, second = waiting(threads, redis_client, done, failed)
+    worker.end([1, 2])
+    assert elapsed(lambda: first.result(5)) < 0.5
+    assert first.result() == [1, 2]
+    assert not second.done()
+    worker.end(failure="no")
+    assert isinstance(second.exception(5), TaskError)
+
+
+async def test_a_task_hears_of_the_end_at_once(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+    done, failed = send(app), send(app)
+    first, second = asyncio.create_task(done.aget(20)), asyncio.create_task(failed.aget(20))
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
+    worker.end([1, 2])
+    assert await asyncio.wait_for(first, 0.5) == [1, 2]
+    worker.end(failure="no")
+    with pytest.raises(TaskError):
+        await asyncio.wait_for(second, 0.5)
+    await app.broker.aclose()
+
+
+def test_a_waiter_is_not_misled_by_the_events_of_other_jobs(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    mine = send(app, priority=9)  # taken after the others
+    (future,) = waiting(threads, redis_client, mine)
+    for number in range(50):
+        send(app)
+        worker.end(number)
+    assert not future.done()
+    worker.end("mine")
+    assert future.result(5) == "mine"
+
+
+def test_each_of_many_waiters_gets_its_own_result(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    results = [send(app) for _ in range(8)]
+    futures = waiting(threads, redis_client, *results)
+    values = {worker.end(number): number for number in range(8)}
+    assert [future.result(5) for future in futures] == [values[result.id] for result in results]
+
+
+async def test_many_tasks_share_one_reader(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+    results = await app.asend_many([app.task(name="work")(print).s() for _ in range(100)])
+    before = len(redis_client.client_list())
+    tasks = [asyncio.create_task(result.aget(20)) for result in [*results, *results]]
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
+    assert len(redis_client.client_list()) <= before + 1
+    ended = {worker.end(number): number for number in range(100)}
+    assert await asyncio.gather(*tasks) == [ended[result.id] for result in results] * 2
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 0, what="the end of the reader")
+    await app.broker.aclose()
+
+
+async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
+    app: App, worker: Worker, redis_client: redis.Redis
+) -> None:
+    chance, result = random.Random(7), send(app)
+    for _ in range(60):
+        tasks = [asyncio.create_task(result.aget(20)) for _ in range(3)]
+        for task in tasks:
+            for _ in range(chance.randrange(30)):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await app.broker.aclose()
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 0, what="the end of the readers")
+    again = asyncio.create_task(result.aget(20))
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
+    worker.end("still works")
+    assert await asyncio.wait_for(again, 1) == "still works"
+    await app.broker.aclose()
+
+
+# --- events that nobody sees ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short_rechecks")
+def test_a_waiter_finds_the_end_although_its_event_was_trimmed(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    (future,) = waiting(threads, redis_client, send(app))
+    worker.end_unheard(redis_client, "found")
+    assert redis_client.xlen(KEYS.events) == 0
+    assert future.result(5) == "found"
+
+
+@pytest.mark.usefixtures("short_rechecks")
+async def test_a_task_finds_the_end_although_its_event_was_trimmed(
+    app: App, worker: Worker, redis_client: redis.Redis
+) -> None:
+    task = asyncio.create_task(send(app).aget(20))
+    await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
+    worker.end_unheard(redis_client, "found")
+    assert await asyncio.wait_for(task, 5) == "found"
+    await app.broker.aclose()
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_a_stream_that_is_trimmed_all_the_time_does_not_stop_a_waiter(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis, keep: int
+) -> None:
+    (future,) = waiting(threads, redis_client, send(app, priority=9))
+    for _ in range(20):
+        send(app)
+        worker.end_unheard(redis_client)
+    worker.end("mine", keep=keep)
+    assert future.result(8) == "mine"
+
+
+def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream(app: App, worker: Worker) -> None:
+    done, failed = send(app), send(app)
+    worker.end("gone", keep=0)
+    worker.end(failure="gone too", keep=0)
+    assert done.state is JobState.UNKNOWN
+    assert done.get(timeout=5) == "gone"
+    with pytest.raises(TaskError, match="gone too"):
+        failed.get(timeout=5)
+
+
+async def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream_by_asyncio(app: App, worker: Worker) -> None:
+    done, failed = send(app), send(app)
+    worker.end("gone", keep=0)
+    worker.end(failure="gone too", keep=0)
+    assert await done.aget(5) == "gone"
+    with pytest.raises(TaskError, match="gone too"):
+        await failed.aget(5)
+    await app.broker.aclose()
+
+
+def test_a_job_that_is_removed_while_somebody_waits_is_heard_of(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    result = send(app)
+    mine, others = waiting(threads, redis_client, result, app.result(result.id))
+    worker.end("gone", keep=0)
+    assert (mine.result(5), others.result(5)) == ("gone", "gone")
+
+
+# --- jobs that do not exist, and jobs that do not end -----------------------------------------------------------------
+
+
+async def test_a_job_that_never_existed_is_not_waited_for(app: App, worker: Worker) -> None:
+    nobody = app.result("nobody")
+    with pytest.raises(JobNotFound, match=r"job nobody in queue \{default\}"):
+        nobody.get(timeout=5)
+    with pytest.raises(JobNotFound):
+        await nobody.aget(timeout=5)
+    assert (nobody.state, nobody.ready(), nobody.traceback, nobody.info) == (JobState.UNKNOWN, False, None, None)
+    await app.broker.aclose()
+
+
+@pytest.mark.usefixtures("short_rechecks")
+async def test_a_job_that_ended_unheard_and_is_gone_is_not_found(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    result = send(app)
+    (future,) = await asyncio.to_thread(waiting, threads, redis_client, result)
+    worker.end_unheard(redis_client, keep=0)
+    assert isinstance(await asyncio.to_thread(future.exception, 5), JobNotFound)
+    with pytest.raises(JobNotFound):
+        await result.aget(5)
+    await app.broker.aclose()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6])
+async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> None:
+    result = send(app)
+    for attempt in (lambda: result.get(seconds), lambda: asyncio.run(result.aget(seconds))):
+        started = time.monotonic()
+        with pytest.raises(ResultTimeout, match=f"job {result.id} in queue default has not ended within {seconds:g} s"):
+            await asyncio.to_thread(attempt)
+        assert seconds <= time.monotonic() - started < seconds + 0.3
+    worker.end("later")
+    assert result.get(timeout=0) == "later"
+    assert await result.aget(timeout=0) == "later"
+    await app.broker.aclose()
+
+
+# --- outages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lasting_server(server_factory: ServerFactory) -> RedisServer:
+    """A server that keeps its data over a crash, and is this test's to harm."""
+    return server_factory(appendonly=True, extra=["--appendfsync", "always"])
+
+
+def test_where_nothing_listens_get_says_so_at_once() -> None:
+    app = App("results", "redis://127.0.0.1:1/0")
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+        app.result("x").get()
+    assert time.monotonic() - started < 1
+
+
+def test_a_waiter_survives_a_restart_of_the_server(lasting_server: RedisServer, threads: ThreadPoolExecutor) -> None:
+    app = App("results", lasting_server.url)
+    worker, result = Worker(app), send(app)
+    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+        (future,) = waiting(threads, client, result)
+    worker.close()
+    lasting_server.kill()
+    lasting_server.restart()
+    worker.end("survived")
+    assert future.result(10) == "survived"
+    worker.close()
+    app.close()
+
+
+async def test_the_reader_of_tasks_survives_a_restart_of_the_server(lasting_server: RedisServer) -> None:
+    app = App("results", lasting_server.url)
+    worker, results = Worker(app), [send(app) for _ in range(5)]
+    tasks = [asyncio.create_task(result.aget(20)) for result in results]
+    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+        await asyncio.to_thread(wait_until, lambda: blocked(client) == 1)
+    worker.close()
+    await asyncio.to_thread(lasting_server.kill)
+    await asyncio.to_thread(lasting_server.restart)
+    ended = {await asyncio.to_thread(worker.end, number): number for number in range(5)}
+    assert await asyncio.gather(*tasks) == [ended[result.id] for result in results]
+    worker.close()
+    await app.broker.aclose()
+    app.close()
+
+
+@pytest.mark.usefixtures("short_rechecks")
+async def test_an_outage_that_lasts_ends_every_wait(lasting_server: RedisServer, threads: ThreadPoolExecutor) -> None:
+    app = App("results", lasting_server.url)
+    result = send(app)
+    task = asyncio.create_task(result.aget(30))
+    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+        await asyncio.to_thread(wait_until, lambda: blocked(client) == 1)
+        (future,) = await asyncio.to_thread(waiting, threads, client, result)
+    lasting_server.kill()
+    with pytest.raises(BrokerUnavailable):
+        await asyncio.wait_for(task, 10)
+    assert isinstance(await asyncio.to_thread(future.exception, 10), BrokerUnavailable)
+    app.close()
+
+
+def test_a_connection_that_breaks_during_the_wait_is_replaced(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    (future,) = waiting(threads, redis_client, send(app))
+    found: Any = redis_client.client_list()
+    for entry in found:
+        if entry["cmd"] == "xread":
+            redis_client.client_kill_filter(_id=entry["id"])
+    wait_until(lambda: blocked(redis_client) == 1, what="the waiter on a new connection")
+    worker.end("again")
+    assert future.result(5) == "again"
+
+
+# --- what Redis holds of a job ----------------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_tells_how_far_a_job_is(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+    result = send(app)
+    assert (result.state, result.ready(), result.successful(), result.failed()) == (
+        JobState.WAITING,
+        False,
+        False,
+        False,
+    )
+    worker.take()
+    redis_client.hset(KEYS.job(result.id), "progress", '{"done":5}')
+    redis_client.hset(KEYS.job(result.id), "atm", "2")
+    assert (result.state, result.progress, result.info) == (JobState.ACTIVE, {"done": 5}, {"done": 5})
+    assert (await result.asnapshot()) == result.snapshot()
+    assert result.snapshot().attempts_made == 2
+    await app.broker.aclose()
+
+
+def test_a_completed_job_is_ready_and_successful(app: App, worker: Worker) -> None:
+    result = send(app)
+    worker.end([1])
+    assert (result.state, result.ready(), result.successful(), result.failed()) == (
+        JobState.COMPLETED,
+        True,
+        True,
+        False,
+    )
+    assert (result.info, result.traceback, result.progress) == ([1], None, None)
+
+
+def test_a_failed_job_is_ready_and_tells_its_traceback(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+    result = send(app)
+    worker.end(failure="no")
+    redis_client.hset(KEYS.job(result.id), "stacktrace", '["first","last"]')
+    assert (result.state, result.ready(), result.successful(), result.failed()) == (JobState.FAILED, True, False, True)
+    assert (str(result.info), result.traceback) == (f"job {result.id}: no\n\nlast", "last")
+    redis_client.hset(KEYS.job(result.id), "stacktrace", "no json")
+    assert result.traceback is None
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [({"countdown": 60}, JobState.DELAYED), ({"priority": 5}, JobState.PRIORITIZED), ({}, JobState.WAITING)],
+)
+def test_the_state_is_where_the_job_is(app: App, worker: Worker, options: dict[str, Any], state: JobState) -> None:
+    assert send(app, **options).state is state
+
+
+def test_waiters_in_threads_and_a_reader_in_a_loop_do_not_disturb_each_other(
+    app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
+) -> None:
+    one, two = send(app), send(app)
+    (future,) = waiting(threads, redis_client, one)
+    values: list[object] = []
+    loop = threading.Thread(target=lambda: values.append(asyncio.run(two.aget(20))))
+    loop.start()
+    wait_until(lambda: blocked(redis_client) == 2, what="both")
+    worker.end(1)
+    worker.end(2)
+    loop.join(5)
+    assert (future.result(5), values) == (1, [2])
