@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, DecodeError, Interrupt, JobError
@@ -14,18 +14,15 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import CRASHES, Claim, find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slot
+from bulltask.worker.suspects import company_allowed
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["JobSource", "Woken"]
-
-
-_CRASHES: Final = CRASHES.encode()
-_AT_ONCE_AFTER_A_CRASH: Final = 10
 
 
 class Woken(Interrupt):
@@ -132,7 +129,7 @@ class JobSource:
             job = ActiveJob.broken(keys.queue, fetched.job_id, str(exc))
         if self._bus.wants(JobPickedUp):
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
-        return Picked(slot, index, keys, job, _at_once(fetched.fields))
+        return Picked(slot, index, keys, job, company_allowed(fetched.fields, self._config.max_crashes))
 
     def _still_locked(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
         return bool(self.client.run(command("GET", keys.lock(job_id))) == slot.token.encode())
@@ -181,13 +178,6 @@ class JobSource:
         """A wait was cut off: the marker may have been handed to this child, and another worker should hear of it."""
         with suppress(BrokerError):  # others look again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.rotation.queues])
-
-
-def _at_once(fields: Sequence[bytes]) -> int:
-    """How many jobs may run together with one that has these fields; see ``Picked``."""
-    if _CRASHES not in fields[::2]:
-        return 0
-    return _AT_ONCE_AFTER_A_CRASH if fields[fields.index(_CRASHES) + 1] == b"1" else 1
 
 
 def _read_marker(reply: Any) -> tuple[bytes, float] | None:

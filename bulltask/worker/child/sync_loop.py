@@ -54,13 +54,14 @@ class SyncLoop:
 
     def _work(self, picked: Picked) -> Picked | None:
         """Run one job; return the next one if it came with the settling of this one."""
+        if picked.at_once:
+            # Before anything looks at the job: data that kills whoever decodes it must find its child empty, too.
+            self._async.wait_for_others(picked.at_once)
         if picked.job.scheduler_id and (postponed := self._iterations.add_next(picked)) is not None:
             return self._settle(picked, postponed, 0.0)
         begun = self._attempts.begin(picked.job)
         if not isinstance(begun, Attempt):
             return self._settle(picked, begun, 0.0)
-        if picked.at_once:
-            self._async.wait_for_others(picked.at_once)
         if begun.task.is_async:
             self._async.start(picked, begun)
             return None

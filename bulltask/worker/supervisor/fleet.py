@@ -115,7 +115,9 @@ class Fleet:
     def _bury(self, index: int, child: _Child, status: int) -> Orphans:
         del self._children[index]
         block, how = self._slots.children[index], _cause(status)
-        tokens = tuple(slot.token for slot in child.slots if slot.read().state is not SlotState.FREE)
+        held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
+        tokens = tuple(view.token for view in held)
+        running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
         if not child.told_to_stop:
             self._bus.emit(ChildDied(index, child.pid, how, len(tokens)))
         self._note_boot(block, child)
@@ -124,7 +126,7 @@ class Fleet:
         # keep the machine busy with forking.
         young = now_ms - child.started_ms < _SHORT_LIFE_MS
         self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
-        return Orphans(tokens, now_ms, how, child.told_to_stop)
+        return Orphans(tokens, running, now_ms, how, child.told_to_stop)
 
     def _note_boot(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not RunState.INIT or child.told_to_stop:

@@ -24,14 +24,12 @@ from bulltask.transport.scripts_move import (
     move_to_finished,
 )
 from bulltask.worker.outage import Outage
+from bulltask.worker.suspects import is_convicted
 
 __all__ = ["Orphans", "Recovery"]
 
 _REMEMBER_MS: Final = 86_400_000
 """How long a job's crashes are remembered."""
-
-_MORE_IN_COMPANY: Final = 3
-"""Crashes that a job is allowed besides ``max_crashes`` while others were in the same child's hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +38,33 @@ class Orphans:
 
     Attributes:
         tokens: of its slots that were not free; whatever job is locked with one of them was the child's.
+        running: those of them whose job ran; the others were being taken or settled.
         died_ms: monotonic time at which it was found dead.
         how: what killed it, such as ``SIGKILL``.
         wanted: the supervisor ended it itself: no crash is counted.
     """
 
     tokens: tuple[str, ...]
+    running: frozenset[str]
     died_ms: int
     how: str
     wanted: bool
 
 
+@dataclass(slots=True)
+class _Remains:
+    """Orphans that wait to be settled, and how many jobs they were at first: later some may be settled already."""
+
+    orphans: Orphans
+    company: int = 0
+
+
 class Recovery:
     """Responsible for settling the jobs of dead children at once, instead of leaving them to stall.
 
-    A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that was being run by
-    ``max_crashes`` children when they died fails. Of several jobs that a child had in hand nobody knows which was to
-    blame: none is failed, and from then on they run in smaller company and in the end alone, until a death tells.
+    A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that has seen
+    ``max_crashes`` children die, the last one with no other job in hand, fails. :mod:`bulltask.worker.suspects` says
+    why the others do not.
 
     When Redis is away the children's remains are kept and settled later; if that is later than the locks last, any
     worker's stalled check does it.
@@ -78,7 +86,7 @@ class Recovery:
     ) -> None:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
         self._bus, self._outage = bus, outage
-        self._pending: list[Orphans] = []
+        self._pending: list[_Remains] = []
 
     @property
     def pending(self) -> int:
@@ -88,34 +96,37 @@ class Recovery:
     def take(self, orphans: Orphans) -> None:
         """Settle the jobs of a dead child now, or keep them until Redis is back."""
         if orphans.tokens:
-            self._pending.append(orphans)
+            self._pending.append(_Remains(orphans))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Settle what is left."""
         while self._pending:
             try:
-                for keys in self._queues:
-                    self._settle(keys, self._pending[0])
+                self._settle(self._pending[0])
             except BrokerError as exc:
                 self._outage.failed(exc)
                 return
             self._outage.over()
             self._pending.pop(0)
 
-    def _settle(self, keys: QueueKeys, orphans: Orphans) -> None:
-        for token, job_id in self._client.run(find_by_token(keys, orphans.tokens)):
+    def _settle(self, remains: _Remains) -> None:
+        tokens = remains.orphans.tokens
+        found = [(keys, *pair) for keys in self._queues for pair in self._client.run(find_by_token(keys, tokens))]
+        # The most there ever were: after an outage half-way only one may be left, which was not alone for that.
+        remains.company = max(remains.company, len(found))
+        for keys, token, job_id in found:
             # Refused: its lock ran out or it was settled just before the child died. It is somebody else's now.
             with suppress(JobError):
-                self._settle_job(keys, token, job_id, orphans)
+                self._settle_job(keys, token, job_id, remains)
 
-    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, orphans: Orphans) -> None:
+    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
+        orphans, most = remains.orphans, self._config.max_crashes
         crashes = 0 if orphans.wanted else self._count_crash(keys, token, job_id)
-        alone = len(orphans.tokens) == 1
-        if crashes >= self._config.max_crashes + (0 if alone else _MORE_IN_COMPANY):
+        if crashes and is_convicted(crashes, most, company=remains.company, running=token in orphans.running):
             reason = (
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
-                f"{self._config.max_crashes}"
+                f"{most}"
             )
             self._client.run(self._fail(keys, token, job_id, reason))
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
