@@ -63,12 +63,13 @@ def test_a_limit_that_node_has_set_on_the_queue_is_kept(stage: Stage) -> None:
 
 def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_on(stage: Stage) -> None:
     limited = stage.keys_of("limited")
+    worker = stage.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
+    stage.wait_until_idle(1, queue="limited")
     # As rateLimit(1500) does; it is honoured where some maximum exists (PROTOCOL 4.8).
     stage.redis.hset(limited.meta, mapping={"max": 1000, "duration": 1000})
     stage.redis.set(limited.limiter, 2**53 - 1, px=1500)
     ends_ms = server_ms(stage.redis) + 1500
     held_back = send(stage, "limited", 3)
-    worker = stage.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
     free = send(stage, "free", 20)
     for job in free:
         job.get(timeout=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.stage import Stage
+from tests.support.streams import server_ms
 
 pytestmark = pytest.mark.process
 
@@ -29,10 +30,11 @@ def test_an_unknown_task_is_put_back_with_growing_delay_until_a_worker_that_know
     assert stage.field(job, "failedReason") is None
 
     due_ms = int(stage.became("delayed", job, 2)["delay"])
-    stage.worker(NEW, children=1)
+    stage.worker(NEW, children=1).wait_for_line("Child started")
+    due_ms = max(due_ms, server_ms(stage.redis))
     assert job.get(timeout=20) == 42
     late_ms = stage.started(job).ms - due_ms
-    stage.note(put_back_for_ms=ahead_ms, started_after_due_ms=late_ms)
+    stage.note(put_back_for_ms=ahead_ms, started_after_due_and_worker_ms=late_ms)
     assert [line["task"] for line in lines] == ["new", "new"]
     assert lines[0]["level"] == "warning"
     assert lines[0]["job_id"] == job.id
