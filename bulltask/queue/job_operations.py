@@ -83,7 +83,11 @@ def retry(job: JobFields, state: str) -> Operation[None]:
     """Let a finished job wait again."""
     if state not in _OUTCOMES:
         raise ConfigError(f"state must be failed or completed, not {state!r}")
-    yield from ask(scripts.reprocess_job(job.link.keys, job.id, state, lifo=job.opts.get("lifo") is True))
+    keys, lifo = job.link.keys, job.opts.get("lifo") is True
+    if state == "failed" and job.parent_key is not None:
+        yield from ask(scripts.retry_child(keys, job.id, lifo=lifo))
+    else:
+        yield from ask(scripts.reprocess_job(keys, job.id, state, lifo=lifo))
     job.change(finished_ms=None, processed_ms=None, **{_OUTCOMES[state]: None})
 
 

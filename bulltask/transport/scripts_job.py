@@ -31,6 +31,7 @@ __all__ = [
     "remove_deduplication_key",
     "remove_unprocessed_children",
     "reprocess_job",
+    "retry_child",
     "unsuccessful_children",
     "update_data",
 ]
@@ -84,7 +85,23 @@ def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) 
 
 def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Call[None]:
     """``reprocessJob``: a job that ended as ``state`` waits again."""
-    places = (
+    outcome = "failedReason" if state == "failed" else "returnvalue"
+    args = (job_id, _push(lifo=lifo), outcome, state)
+    return script_call(loader.official("reprocessJob"), _retry_keys(keys, job_id, state), args, _refusal(keys, job_id))
+
+
+def retry_child(keys: QueueKeys, job_id: str, *, lifo: bool) -> Call[None]:
+    """Own ``retryChild``: :func:`reprocess_job` for a failed job that has a parent."""
+    args = (job_id, _push(lifo=lifo))
+    return script_call(loader.own("retryChild"), _retry_keys(keys, job_id, "failed"), args, _refusal(keys, job_id))
+
+
+def _push(*, lifo: bool) -> str:
+    return "RPUSH" if lifo else "LPUSH"
+
+
+def _retry_keys(keys: QueueKeys, job_id: str, state: str) -> tuple[str, ...]:
+    return (
         keys.job(job_id),
         keys.events,
         keys.base + state,
@@ -94,9 +111,6 @@ def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Ca
         keys.active,
         keys.marker,
     )
-    outcome = "failedReason" if state == "failed" else "returnvalue"
-    args = (job_id, "RPUSH" if lifo else "LPUSH", outcome, state)
-    return script_call(loader.official("reprocessJob"), places, args, _refusal(keys, job_id))
 
 
 def extend_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:

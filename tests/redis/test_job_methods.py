@@ -231,6 +231,50 @@ def test_children_by_what_became_of_them(queue: Queue, hand: Hand) -> None:
     assert read.parent_key == parent.key
 
 
+@pytest.mark.parametrize(
+    "flag", ["fail_parent_on_failure", "ignore_dependency_on_failure", "continue_parent_on_failure", None]
+)
+def test_a_failed_child_is_tried_again_and_its_parent_waits_for_it(
+    queue: Queue, hand: Hand, redis_client: redis.Redis, flag: str | None
+) -> None:
+    family = Family(queue, hand)
+    family.child(ignore_dependency_on_failure=True)
+    hand.fail("so that the parent has ignored failures")
+    child = family.child(**({} if flag is None else {flag: True}))
+    assert hand.fail("broke") == child.id
+    child.retry()
+    assert child.is_waiting()
+    found = family.parent.get_dependencies()
+    assert child.key in found.unprocessed
+    assert child.key not in {*found.ignored, *found.failed}
+    entries: Any = redis_client.xrevrange("bull:{mail}:events", count=1)
+    assert entries[0][1] == {"event": "waiting", "jobId": child.id, "prev": "failed"}
+    with pytest.raises(JobNotInState):
+        child.retry()
+    assert hand.complete() == child.id
+    assert child.key in family.parent.get_children_values()
+
+
+def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
+    queue: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    family = Family(queue, hand)
+    for limit, unlimit in (
+        (queue.pause, queue.resume),
+        (lambda: queue.set_global_concurrency(1), queue.remove_global_concurrency),
+    ):
+        child = family.child(lifo=True)
+        hand.fail()
+        limit()
+        redis_client.delete("bull:{mail}:marker")
+        child.retry()
+        assert not redis_client.exists("bull:{mail}:marker")
+        unlimit()
+        child.remove()
+        with pytest.raises(JobNotFound):
+            child.retry()
+
+
 def test_children_are_read_in_parts(queue: Queue, hand: Hand) -> None:
     family = Family(queue, hand)
     children = {family.child().key for _ in range(700)}

@@ -1,0 +1,254 @@
+"""BullMQ's options of a job: how each is stored, what is refused, and the five ways to deduplicate."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App
+from bulltask.backoff import Backoff
+from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.jobopts import Deduplication
+from bulltask.queue.queue import Queue
+from bulltask.testing.wait import wait_until
+from tests.support.hand import Hand
+
+PLAIN = {
+    "attempts": 3,
+    "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000},
+    "removeOnComplete": {"age": 86_400},
+    "bulltask": {"v": 1},
+}
+"""What is stored where nothing is said; Node stores ``attempts: 0`` and nothing else."""
+
+BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # of Queue.add and of tasks
+    ({"priority": 7}, {"priority": 7}),
+    ({"lifo": True}, {"lifo": True}),
+    ({"remove_on_complete": True}, {"removeOnComplete": True}),
+    ({"remove_on_complete": False}, {"removeOnComplete": False}),
+    ({"remove_on_complete": 100}, {"removeOnComplete": 100}),
+    ({"remove_on_fail": {"age": timedelta(hours=1), "count": 5}}, {"removeOnFail": {"age": 3_600, "count": 5}}),
+    ({"remove_on_fail": {"age": 0.5}}, {"removeOnFail": {"age": 1}}),
+    ({"keep_logs": 20}, {"kl": 20}),
+    ({"stack_trace_limit": 0}, {"stackTraceLimit": 0}),
+    ({"size_limit": 1_000}, {"sizeLimit": 1_000}),
+    ({"backoff": 5}, {"backoff": {"type": "fixed", "delay": 5_000}}),
+    ({"backoff": {"type": "exponential", "delay": 0.5}}, {"backoff": {"type": "exponential", "delay": 500}}),
+    (
+        {"backoff": {"type": "fixed", "delay": 1, "jitter": 0.5, "max_delay": 60}},
+        {"backoff": {"type": "fixed", "delay": 1_000, "jitter": 0.5, "maxDelay": 60_000}},
+    ),
+    ({"backoff": {"type": "mine"}}, {"backoff": {"type": "mine"}}),
+    (
+        {"backoff": Backoff("exponential", 200, 0.1, None)},
+        {"backoff": {"type": "exponential", "delay": 200, "jitter": 0.1}},
+    ),
+    ({"deduplication": "x"}, {"de": {"id": "x"}}),
+    ({"deduplication": {"id": "x", "ttl": 5}}, {"de": {"id": "x", "ttl": 5_000}}),
+    (
+        {"deduplication": Deduplication("x", timedelta(seconds=5), extend=True, replace=True)},
+        {"de": {"id": "x", "ttl": 5_000, "extend": True, "replace": True}},
+    ),
+    ({"fail_parent_on_failure": True}, {"fpof": True}),
+    ({"continue_parent_on_failure": True}, {"cpof": True}),
+    ({"ignore_dependency_on_failure": True, "fail_parent_on_failure": False}, {"idof": True}),
+    ({"remove_dependency_on_failure": True}, {"rdof": True}),
+    ({"telemetry_metadata": '{"traceparent":"00-1"}'}, {"tm": '{"traceparent":"00-1"}'}),
+    ({"omit_context": True}, {"omc": True}),
+    ({"timestamp": datetime(2026, 1, 1, tzinfo=UTC)}, {"timestamp": 1_767_225_600_000}),
+    ({"timestamp": 1_767_225_600}, {"timestamp": 1_767_225_600_000}),
+    ({"headers": {"a": [1]}}, {"bulltask": {"v": 1, "headers": '{"a":[1]}'}}),
+]
+QUEUES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"attempts": 0}, {"attempts": 0}),
+    ({"attempts": 9}, {"attempts": 9}),
+    ({"delay": timedelta(seconds=5)}, {"delay": 5_000}),
+    ({"delay": 0}, {}),
+]
+CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_retries": 8}, {"attempts": 9}),
+    ({"countdown": 5}, {"delay": 5_000}),
+]
+
+
+def stored(redis_client: redis.Redis, job_id: str) -> dict[str, Any]:
+    text: Any = redis_client.hget(f"bull:{{mail}}:{job_id}", "opts")
+    found: dict[str, Any] = json.loads(text)
+    assert found.pop("jobId") == job_id
+    return found
+
+
+@pytest.mark.parametrize(("said", "wire"), [*BOTH, *QUEUES])
+def test_how_an_option_of_add_is_stored(
+    queue: Queue, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+) -> None:
+    job = queue.add("n", {}, **said)  # type: ignore[typeddict-item, unused-ignore]
+    assert stored(redis_client, job.id) == {**PLAIN, **wire}
+    assert job.opts == {**PLAIN, **wire, "jobId": job.id}
+
+
+@pytest.mark.parametrize(("said", "wire"), [*BOTH, *CALLS])
+def test_how_an_option_of_a_call_is_stored(
+    app: App, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+) -> None:
+    sent = app.send_task("n", queue="mail", **said)
+    assert stored(redis_client, sent.id) == {**PLAIN, **wire}
+
+
+@pytest.mark.parametrize(("said", "wire"), BOTH)
+def test_how_an_option_of_a_task_is_stored(
+    app: App, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+) -> None:
+    if said.keys() & {"backoff", "deduplication", "telemetry_metadata", "omit_context", "timestamp", "headers"}:
+        with pytest.raises(TypeError, match="unknown task option"):
+            app.task(name="n", **said)  # these are said by a call
+        return
+    task = app.task(name="n", queue="mail", **said)(_anything)
+    assert stored(redis_client, task.delay().id) == {**PLAIN, **wire}
+
+
+def _anything() -> None: ...
+
+
+@pytest.fixture
+def app(broker_url: str) -> Any:
+    made = App("options", broker_url)
+    yield made
+    made.close()
+
+
+def test_no_backoff_is_an_immediate_retry(queue: Queue, redis_client: redis.Redis) -> None:
+    assert "backoff" not in stored(redis_client, queue.add("n", backoff=None).id)
+
+
+def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis) -> None:
+    task = app.task(name="n", queue="mail", keep_logs=5, remove_on_fail=3)(_anything)
+    found = stored(redis_client, task.apply_async(keep_logs=9).id)
+    assert (found["kl"], found["removeOnFail"]) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "why"),
+    [
+        ({"attempts": -1}, ConfigError, "attempts"),
+        ({"attempts": 2.5}, ConfigError, "attempts"),
+        ({"delay": -1}, ConfigError, "delay"),
+        ({"priority": 2**21}, ConfigError, "priority"),
+        ({"priority": 1.5}, ConfigError, "priority"),
+        ({"lifo": 1}, ConfigError, "lifo must be true or false"),
+        ({"backoff": {"type": "fixed", "delay": 1, "jitter": 2}}, ConfigError, "jitter must be a number from 0 to 1"),
+        ({"backoff": {"delay": 1}}, ConfigError, "type of backoff"),
+        ({"backoff": {"type": "fixed", "delay_ms": 1}}, ConfigError, "backoff does not know 'delay_ms'"),
+        ({"backoff": -1}, ConfigError, "backoff"),
+        ({"remove_on_complete": {"age": 1, "limit": 2}}, ConfigError, "does not know 'limit'"),
+        ({"remove_on_complete": -2}, ConfigError, "remove_on_complete"),
+        ({"remove_on_fail": "yes"}, ConfigError, "remove_on_fail"),
+        ({"keep_logs": -1}, ConfigError, "keep_logs"),
+        ({"stack_trace_limit": 1.5}, ConfigError, "stack_trace_limit"),
+        ({"size_limit": 0}, ConfigError, "size_limit"),
+        ({"size_limit": 5}, PayloadTooLarge, "size_limit of 5"),
+        ({"deduplication": ""}, ConfigError, "deduplication needs an id"),
+        ({"deduplication": {"ttl": 5}}, ConfigError, "deduplication needs an id"),
+        ({"deduplication": {"id": "x", "ttl": -5}}, ConfigError, "ttl of deduplication"),
+        ({"deduplication": {"id": "x", "keepLastIfActive": True}}, ConfigError, "does not know"),
+        ({"deduplication": {"id": "x", "extend": 1}}, ConfigError, "extend"),
+        (
+            {"fail_parent_on_failure": True, "remove_dependency_on_failure": True},
+            ConfigError,
+            "fail_parent_on_failure, remove_dependency_on_failure exclude each other",
+        ),
+        ({"omit_context": "no"}, ConfigError, "omit_context"),
+        ({"telemetry_metadata": {}}, ConfigError, "telemetry_metadata"),
+        ({"timestamp": "now"}, ConfigError, "timestamp"),
+        ({"parent": "p"}, ConfigError, "parent must be a job"),
+        ({"parent": {"id": "p"}}, ConfigError, "parent must be a job"),
+        ({"job_id": "17"}, InvalidName, "is a number"),
+        ({"job_id": "0"}, InvalidName, "is a number"),
+        ({"job_id": "0:a:b"}, InvalidName, "':'"),
+        ({"job_id": "a:b"}, InvalidName, "':'"),
+        ({"job_id": "meta"}, InvalidName, "own keys"),
+        ({"headers": {"x": b""}}, EncodeError, "headers"),
+        ({"expires": []}, ConfigError, "expires"),
+    ],
+)
+def test_what_is_refused_before_anything_is_sent(
+    queue: Queue, redis_client: redis.Redis, said: dict[str, Any], error: type[BulltaskError], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        queue.add("n", {"text": "a long one"}, **said)  # type: ignore[typeddict-item, unused-ignore]
+    assert redis_client.dbsize() == 0
+
+
+def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:
+    assert queue.add("n", job_id="repeat:mine:1").id == "repeat:mine:1"
+
+
+def test_a_job_of_the_past_is_due_from_its_own_time(queue: Queue, hand: Hand) -> None:
+    sent = queue.add("n", delay=60, timestamp=queue.link.now_ms() / 1000 - 61)
+    assert hand.take() == sent.id
+
+
+# ---- deduplication --------------------------------------------------------------------------------------------------
+
+
+def names(queue: Queue) -> list[Any]:
+    return sorted(job.data for job in queue.get_jobs())
+
+
+def test_deduplicated_until_the_first_one_has_ended(queue: Queue, hand: Hand) -> None:
+    first = queue.add("n", 1, deduplication="x")
+    assert queue.add("n", 2, deduplication="x").id == first.id
+    hand.take()
+    assert queue.add("n", 3, deduplication="x").id == first.id
+    hand.end(first.id)
+    assert queue.add("n", 4, deduplication="x").id != first.id
+    assert names(queue) == [1, 4]
+
+
+def test_deduplicated_for_a_time(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+    mode = Deduplication("x", ttl=60)
+    first = queue.add("n", 1, deduplication=mode)
+    hand.complete()
+    assert queue.add("n", 2, deduplication=mode).id == first.id, "whatever became of it"
+    redis_client.pexpire("bull:{mail}:de:x", 1)
+    wait_until(lambda: not redis_client.exists("bull:{mail}:de:x"), 5.0, "the end of the time")
+    assert queue.add("n", 3, deduplication=mode).id != first.id
+
+
+def test_every_further_job_extends_the_time(queue: Queue, redis_client: redis.Redis) -> None:
+    mode = Deduplication("x", ttl=60, extend=True)
+    first = queue.add("n", 1, deduplication=mode)
+    redis_client.pexpire("bull:{mail}:de:x", 5_000)
+    assert queue.add("n", 2, deduplication=mode).id == first.id
+    left: Any = redis_client.pttl("bull:{mail}:de:x")
+    assert left > 50_000
+
+
+def test_a_debounce_keeps_the_newest(queue: Queue) -> None:
+    mode = Deduplication("x", ttl=60, extend=True, replace=True)
+    first = queue.add("n", 1, deduplication=mode, delay=60)
+    second = queue.add("n", 2, deduplication=mode, delay=60)
+    assert second.id != first.id
+    assert names(queue) == [2]
+
+
+def test_a_delayed_job_is_replaced(queue: Queue) -> None:
+    mode = Deduplication("x", replace=True)
+    first = queue.add("n", 1, deduplication=mode, delay=60)
+    second = queue.add("n", 2, deduplication=mode, delay=60)
+    second.promote()
+    assert queue.add("n", 3, deduplication=mode, delay=60).id == second.id, "it is not delayed any more"
+    assert names(queue) == [2]
+    assert first.id != second.id
+
+
+def test_the_result_of_a_deduplicated_call_is_that_of_the_first(app: App) -> None:
+    first = app.send_task("n", deduplication="x")
+    assert app.send_task("n", deduplication="x") == first
+    task = app.task(name="n")(_anything)
+    assert task.apply_async(deduplication="x") == first
