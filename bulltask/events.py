@@ -172,7 +172,7 @@ class JobRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobCrashed(Event):
-    """The job was failed: it killed as many children as it may."""
+    """The job was failed: it saw as many children die as it may, the last one with no other job in hand."""
 
     job_id: str
     queue: str
