@@ -98,6 +98,12 @@ def blocked(client: redis.Redis) -> int:
     return sum(entry["cmd"] == "xread" and "b" in entry["flags"] for entry in found)
 
 
+def looks(client: redis.Redis) -> int:
+    """How many scripts the server has run since its statistics were reset."""
+    stats: Any = client.info("commandstats")
+    return sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
+
+
 def waiting(
     threads: ThreadPoolExecutor, client: redis.Redis, *results: AsyncResult[Any], timeout: float | None = 20
 ) -> list[Future[Any]]:
@@ -381,9 +387,10 @@ def test_a_waiter_survives_a_restart_of_the_server(lasting_server: RedisServer, 
 async def test_the_reader_of_tasks_survives_a_restart_of_the_server(lasting_server: RedisServer) -> None:
     app = App("results", lasting_server.url)
     worker, results = Worker(app), [send(app) for _ in range(5)]
-    tasks = [asyncio.create_task(result.aget(20)) for result in results]
     with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
-        await asyncio.to_thread(wait_until, lambda: blocked(client) == 1)
+        client.config_resetstat()
+        tasks = [asyncio.create_task(result.aget(20)) for result in results]
+        await asyncio.to_thread(wait_until, lambda: looks(client) >= 5, what="a first look of each")
     worker.close()
     await asyncio.to_thread(lasting_server.kill)
     await asyncio.to_thread(lasting_server.restart)
@@ -398,9 +405,10 @@ async def test_the_reader_of_tasks_survives_a_restart_of_the_server(lasting_serv
 async def test_an_outage_that_lasts_ends_every_wait(lasting_server: RedisServer, threads: ThreadPoolExecutor) -> None:
     app = App("results", lasting_server.url)
     result = send(app)
-    task = asyncio.create_task(result.aget(30))
     with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
-        await asyncio.to_thread(wait_until, lambda: blocked(client) == 1)
+        client.config_resetstat()
+        task = asyncio.create_task(result.aget(30))
+        await asyncio.to_thread(wait_until, lambda: looks(client) >= 1, what="its first look")
         (future,) = await asyncio.to_thread(waiting, threads, client, result)
     lasting_server.kill()
     with pytest.raises(BrokerUnavailable):
