@@ -451,7 +451,7 @@ def test_a_fork_gives_the_child_a_connection_of_its_own(pool: ClientPool) -> Non
     assert [pool.run(echo(f"parent-{n}")) for n in range(100)] == [f"parent-{n}" for n in range(100)]
     os.waitpid(pid, 0)
     os.close(write)
-    childs = int(os.read(read, 100) or b"0")
+    of_child = int(os.read(read, 100) or b"0")
     os.close(read)
-    assert childs not in {0, before}
+    assert of_child not in {0, before}
     assert pool.run(CLIENT_ID) == before
