@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bulltask.app import App, shared_task
 from bulltask.categories import ErrorCategory, categorize_error
+from bulltask.crontabs import crontab
 from bulltask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -40,5 +41,6 @@ __all__ = [
     "TaskError",
     "TransientError",
     "categorize_error",
+    "crontab",
     "shared_task",
 ]

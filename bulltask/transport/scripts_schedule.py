@@ -63,19 +63,7 @@ def add_job_scheduler(
         The id of the job, and how many milliseconds it is delayed. The judge raises ``SchedulerCollision`` and
         ``SchedulerBusy``.
     """
-    places = (
-        keys.repeat,
-        keys.delayed,
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.prioritized,
-        keys.marker,
-        keys.id,
-        keys.events,
-        keys.pc,
-        keys.active,
-    )
+    places = (*_places(keys), keys.active)
     name, options = template
     said = {"name": name, **rule.to_wire()}
     if rule.offset_ms is not None:
@@ -108,20 +96,7 @@ def update_job_scheduler(
     Nothing happens, and the result is ``None``, when the scheduler is gone or has that job already: asking again is
     safe.
     """
-    places = (
-        keys.repeat,
-        keys.delayed,
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.prioritized,
-        keys.marker,
-        keys.id,
-        keys.events,
-        keys.pc,
-        keys.job(producer_id),
-        keys.active,
-    )
+    places = (*_places(keys), keys.job(producer_id), keys.active)
     args = (
         _moment(iteration),
         scheduler_id,
@@ -175,6 +150,22 @@ def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Sch
 def count_schedulers(keys: QueueKeys) -> Call[int]:
     """How many schedulers the queue has."""
     return command("ZCARD", keys.repeat, judge=int)
+
+
+def _places(keys: QueueKeys) -> tuple[str, ...]:
+    """The keys that both scripts begin with."""
+    return (
+        keys.repeat,
+        keys.delayed,
+        keys.wait,
+        keys.paused,
+        keys.meta,
+        keys.prioritized,
+        keys.marker,
+        keys.id,
+        keys.events,
+        keys.pc,
+    )
 
 
 def _moment(iteration: Iteration) -> int | str:

@@ -36,6 +36,7 @@ EXPECTED = {
     "TaskError",
     "TransientError",
     "categorize_error",
+    "crontab",
     "shared_task",
 }
 

@@ -1,0 +1,137 @@
+"""``crontab``: Celery's way to say when something runs, as a cron pattern that BullMQ's workers understand."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from bulltask.errors import ConfigError
+
+__all__ = ["crontab"]
+
+Said = int | str | Iterable[int]
+
+_MONTHS: Final = tuple(name.lower() for name in calendar.month_name)
+_WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
+_WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in enumerate((1, 8, 15, 22), 1)}
+
+
+class crontab:
+    """Say when a beat entry runs, as with Celery's ``crontab``.
+
+    Each field takes a number, a text (``"*"``, ``"*/15"``, ``"1-5"``, ``"22-4"``, ``"1,15"``, ``"mon-fri"``,
+    ``"sunday"``, ``"3-59/5"``) or an iterable of numbers.
+
+    Args:
+        minute: 0 to 59.
+        hour: 0 to 23.
+        day_of_week: 0 (Sunday) to 6, or names; 7 is Sunday too.
+        day_of_month: 1 to 31.
+        month_of_year: 1 to 12, or names.
+
+    ``day_of_week`` and ``day_of_month`` must both fit, as in Celery. A cron pattern means either of them when both
+    are restricted, so only what it can say is accepted: one weekday within one week of the month (``"mon"`` and
+    ``"1-7"``, the first Monday).
+
+    Raises:
+        ConfigError: a field is malformed, or both kinds of days are restricted in another way.
+    """
+
+    __slots__ = ("pattern",)
+
+    # Celery has changed the order of the last three, so they go by name.
+    def __init__(
+        self,
+        minute: Said = "*",
+        hour: Said = "*",
+        *,
+        day_of_week: Said = "*",
+        day_of_month: Said = "*",
+        month_of_year: Said = "*",
+    ) -> None:
+        minutes = _values("minute", minute, 0, 59)
+        hours = _values("hour", hour, 0, 23)
+        weekdays = frozenset(day % 7 for day in _values("day_of_week", day_of_week, 0, 7, _WEEKDAYS))
+        days = _values("day_of_month", day_of_month, 1, 31)
+        months = _values("month_of_year", month_of_year, 1, 12, _MONTHS)
+        by_date, by_weekday = _text(days, 1, 31), _text(weekdays, 0, 6)
+        if by_date != "*" and by_weekday != "*":
+            by_date, by_weekday = _both(days, weekdays)
+        self.pattern = f"{_text(minutes, 0, 59)} {_text(hours, 0, 23)} {by_date} {_text(months, 1, 12)} {by_weekday}"
+        """The cron pattern of five fields."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, crontab) and other.pattern == self.pattern
+
+    def __hash__(self) -> int:
+        return hash(self.pattern)
+
+    def __repr__(self) -> str:
+        return f"<crontab {self.pattern}>"
+
+
+def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
+    """The n-th weekday of a month, the one thing with both kinds of days that a pattern can say."""
+    week = _WEEKS.get(days)
+    if week is None or len(weekdays) != 1:
+        raise ConfigError(
+            "crontab with day_of_month and day_of_week means days that are both, which a cron pattern cannot say but "
+            "for one weekday of one week (day_of_week='mon', day_of_month='1-7'); restrict one of them, and let the "
+            "task look at the other"
+        )
+    return "*", f"{min(weekdays)}#{week}"
+
+
+def _values(name: str, said: Said, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
+    if isinstance(said, bool) or not isinstance(said, int | str | Iterable):
+        raise ConfigError(f"crontab: {name} must be a number, a text or numbers, not {said!r}")
+    if isinstance(said, str):
+        # "*" of weekdays is 0 to 6: with 7, Sunday's second number, "*/2" would be another set of days.
+        parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in said.split(",")]
+        return frozenset().union(*parts)
+    values = frozenset([said] if isinstance(said, int) else said)
+    if not values or not all(isinstance(value, int) and low <= value <= high for value in values):
+        raise ConfigError(f"crontab: {name} must be numbers from {low} to {high}, not {said!r}")
+    return values
+
+
+def _span(name: str, part: str, low: int, high: int, last: int, names: tuple[str, ...]) -> frozenset[int]:
+    """The values of ``*``, ``3``, ``mon``, ``1-5``, ``fri-mon``, each with or without ``/step``."""
+    found = re.fullmatch(r"(\*|\w+)(?:-(\w+))?(?:/(\d+))?", part)
+    if found is None or (found[1] == "*" and found[2]) or (found[3] and int(found[3]) < 1):
+        raise ConfigError(f"crontab: {name} {part!r} is none of *, */n, n, n-m, n-m/k")
+    step = int(found[3] or 1)
+    if found[1] == "*":
+        return frozenset(range(low, last + 1, step))
+    first = _number(name, found[1], low, high, names)
+    if found[2] is None:
+        return frozenset(range(first, last + 1, step)) if found[3] else frozenset([first])
+    end = _number(name, found[2], low, high, names)
+    if first <= end:
+        return frozenset(range(first, end + 1, step))
+    around = [*range(first, last + 1), *range(low, end + 1)]  # 22-4, fri-mon
+    return frozenset(around[::step])
+
+
+def _number(name: str, text: str, low: int, high: int, names: tuple[str, ...]) -> int:
+    if text.isdecimal():
+        value = int(text)
+    else:
+        value = next((index for index, full in enumerate(names) if len(text) > 2 and full.startswith(text.lower())), -1)
+    if not low <= value <= high:
+        raise ConfigError(f"crontab: {name} {text!r} is not within {low}-{high}{' and no name' if names else ''}")
+    return value
+
+
+def _text(values: frozenset[int], low: int, high: int) -> str:
+    """The shortest way that says the same: ``*``, ``*/5``, ``1-5`` or a list."""
+    whole = range(low, high + 1)
+    for step in range(1, (high - low) // 2 + 1):
+        if values == frozenset(whole[::step]):
+            return "*" if step == 1 else f"*/{step}"
+    first, last = min(values), max(values)
+    if len(values) > 2 and len(values) == last - first + 1:
+        return f"{first}-{last}"
+    return ",".join(str(value) for value in sorted(values))
