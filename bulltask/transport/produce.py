@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from bulltask.backoff import reconnect_delay_ms
@@ -21,7 +21,11 @@ from bulltask.transport.scripts_add import add_job, describe_queue
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
 
 BULK: Final = 1_000
-"""Jobs in one round trip."""
+"""Most jobs in one round trip."""
+
+BULK_BYTES: Final = 4_000_000
+"""Most bytes of data in one round trip, unless a single job has more: a thousand large jobs would take longer than
+any call may, and more memory than Redis gives one client."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """What ``meta.version`` of a queue says; boards show it."""
@@ -55,7 +59,7 @@ class Producer:
         self._described: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Add ``jobs`` in order, :data:`BULK` a round trip, and return the ids of the jobs that are stored now.
+        """Add ``jobs`` in order, up to :data:`BULK` a round trip, and return the ids of the jobs that are stored now.
 
         An id differs from the job's own where an earlier job counts as the same (deduplication).
 
@@ -64,8 +68,7 @@ class Producer:
                 those of the failed one are is not known, and sending the same jobs again is safe.
         """
         ids: list[str] = []
-        for start in range(0, len(jobs), BULK):
-            part = jobs[start : start + BULK]
+        for part in _parts(jobs):
             for attempt in range(self._config.publish_retries + 1):
                 try:
                     ids += self._send_part(part)
@@ -79,8 +82,7 @@ class Producer:
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
         ids: list[str] = []
-        for start in range(0, len(jobs), BULK):
-            part = jobs[start : start + BULK]
+        for part in _parts(jobs):
             for attempt in range(self._config.publish_retries + 1):
                 try:
                     ids += await self._asend_part(part)
@@ -116,3 +118,16 @@ class Producer:
         return reconnect_delay_ms(
             attempt + 1, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.reconnect_delay_max_ms
         )
+
+
+def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    part: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        if part and (len(part) == BULK or size + len(job.data) > BULK_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += len(job.data)
+    if part:
+        yield part

@@ -1,0 +1,553 @@
+"""Sending: what lies in Redis afterwards, in how many round trips, and what happens when the way to it breaks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App, AsyncResult, JobState
+from bulltask.clock import wall_ms
+from bulltask.errors import BrokerFull, BrokerNotReady, BrokerUnavailable, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.transport import produce
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+TWO_32 = 2**32
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("producer", broker_url, task_default_queue="mail", result_expires=None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(proxy: FlakyProxy) -> Iterator[App]:
+    """An app whose way to the server can be broken; it waits a little before it sends again."""
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    made = App(
+        "producer",
+        url,
+        task_default_queue="mail",
+        broker_reconnect_delay=0.02,
+        redis_socket_timeout=0.5,
+        redis_socket_connect_timeout=0.5,
+    )
+    yield made
+    made.close()
+
+
+def send(app: App, **options: Any) -> AsyncResult[Any]:
+    return app.send_task("work", kwargs={"x": 1}, **options)
+
+
+def stored(client: redis.Redis, job_id: str) -> dict[str, str]:
+    found: Any = client.hgetall(KEYS.job(job_id))
+    return dict(found)
+
+
+def options_of(client: redis.Redis, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stored(client, job_id)["opts"])
+    return found
+
+
+def events(client: redis.Redis) -> list[dict[str, str]]:
+    found: Any = client.xrange(KEYS.events)
+    return [fields for _, fields in found]
+
+
+def scored(client: redis.Redis, key: str) -> list[tuple[str, float]]:
+    found: Any = client.zrange(key, 0, -1, withscores=True)
+    return list(found)
+
+
+def server_ms(client: redis.Redis) -> int:
+    seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+# --- each option in its place (PROTOCOL 2) ----------------------------------------------------------------------------
+
+
+def test_a_plain_job_lies_in_wait_with_bullmqs_fields_and_no_others(app: App, redis_client: redis.Redis) -> None:
+    before = server_ms(redis_client)
+    result = send(app)
+    fields = stored(redis_client, result.id)
+    assert set(fields) == {"name", "data", "opts", "timestamp", "delay", "priority"}
+    assert (fields["name"], fields["data"], fields["delay"], fields["priority"]) == ("work", '{"x":1}', "0", "0")
+    assert before <= int(fields["timestamp"]) <= server_ms(redis_client)
+    assert json.loads(fields["opts"]) == {
+        "attempts": 3,
+        "jobId": result.id,
+        "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
+        "bulltask": {"v": 1},
+    }
+    assert redis_client.lrange(KEYS.wait, 0, -1) == [result.id]
+    assert events(redis_client) == [
+        {"event": "added", "jobId": result.id, "name": "work"},
+        {"event": "waiting", "jobId": result.id},
+    ]
+    assert scored(redis_client, KEYS.marker) == [("0", 0.0)]
+
+
+def test_a_queue_says_which_protocol_it_speaks_and_keeps_what_it_said_before(
+    app: App, redis_client: redis.Redis
+) -> None:
+    send(app)
+    assert redis_client.hgetall(KEYS.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
+    other = QueueKeys("bull", "{other}")
+    redis_client.hset(other.meta, mapping={"version": "bullmq:5.81.5", "opts.maxLenEvents": "5"})
+    send(app, queue="other")
+    assert redis_client.hgetall(other.meta) == {"version": "bullmq:5.81.5", "opts.maxLenEvents": "5"}
+
+
+def test_only_these_keys_are_written(app: App, redis_client: redis.Redis) -> None:
+    result = send(app)
+    assert set(redis_client.keys("*")) == {KEYS.wait, KEYS.meta, KEYS.id, KEYS.events, KEYS.marker, KEYS.job(result.id)}
+
+
+@pytest.mark.parametrize("options", [{"countdown": 60}, {"countdown": timedelta(minutes=1)}])
+def test_a_countdown_makes_a_delayed_job_due_by_the_servers_time(
+    app: App, redis_client: redis.Redis, options: dict[str, Any]
+) -> None:
+    before = server_ms(redis_client)
+    result = send(app, **options)
+    ((job_id, score),) = scored(redis_client, KEYS.delayed)
+    due_ms = int(score) // 4096
+    assert job_id == result.id
+    assert before + 60_000 <= due_ms <= server_ms(redis_client) + 60_000
+    assert int(stored(redis_client, result.id)["delay"]) == options_of(redis_client, result.id)["delay"] == 60_000
+    assert redis_client.exists(KEYS.wait) == 0
+    assert events(redis_client)[-1] == {"event": "delayed", "jobId": result.id, "delay": str(due_ms)}
+    assert scored(redis_client, KEYS.marker) == [("1", float(due_ms))]
+
+
+def test_an_eta_is_the_moment_itself_and_one_that_has_passed_is_no_delay(app: App, redis_client: redis.Redis) -> None:
+    moment_ms = server_ms(redis_client) + 3_600_000
+    result = send(app, eta=datetime.fromtimestamp(moment_ms / 1000, UTC))
+    ((_, score),) = scored(redis_client, KEYS.delayed)
+    assert int(score) // 4096 == moment_ms
+    past = send(app, eta=datetime(2020, 1, 1, tzinfo=UTC))
+    assert "delay" not in options_of(redis_client, past.id)
+    assert (result.state, past.state) == (JobState.DELAYED, JobState.WAITING)
+
+
+def test_a_priority_orders_jobs_low_number_first_and_first_come_first_served_inside(
+    app: App, redis_client: redis.Redis
+) -> None:
+    ids = [send(app, priority=priority).id for priority in (7, 1, 7, 2**21 - 1)]
+    assert scored(redis_client, KEYS.prioritized) == [
+        (ids[1], 1.0 * TWO_32 + 2),
+        (ids[0], 7.0 * TWO_32 + 1),
+        (ids[2], 7.0 * TWO_32 + 3),
+        (ids[3], (2**21 - 1.0) * TWO_32 + 4),
+    ]
+    assert stored(redis_client, ids[0])["priority"] == "7"
+    assert options_of(redis_client, ids[0])["priority"] == 7
+    assert redis_client.exists(KEYS.wait) == 0
+
+
+def test_priority_zero_is_none(app: App, redis_client: redis.Redis) -> None:
+    result = send(app, priority=0)
+    assert redis_client.lrange(KEYS.wait, 0, -1) == [result.id]
+    assert "priority" not in options_of(redis_client, result.id)
+
+
+def test_a_delayed_job_keeps_its_priority_for_later(app: App, redis_client: redis.Redis) -> None:
+    result = send(app, countdown=60, priority=7)
+    assert redis_client.zcard(KEYS.delayed) == 1
+    assert redis_client.exists(KEYS.prioritized) == 0
+    assert stored(redis_client, result.id)["priority"] == "7"
+
+
+def test_lifo_puts_a_job_before_those_that_wait(app: App, redis_client: redis.Redis) -> None:
+    first, second, urgent = send(app), send(app), send(app, lifo=True)
+    # Taken from the right.
+    assert redis_client.lrange(KEYS.wait, 0, -1) == [second.id, first.id, urgent.id]
+    assert options_of(redis_client, urgent.id)["lifo"] is True
+
+
+def test_jobs_of_a_paused_queue_wait_with_the_others(app: App, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEYS.meta, "paused", 1)
+    result = send(app)
+    assert redis_client.lrange(KEYS.paused, 0, -1) == [result.id]
+    assert redis_client.exists(KEYS.wait, KEYS.marker) == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "call", "written"),
+    [
+        ({"max_retries": 0}, {}, {"attempts": 1}),
+        ({}, {"max_retries": 9}, {"attempts": 10}),
+        ({"max_retries": None}, {}, {"attempts": 2**31 - 1}),
+        ({"retry_backoff": False, "default_retry_delay": 5}, {}, {"backoff": {"type": "fixed", "delay": 5000}}),
+        ({"retry_backoff": 2, "retry_jitter": False}, {}, {"backoff": {"type": "exponential", "delay": 2000}}),
+        ({"result_expires": 60}, {}, {"removeOnComplete": {"age": 60}}),
+        ({"result_expires": 0}, {}, {"removeOnComplete": True}),
+        ({"result_failure_expires": timedelta(days=7)}, {}, {"removeOnFail": {"age": 604_800}}),
+        ({"result_failure_expires": 0}, {}, {"removeOnFail": True}),
+        (
+            {},
+            {"headers": {"trace": [], "n": 2**53 - 1}},
+            {"bulltask": {"headers": '{"trace":[],"n":9007199254740991}'}},
+        ),
+    ],
+)
+def test_what_tasks_and_calls_say_is_stored_in_bullmqs_words(
+    app: App, redis_client: redis.Redis, task: dict[str, Any], call: dict[str, Any], written: dict[str, Any]
+) -> None:
+    work = app.task(name="work", **task)(lambda: None)
+    found = options_of(redis_client, work.apply_async(**call).id)
+    for name, value in written.items():
+        if isinstance(value, dict):
+            assert {key: found[name][key] for key in value} == value
+        else:
+            assert found[name] == value
+
+
+def test_an_expiry_is_a_moment_of_the_servers_time(app: App, redis_client: redis.Redis) -> None:
+    before = server_ms(redis_client)
+    found = options_of(redis_client, send(app, expires=60).id)["bulltask"]["expires"]
+    assert before + 60_000 <= found <= server_ms(redis_client) + 60_000
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    assert options_of(redis_client, send(app, expires=moment).id)["bulltask"]["expires"] == 1_893_456_000_000
+
+
+def test_results_are_kept_for_a_day_unless_told_otherwise(broker_url: str, redis_client: redis.Redis) -> None:
+    app = App("producer", broker_url, task_default_queue="mail")
+    found = options_of(redis_client, send(app).id)
+    assert found["removeOnComplete"] == {"age": 86_400}
+    assert "removeOnFail" not in found
+    app.close()
+
+
+def test_the_times_of_a_job_are_the_servers_also_where_the_clock_of_the_machine_is_wrong(
+    app: App, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.clock.wall_ms", lambda: wall_ms() + 120_000)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    result = send(app, countdown=1)
+    assert abs(int(stored(redis_client, result.id)["timestamp"]) - server_ms(redis_client)) < 1_000
+
+
+def test_a_custom_id_is_stored_once(app: App, redis_client: redis.Redis) -> None:
+    first = send(app, job_id="order-7")
+    again = app.send_task("other", kwargs={"y": 2}, job_id="order-7")
+    assert first == again
+    assert stored(redis_client, "order-7")["data"] == '{"x":1}'
+    assert redis_client.lrange(KEYS.wait, 0, -1) == ["order-7"]
+    assert events(redis_client)[-1] == {"event": "duplicated", "jobId": "order-7"}
+
+
+def test_unicode_travels_unharmed(app: App, redis_client: redis.Redis) -> None:
+    result = app.send_task(
+        "töne.schön", kwargs={"text": "ünïcödé ✓ 🎉", "key é": [None, True, 1.5]}, job_id="auftrag-é"
+    )
+    fields = stored(redis_client, result.id)
+    assert fields["name"] == "töne.schön"
+    assert json.loads(fields["data"]) == {"text": "ünïcödé ✓ 🎉", "key é": [None, True, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "queue", "base"),
+    [
+        ({}, "emails", "bull:{emails}:"),
+        ({"queue_hash_tag": False}, "emails", "bull:emails:"),
+        ({}, "{all}-emails", "bull:{all}-emails:"),
+        ({"prefix": "shop"}, "emails", "shop:{emails}:"),
+        ({"prefix": "{shop}", "queue_hash_tag": False}, "emails", "{shop}:emails:"),
+    ],
+)
+def test_the_keys_of_a_queue_follow_the_settings(
+    broker_url: str, redis_client: redis.Redis, settings: dict[str, Any], queue: str, base: str
+) -> None:
+    app = App("producer", broker_url, **settings)
+    result = send(app, queue=queue)
+    assert redis_client.lrange(f"{base}wait", 0, -1) == [result.id]
+    assert all(str(key).startswith(base) for key in redis_client.keys("*"))
+    app.close()
+
+
+async def test_asyncio_sends_the_same(app: App, redis_client: redis.Redis) -> None:
+    work = app.task(name="work")(lambda x: None)
+    results = [
+        await work.adelay(1),
+        await work.aapply_async((1,), priority=7),
+        await app.asend_task("work", kwargs={"x": 1}, countdown=60),
+        *await app.asend_many([work.s(1)]),
+    ]
+    assert [stored(redis_client, result.id)["data"] for result in results] == ['{"x":1}'] * 4
+    assert [(await result.asnapshot()).state for result in results] == ["waiting", "prioritized", "delayed", "waiting"]
+    await app.aclose()
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many calls each round trip of either client carries."""
+    sizes: list[int] = []
+    sync, asynchronous = Client._round_trip, AsyncClient._round_trip
+
+    def counting(self: Client, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+        sizes.append(len(packed))
+        return sync(self, connection, packed)
+
+    async def acounting(self: AsyncClient, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+        sizes.append(len(packed))
+        return await asynchronous(self, connection, packed)
+
+    monkeypatch.setattr(Client, "_round_trip", counting)
+    monkeypatch.setattr(AsyncClient, "_round_trip", acounting)
+    return sizes
+
+
+def test_2500_jobs_take_three_round_trips_and_keep_their_order(
+    app: App, redis_client: redis.Redis, round_trips: list[int]
+) -> None:
+    work = app.task(name="work")(lambda n: None)
+    work.delay(0)
+    round_trips.clear()
+    results = work.delay_many([(n,) for n in range(2_500)])
+    assert round_trips == [1_000, 1_000, 500]
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -2)
+    assert waiting[::-1] == [result.id for result in results]
+
+
+async def test_2500_jobs_take_three_round_trips_of_asyncio_too(
+    app: App, redis_client: redis.Redis, round_trips: list[int]
+) -> None:
+    work = app.task(name="work")(lambda n: None)
+    await work.adelay(0)
+    round_trips.clear()
+    results = await app.asend_many(work.s(n) for n in range(2_500))
+    assert round_trips == [1_000, 1_000, 500]
+    assert redis_client.llen(KEYS.wait) == 2_501
+    assert len({result.id for result in results}) == 2_500
+    await app.aclose()
+
+
+def test_the_first_job_takes_two_round_trips_and_each_further_one_a_single_one(
+    app: App, round_trips: list[int], redis_client: redis.Redis
+) -> None:
+    send(app)
+    redis_client.config_resetstat()
+    assert round_trips[0] == 1, "the server's time, when the connection is made"
+    round_trips.clear()
+    send(app)
+    send(app)
+    assert round_trips == [1, 1]
+
+
+def test_jobs_of_several_queues_travel_together(app: App, redis_client: redis.Redis, round_trips: list[int]) -> None:
+    send(app)
+    round_trips.clear()
+    work = app.task(name="work")(lambda n: None)
+    app.send_many([work.s(n).set(queue=f"q{n % 3}") for n in range(9)])
+    assert round_trips == [9 + 2 * 3], "three queues are described"
+    assert [redis_client.llen(f"bull:{{q{n}}}:wait") for n in range(3)] == [3, 3, 3]
+
+
+def test_large_jobs_take_more_round_trips(
+    app: App, redis_client: redis.Redis, round_trips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce, "BULK_BYTES", 10_000)
+    work = app.task(name="work")(lambda text: None)
+    work.delay("x")
+    round_trips.clear()
+    work.delay_many([("x" * 4_000,)] * 5 + [("x" * 50_000,)] + [("x",)])
+    assert round_trips == [2, 2, 1, 1, 1]
+    assert redis_client.llen(KEYS.wait) == 8
+
+
+def test_sending_nothing_sends_nothing(app: App, round_trips: list[int]) -> None:
+    assert app.send_many([]) == []
+    assert app.task(name="work")(lambda: None).delay_many([]) == []
+    assert round_trips == []
+
+
+# --- checks before anything is sent -----------------------------------------------------------------------------------
+
+
+def bad_calls(app: App) -> list[tuple[Callable[[], object], type[Exception]]]:
+    work = app.task(name="work")(lambda x: None)
+    bad: Any = b"bytes"
+    return [
+        (lambda: work.delay_many([(1,), (2,), (bad,)]), EncodeError),
+        (lambda: work.delay_many([(1,), (1, 2)]), TypeError),
+        (lambda: app.send_many([work.s(1), work.s(2).set(job_id="17")]), InvalidName),
+        (lambda: app.send_many([work.s(1), work.s("x" * 20_000)]), PayloadTooLarge),
+        (lambda: app.send_task("work", kwargs={"x": 1}, queue="a:b"), InvalidName),
+        (lambda: work.apply_async((1,), headers={"x": float("nan")}), EncodeError),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_one_bad_call_of_many_sends_none_of_them(broker_url: str, redis_client: redis.Redis, number: int) -> None:
+    app = App("producer", broker_url, max_payload=10_000)
+    call, error = bad_calls(app)[number]
+    with pytest.raises(error):
+        call()
+    assert redis_client.dbsize() == 0
+    app.close()
+
+
+def test_the_limit_of_a_payload_is_the_apps(broker_url: str, redis_client: redis.Redis) -> None:
+    app = App("producer", broker_url, max_payload=1_000)
+    work = app.task(name="work")(lambda x: None)
+    work.delay("x" * (1_000 - len('{"x":""}')))
+    with pytest.raises(PayloadTooLarge, match="the arguments of task work is 1,001 bytes of JSON"):
+        work.delay("x" * (1_001 - len('{"x":""}')))
+    app.close()
+
+
+# --- a way that breaks ------------------------------------------------------------------------------------------------
+
+
+def test_thirty_sends_with_ten_lost_replies_make_thirty_jobs(
+    proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    send(proxied)
+    proxy.drop_replies(10, every=3, match="evalsha")
+    results = [send(proxied) for _ in range(30)]
+    assert proxy.dropped == 10
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -2)
+    assert waiting[::-1] == [result.id for result in results]
+
+
+async def test_thirty_async_sends_with_ten_lost_replies_make_thirty_jobs(
+    proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    await proxied.asend_task("work")
+    proxy.drop_replies(10, every=3, match="evalsha")
+    results = [await proxied.asend_task("work") for _ in range(30)]
+    assert proxy.dropped == 10
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -2)
+    assert waiting[::-1] == [result.id for result in results]
+    await proxied.aclose()
+
+
+def test_a_bulk_whose_replies_are_lost_halfway_is_stored_once(
+    proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    send(proxied)
+    proxy.drop_replies(1, every=700, match="evalsha")
+    results = proxied.task(name="work")(lambda n: None).delay_many([(n,) for n in range(2_500)])
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -2)
+    assert waiting[::-1] == [result.id for result in results]
+
+
+@pytest.mark.parametrize("reply", ["LOADING Redis is loading", "READONLY You can't write", "MISCONF no snapshots"])
+def test_a_server_that_is_not_ready_is_asked_again(
+    proxied: App, proxy: FlakyProxy, redis_client: redis.Redis, reply: str
+) -> None:
+    send(proxied)
+    proxy.inject_error(reply, 3, match="evalsha")
+    send(proxied)
+    assert proxy.injected == 3
+    assert redis_client.llen(KEYS.wait) == 2
+
+
+def test_after_three_resends_the_error_is_the_callers(proxied: App, proxy: FlakyProxy) -> None:
+    send(proxied)
+    proxy.inject_error("LOADING Redis is loading", 4, match="evalsha")
+    with pytest.raises(BrokerNotReady):
+        send(proxied)
+    assert proxy.injected == 4
+    proxy.blackhole()
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        send(proxied)
+    assert 1 < time.monotonic() - started < 5, "each of four tries has its timeout"
+    proxy.pass_all()
+    send(proxied)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_number_of_resends_is_a_setting(proxy: FlakyProxy, retries: int) -> None:
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    app = App("producer", url, broker_publish_retries=retries, broker_reconnect_delay=0.01)
+    send(app)
+    proxy.inject_error("READONLY no", match="evalsha", count=None)
+    with pytest.raises(BrokerNotReady):
+        send(app)
+    assert proxy.injected == retries + 1
+    app.close()
+
+
+def test_resends_wait_longer_each_time(proxied: App, proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    wait = threading.Event.wait
+
+    def noting(self: threading.Event, timeout: float | None = None) -> bool:
+        if timeout is not None:
+            pauses.append(timeout)
+        return wait(self, timeout)
+
+    send(proxied)
+    proxy.inject_error("READONLY no", 3, match="evalsha")
+    monkeypatch.setattr(threading.Event, "wait", noting)
+    send(proxied)
+    assert [pause == pytest.approx(wanted, rel=0.2) for pause, wanted in zip(pauses, (0.02, 0.04, 0.08), strict=True)]
+
+
+def test_a_server_that_comes_back_in_time_costs_no_send(
+    proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    send(proxied)
+    proxy.reset()
+    proxy.refuse()
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(send, proxied)
+        proxy.accept()
+        assert sending.result(10).state is JobState.WAITING
+    assert redis_client.llen(KEYS.wait) == 2
+
+
+def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory: ServerFactory) -> None:
+    server = server_factory(extra=["--maxmemory", "3mb", "--maxmemory-policy", "noeviction"])
+    app = App("producer", server.url, broker_reconnect_delay=5)
+    started = time.monotonic()
+
+    def fill() -> None:
+        for _ in range(1_000):
+            app.send_task("work", ["x" * 100_000])
+
+    with pytest.raises(BrokerFull, match="is full"):
+        fill()
+    assert time.monotonic() - started < 5
+    app.close()
+
+
+def test_where_nothing_listens_the_error_comes_after_the_resends() -> None:
+    app = App("producer", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
+    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+        send(app)
+
+
+def test_threads_send_side_by_side(app: App, redis_client: redis.Redis) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda _: send(app), range(400)))
+    assert redis_client.llen(KEYS.wait) == len({result.id for result in results}) == 400
