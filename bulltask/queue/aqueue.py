@@ -133,6 +133,12 @@ class AsyncQueue(QueueBase):
         found = await self._link.arun(reading.get_jobs(self._link, states, start, end, asc=asc))
         return [AsyncJob(self._link, record) for record in found]
 
+    async def get_job_ids(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[str]:
+        """As :meth:`bulltask.queue.queue.Queue.get_job_ids`."""
+        return await self._link.arun(reading.get_job_ids(self._link, states, start, end, asc=asc))
+
     async def iter_jobs(
         self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000
     ) -> AsyncIterator[AsyncJob]:

@@ -200,6 +200,12 @@ class Queue(QueueBase):
         found = self._link.run(reading.get_jobs(self._link, states, start, end, asc=asc))
         return [Job(self._link, record) for record in found]
 
+    def get_job_ids(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[str]:
+        """The ids of those jobs alone; arguments as for :meth:`get_jobs`."""
+        return self._link.run(reading.get_job_ids(self._link, states, start, end, asc=asc))
+
     def iter_jobs(self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000) -> Iterator[Job]:
         """Walk through any number of jobs, a page at a time, while others go on using the queue.
 

@@ -29,6 +29,7 @@ __all__ = [
     "get_global_concurrency",
     "get_global_rate_limit",
     "get_job",
+    "get_job_ids",
     "get_job_logs",
     "get_job_state",
     "get_jobs",
@@ -93,10 +94,15 @@ def read_records(link: Link, ids: Sequence[str]) -> Operation[list[JobRecord]]:
     return found
 
 
+def get_job_ids(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[str]]:
+    """Ids ``start`` to ``end`` of each state."""
+    names = [_key_of(state) for state in states_of(states)]
+    return (yield from ask(scripts_queue.get_ranges(link.keys, names, start, end, asc=asc)))
+
+
 def get_jobs(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[JobRecord]]:
     """Jobs ``start`` to ``end`` of each state."""
-    names = [_key_of(state) for state in states_of(states)]
-    ids = yield from ask(scripts_queue.get_ranges(link.keys, names, start, end, asc=asc))
+    ids = yield from get_job_ids(link, states, start, end, asc=asc)
     return (yield from read_records(link, ids))
 
 

@@ -36,6 +36,7 @@ def test_jobs_are_added_in_bulk_and_in_order(queue: Queue) -> None:
     waiting = queue.get_jobs("waiting", 0, 9, asc=True)
     assert [job.data for job in waiting] == list(range(10))
     assert [job.data for job in queue.get_jobs(["waiting"], 0, 2)] == [2_499, 2_498, 2_497]
+    assert queue.get_job_ids("waiting", 0, 1, asc=True) == [job.id for job in sent[:2]]
 
 
 def test_nothing_is_added_when_one_of_many_is_wrong(queue: Queue) -> None:

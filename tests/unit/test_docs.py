@@ -100,6 +100,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
     "docs/guarantees.md": {"bank": Anything("bank"), "outbox": []},
     "docs/interop-node.md": {},
+    "docs/queues.md": {},
     "docs/observability.md": {"bus": Bus(), "pager": Anything("pager")},
 }
 """What the snippets of a page may use without making it."""
