@@ -3,6 +3,7 @@
 import { FlowProducer, Queue, QueueEvents, Worker } from 'bullmq';
 import cronParser from 'cron-parser';
 import { PROCESSORS } from './processors.js';
+import { runSequence } from './sequence.js';
 
 const FIELDS = [
   'id', 'name', 'data', 'opts', 'progress', 'returnvalue', 'failedReason', 'stacktrace', 'attemptsMade',
@@ -65,6 +66,9 @@ const OPERATIONS = {
     return bridge.keep(events);
   },
   'events.close': (bridge, { events }) => bridge.release(events),
+
+  // Steps of the differential tests (sequence.js): their outcomes, the jobs' ids, the scripts that were called.
+  'sequence.run': (bridge, fields) => runSequence(fields),
 
   // When each [pattern, time zone, epoch ms] fires next: epoch ms, null for never, or "refused".
   'cron.next': (bridge, { cases }) => cases.map(nextOf),

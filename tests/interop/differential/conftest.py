@@ -1,0 +1,19 @@
+"""Fixtures of the differential tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.differential.pair import Pair
+from tests.interop.node_bridge import NodeBridge
+
+
+@pytest.fixture
+def pair(lasting_node: NodeBridge, broker_url: str) -> Iterator[Pair]:
+    """Runs steps on two queues of an empty server."""
+    made = Pair(broker_url, lasting_node)
+    yield made
+    made.close()
+    lasting_node.reset()

@@ -1,0 +1,150 @@
+"""Everything that Redis holds of one queue, in words that are the same for two queues that went the same way."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+
+__all__ = ["TTL_UNIT_MS", "difference", "dump"]
+
+TTL_UNIT_MS = 100_000
+"""Times to live are rounded up to a multiple of it; the tests use only such multiples, so slowness is no matter."""
+
+_ID_FIELDS = {"jobId", "deduplicatedJobId"}  # of events
+
+State = dict[str, Any]
+"""Key without its prefix, ids replaced, to ``{"type": …, "ttl": …, "value": …}``."""
+
+
+def dump(client: redis.Redis, base: str, ids: Sequence[str]) -> State:
+    """Read all keys that begin with ``base``.
+
+    Ids become ``#1``, ``#2`` … in the order of ``ids`` (those that no job ever had: ``#?``), the queue's name ``Q``.
+    Clock values stay: both sides are told the time. Ids of stream entries are left out: the server makes them.
+
+    Args:
+        client: decodes replies.
+        base: the queue's prefix with its trailing colon.
+        ids: of all jobs, in the order in which they were made.
+    """
+    names = _Names(base, ids)
+    found: State = {}
+    keys = sorted(client.scan_iter(match=f"{base}*", count=1000))
+    for key in keys:
+        kind = str(client.type(key))
+        ttl_ms = int(client.pttl(key))
+        found[names.key(key)] = {
+            "type": kind,
+            "ttl": None if ttl_ms < 0 else math.ceil(ttl_ms / TTL_UNIT_MS) * TTL_UNIT_MS,
+            "value": _READERS[kind](client, key, names),
+        }
+    return found
+
+
+def difference(theirs: State, ours: State) -> str:
+    """What differs, ``-`` Node, ``+`` bulltask; ``""``: nothing."""
+    lines: list[str] = []
+    for key in sorted({*theirs, *ours}):
+        if (a := theirs.get(key)) != (b := ours.get(key)):
+            lines.append(f"key {key}")
+            lines += [f"  {line}" for line in difflib.ndiff(_lines(a), _lines(b)) if not line.startswith("?")]
+    return "\n".join(lines)
+
+
+def _lines(entry: Any) -> list[str]:
+    if entry is None:
+        return ["(no such key)"]
+    return json.dumps(entry, indent=1, sort_keys=True, ensure_ascii=False).splitlines()
+
+
+class _Names:
+    """Replaces the ids and the name of one queue."""
+
+    def __init__(self, base: str, ids: Sequence[str]) -> None:
+        self._base, self._queue = base, base[:-1]
+        self._ids = {job_id: f"#{place}" for place, job_id in enumerate(ids, 1)}
+        self._key = re.compile(re.escape(base) + r"([^\s:\"',]+)")
+
+    def id(self, text: str) -> str:
+        """An id, or the full key of a job, or something else that stays."""
+        if text in self._ids:
+            return self._ids[text]
+        return self.text(text)
+
+    def only_id(self, text: str) -> str:
+        return self._ids.get(text, "#?")
+
+    def key(self, key: str) -> str:
+        first, colon, rest = key.removeprefix(self._base).partition(":")
+        return self._ids.get(first, first) + colon + rest
+
+    def text(self, text: str) -> str:
+        """Any text: full keys of jobs and the queue's name in it are replaced."""
+        text = self._key.sub(lambda found: f"Q:{self._ids.get(found[1], found[1])}", text)
+        return text.replace(self._queue, "Q")
+
+
+def _hash(client: redis.Redis, key: str, names: _Names) -> Any:
+    fields: dict[str, str] = client.hgetall(key)  # type: ignore[assignment]
+    found: dict[str, Any] = {names.id(name): names.text(value) for name, value in fields.items()}
+    if "opts" in fields and "timestamp" in fields:
+        found["opts"] = _options(json.loads(fields["opts"]), names)
+    if "parent" in fields:
+        parent = json.loads(fields["parent"])
+        found["parent"] = {**parent, "id": names.id(parent["id"]), "queueKey": names.text(parent["queueKey"])}
+    return found
+
+
+def _options(opts: dict[str, Any], names: _Names) -> dict[str, Any]:
+    if "jobId" in opts:
+        opts["jobId"] = names.id(str(opts["jobId"]))
+    if "parent" in opts:
+        opts["parent"] = {"id": names.id(opts["parent"]["id"]), "queue": names.text(opts["parent"]["queue"])}
+    return opts
+
+
+def _stream(client: redis.Redis, key: str, names: _Names) -> Any:
+    entries: list[tuple[str, dict[str, str]]] = client.xrange(key)  # type: ignore[assignment]
+    return [
+        {name: names.only_id(value) if name in _ID_FIELDS else names.text(value) for name, value in fields.items()}
+        for _, fields in entries
+    ]
+
+
+def _sorted_set(client: redis.Redis, key: str, names: _Names) -> Any:
+    marker = key.endswith(":marker")  # its members "0" and "1" are no ids
+    members: list[tuple[str, float]] = client.zrange(key, 0, -1, withscores=True)  # type: ignore[assignment]
+    # Members of one score stand in the order of their ids, which mean nothing.
+    return sorted(
+        ([member if marker else names.id(member), score] for member, score in members), key=lambda x: (x[1], x[0])
+    )
+
+
+def _list(client: redis.Redis, key: str, names: _Names) -> Any:
+    items: list[str] = client.lrange(key, 0, -1)  # type: ignore[assignment]
+    return [names.text(item) if key.endswith(":logs") else names.id(item) for item in items]
+
+
+def _set(client: redis.Redis, key: str, names: _Names) -> Any:
+    return sorted(names.id(str(member)) for member in client.smembers(key))
+
+
+def _string(client: redis.Redis, key: str, names: _Names) -> Any:
+    value = str(client.get(key))
+    return names.id(value) if ":de:" in key else value
+
+
+_READERS: dict[str, Callable[[redis.Redis, str, _Names], Any]] = {
+    "hash": _hash,
+    "list": _list,
+    "set": _set,
+    "stream": _stream,
+    "string": _string,
+    "zset": _sorted_set,
+}

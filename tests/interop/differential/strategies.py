@@ -1,0 +1,141 @@
+"""Random sequences of steps for hypothesis; they shrink towards few, plain steps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from tests.interop.differential.pair import HOUR
+from tests.interop.differential.state import TTL_UNIT_MS
+
+__all__ = ["LENGTH", "sequences"]
+
+LENGTH: Final = 30
+
+_INDEX = st.integers(0, 7)
+_STATES: Final = ["wait", "paused", "delayed", "prioritized", "completed", "failed", "active"]
+_DATA: st.SearchStrategy[Any] = st.sampled_from(
+    [{}, {"to": "ä😀"}, {"n": 2**53 - 1}, [1, None, {"deep": []}], "text", None]
+)
+_DELAYS = st.sampled_from([HOUR, 2 * HOUR, 5 * HOUR])
+_PRIORITIES = st.sampled_from([1, 2, 7, 2**21 - 1])
+_TOKENS = st.sampled_from(["t0", "t1"])
+
+
+def _step(do: str, **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"do": st.just(do), **fields})
+
+
+def _options(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """The named options always, those of every job now and then."""
+    return st.fixed_dictionaries(
+        fields,
+        optional={
+            "attempts": st.sampled_from([1, 2, 3]),
+            "backoff": st.sampled_from(
+                [HOUR, {"type": "exponential", "delay": HOUR}, {"type": "fixed", "delay": HOUR}]
+            ),
+            "removeOnComplete": st.sampled_from([True, False, 1, {"age": 3600}, {"age": 7200, "count": 1}]),
+            "removeOnFail": st.sampled_from([True, False, 1, {"count": 2}]),
+            "keepLogs": st.sampled_from([1, 2]),
+            "stackTraceLimit": st.sampled_from([0, 1]),
+        },
+    )
+
+
+_DEDUPLICATION = st.fixed_dictionaries(
+    {"id": st.sampled_from(["d0", "d1"])},
+    optional={"ttl": st.just(TTL_UNIT_MS), "extend": st.just(True), "replace": st.just(True)},
+)
+_OPTIONS = st.one_of(
+    _options(),
+    _options(delay=_DELAYS),
+    _options(priority=_PRIORITIES),
+    _options(delay=_DELAYS, priority=_PRIORITIES),
+    _options(lifo=st.just(True)),
+    _options(jobId=st.sampled_from(["custom-a", "custom-b"])),
+    _options(deduplication=_DEDUPLICATION),
+    _options(deduplication=_DEDUPLICATION, delay=_DELAYS),
+)
+_NEW = {"name": st.sampled_from(["a", "b"]), "data": _DATA, "opts": _OPTIONS}
+_JOB = {"job": _INDEX}
+_HELD = {"held": st.integers(0, 3)}
+_NEXT = {"next": st.booleans()}
+
+
+def _job_step(do: str, states: list[str], **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """A step for a job in one of the states where it means something, or for any."""
+    return st.one_of(
+        _step(do, of=st.sampled_from(states), **_JOB, **fields) if states else st.nothing(), _step(do, **_JOB, **fields)
+    )
+
+
+_ADDING = st.one_of(
+    _step("add", **_NEW),
+    _step("add", **_NEW),
+    _step("add_bulk", jobs=st.lists(st.fixed_dictionaries(_NEW), min_size=1, max_size=3)),
+)
+_WORKING = st.one_of(
+    _step("take", token=_TOKENS),
+    _step("take", token=_TOKENS),
+    _step("complete", value=_DATA, **_HELD, **_NEXT),
+    _step("fail", message=st.just("no"), unrecoverable=st.booleans(), trace=st.just("a trace"), **_HELD, **_NEXT),
+    _step("fail", message=st.just("nö"), trace=st.just("at line 1"), **_HELD, **_NEXT),
+    _step("delay", ms=_DELAYS, **_HELD),
+    _step("give_back", **_HELD),
+)
+_CHANGING = st.one_of(
+    _job_step("promote", ["delayed"]),
+    _job_step("change_delay", ["delayed"], ms=_DELAYS),
+    _job_step(
+        "change_priority", ["wait", "prioritized", "paused"], priority=st.sampled_from([0, 1, 5]), lifo=st.booleans()
+    ),
+    _job_step("update_data", [], data=_DATA),
+    _job_step("progress", ["active"], value=_DATA),
+    _job_step("log", [], line=st.sampled_from(["one", "zwei ä"])),
+    _job_step("clear_logs", [], keep=st.integers(0, 1)),
+    _job_step("retry", ["failed"], state=st.just("failed")),
+    _job_step("retry", ["completed"], state=st.just("completed")),
+    _job_step("remove", _STATES, children=st.booleans()),
+)
+_QUEUE = st.one_of(
+    _step("pause"),
+    _step("resume"),
+    _step("drain", delayed=st.booleans()),
+    _step("clean", grace=st.sampled_from([0, HOUR]), limit=st.sampled_from([0, 1]), state=st.sampled_from(_STATES)),
+    _step("retry_jobs", state=st.sampled_from(["failed", "completed"])),
+    _step("promote_jobs"),
+    _step("rate_limit", ms=st.just(TTL_UNIT_MS)),
+    _step("remove_rate_limit"),
+    _step("set_concurrency", n=st.sampled_from([1, 2])),
+    _step("remove_concurrency"),
+    _step("set_rate", max=st.sampled_from([1, 3]), ms=st.just(TTL_UNIT_MS)),
+    _step("remove_rate"),
+    _step("remove_dedup", id=st.sampled_from(["d0", "d1"])),
+    _step("wait", ms=st.sampled_from([HOUR, 2 * HOUR])),
+)
+_LOCKS = st.one_of(
+    _step("extend_lock", ms=st.just(2 * TTL_UNIT_MS), **_HELD),
+    _step("extend_lock", ms=st.just(2 * TTL_UNIT_MS), token=st.just("foreign"), **_HELD),
+    _step("check_stalled"),
+    _step("lose_lock", **_HELD),
+)
+_FLOWING = st.one_of(
+    _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
+    _step("flow", flow=st.just({"name": "parent", "data": {}, "children": [{"name": "child", "data": {}}]})),
+    _step("await_children", **_HELD),
+    _job_step("remove_dependency", []),
+    _job_step("remove_unprocessed", []),
+)
+
+
+_LAST = st.one_of(_QUEUE, _WORKING, _step("obliterate", force=st.booleans()))
+"""Node counts its ids from 1 again after ``obliterate``, so nothing can be told apart after it."""
+
+
+def sequences() -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Sequences of :data:`LENGTH` steps, more often of adding and working than of the rest."""
+    step = st.one_of(_ADDING, _ADDING, _WORKING, _WORKING, _WORKING, _CHANGING, _CHANGING, _QUEUE, _LOCKS, _FLOWING)
+    steps = st.lists(step, min_size=LENGTH - 1, max_size=LENGTH - 1)
+    return st.builds(lambda most, last: [*most, last], steps, _LAST)

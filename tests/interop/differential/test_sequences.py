@@ -1,0 +1,32 @@
+"""Random sequences of steps: Node is the oracle, and nothing may differ."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+
+from tests.interop.differential.pair import Pair
+from tests.interop.differential.strategies import sequences
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(300)]
+
+COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "200"))
+"""More of them: ``BULLTASK_TEST_SEQUENCES=5000``; others each time then, and hypothesis prints the seed."""
+
+
+@settings(
+    max_examples=COUNT,
+    derandomize=COUNT == 200,  # the same in every run, so that a red build is red again
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(steps=sequences())
+def test_any_sequence_of_steps_leaves_the_same_behind_as_in_node(pair: Pair, steps: list[dict[str, Any]]) -> None:
+    outcome = pair.run(steps)
+    report = outcome.report()
+    note(report)
+    assert not report, f"\n{report}"

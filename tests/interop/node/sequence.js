@@ -1,0 +1,219 @@
+// A list of steps done one after the other, in a time that stands still during each: the oracle of the differential
+// tests (../differential). What a step means is said there, in steps.py; here it is BullMQ's own way to do it.
+
+import { FlowProducer, Queue, UnrecoverableError, Worker } from 'bullmq';
+
+const RealDate = Date;
+
+// The clock of everything that runs in this process, until it is called with null.
+function setClock(ms) {
+  if (ms === null) {
+    globalThis.Date = RealDate;
+    return;
+  }
+  globalThis.Date = class extends RealDate {
+    constructor(...args) {
+      super(...(args.length ? args : [ms]));
+    }
+
+    static now() {
+      return ms;
+    }
+  };
+}
+
+export async function runSequence({ queue: name, connection, prefix, steps, worker: workerOpts }) {
+  const run = new Run(name, { connection, prefix }, workerOpts);
+  try {
+    return await run.all(steps);
+  } finally {
+    setClock(null);
+    await run.close();
+  }
+}
+
+class Run {
+  ids = []; // of all jobs, in the order in which they were made
+  held = []; // active jobs, in the order in which they were taken
+  scripts = new Set();
+
+  constructor(name, at, workerOpts) {
+    this.at = at;
+    this.queue = new Queue(name, at);
+    this.worker = new Worker(name, null, { ...at, autorun: false, ...workerOpts });
+    this.flows = new FlowProducer(at);
+    this.#listen();
+  }
+
+  // Notes which scripts are called, by this queue and by all its jobs.
+  #listen() {
+    const scripts = Object.getPrototypeOf(this.queue.scripts);
+    const { execCommand } = scripts;
+    const { scripts: called } = this;
+    scripts.execCommand = function (client, script, args) {
+      called.add(script);
+      return execCommand.call(this, client, script, args);
+    };
+    this.unlisten = () => Object.assign(scripts, { execCommand });
+  }
+
+  async all(steps) {
+    await Promise.all([this.queue.waitUntilReady(), this.worker.waitUntilReady()]);
+    this.client = await this.queue.client;
+    const outcomes = [];
+    for (const { at, do: op, ...step } of steps) {
+      setClock(at);
+      try {
+        outcomes.push({ ok: (await STEPS[op](this, step)) ?? null });
+      } catch (error) {
+        outcomes.push({ error: error.message });
+      }
+    }
+    return { outcomes, ids: this.ids, scripts: [...this.scripts] };
+  }
+
+  async close() {
+    this.unlisten();
+    await Promise.all([this.worker.close(true), this.queue.close(), this.flows.close()]);
+  }
+
+  // Remembers a job and returns its number.
+  number(id) {
+    if (!this.ids.includes(id)) this.ids.push(id);
+    return this.ids.indexOf(id);
+  }
+
+  // The job that a step means: any, or one of a state.
+  async target({ job: index, of }) {
+    let ids = this.ids;
+    if (of) {
+      const key = this.queue.toKey(of);
+      const there = ['wait', 'paused', 'active'].includes(of)
+        ? await this.client.lrange(key, 0, -1)
+        : await this.client.zrange(key, 0, -1);
+      ids = ids.filter(id => there.includes(id));
+    }
+    return ids.length ? ids[index % ids.length] : null;
+  }
+
+  async withJob(step, work) {
+    const id = await this.target(step);
+    if (id === null) return 'nothing';
+    const job = await this.queue.getJob(id);
+    if (!job) return 'gone';
+    return work(job);
+  }
+
+  hold(job) {
+    if (!job) return null;
+    this.held.push(job);
+    return this.number(job.id);
+  }
+
+  async withHeld({ held: index, token, ...step }, work) {
+    if (!this.held.length) return 'nothing';
+    const [job] = this.held.splice(index % this.held.length, 1);
+    return work(job, token ?? job.token);
+  }
+
+  async fetched(result, token) {
+    if (!Array.isArray(result)) return null;
+    const [fields, id] = result;
+    return this.hold(await this.worker.nextJobFromJobData(fields, id, token));
+  }
+}
+
+function thrown({ message, unrecoverable = false, trace }) {
+  const error = unrecoverable ? new UnrecoverableError(message) : new Error(message);
+  error.stack = trace;
+  return error;
+}
+
+const STEPS = {
+  add: async (run, { name, data, opts }) => run.number((await run.queue.add(name, data, opts)).id),
+  add_bulk: async (run, { jobs }) => (await run.queue.addBulk(jobs)).map(job => run.number(job.id)),
+  // Each job is remembered in the order in which it is added: the parent, then its children.
+  flow: async (run, { flow }) => {
+    const queueName = run.queue.name;
+    const full = node => ({ ...node, queueName, ...(node.children && { children: node.children.map(full) }) });
+    const numbered = ({ job, children = [] }) => [run.number(job.id), ...children.flatMap(numbered)];
+    return numbered(await run.flows.add(full(flow)));
+  },
+  add_child: (run, { name, data, opts, ...step }) =>
+    run.withJob(step, async parent =>
+      run.number((await run.queue.add(name, data, { ...opts, parent: { id: parent.id, queue: run.queue.qualifiedName } })).id),
+    ),
+
+  pause: run => run.queue.pause(),
+  resume: run => run.queue.resume(),
+  drain: (run, { delayed }) => run.queue.drain(delayed),
+  clean: async (run, { grace, limit, state }) => (await run.queue.clean(grace, limit, state)).map(id => run.ids.indexOf(id)),
+  obliterate: (run, { force }) => run.queue.obliterate({ force }),
+  retry_jobs: (run, { state }) => run.queue.retryJobs({ state }),
+  promote_jobs: run => run.queue.promoteJobs(),
+  rate_limit: (run, { ms }) => run.queue.rateLimit(ms).then(() => null),
+  remove_rate_limit: async run => (await run.queue.removeRateLimitKey()) > 0,
+  set_concurrency: (run, { n }) => run.queue.setGlobalConcurrency(n).then(() => null),
+  remove_concurrency: async run => (await run.queue.removeGlobalConcurrency()) > 0,
+  set_rate: (run, { max, ms }) => run.queue.setGlobalRateLimit(max, ms).then(() => null),
+  remove_rate: async run => (await run.queue.removeGlobalRateLimit()) > 0,
+  remove_dedup: async (run, { id }) => (await run.queue.removeDeduplicationKey(id)) > 0,
+
+  take: async (run, { token }) => {
+    run.worker.limitUntil = 0; // the worker would not ask while it knows of a limit
+    return run.hold(await run.worker.getNextJob(token, { block: false }));
+  },
+  complete: (run, { value, next, ...step }) =>
+    run.withHeld(step, async (job, token) => run.fetched(await job.moveToCompleted(value, token, next), token)),
+  fail: (run, { next, message, unrecoverable, trace, ...step }) =>
+    run.withHeld(step, async (job, token) =>
+      run.fetched(await job.moveToFailed(thrown({ message, unrecoverable, trace }), token, next), token),
+    ),
+  delay: (run, { ms, ...step }) => run.withHeld(step, (job, token) => job.moveToDelayed(Date.now() + ms, token).then(() => null)),
+  give_back: (run, step) => run.withHeld(step, (job, token) => job.moveToWait(token).then(() => null)),
+  await_children: (run, step) => run.withHeld(step, (job, token) => job.moveToWaitingChildren(token)),
+  extend_lock: async (run, { held, token, ms }) => {
+    if (!run.held.length) return 'nothing';
+    const job = run.held[held % run.held.length];
+    return (await job.extendLock(token ?? job.token, ms)) === 1;
+  },
+  extend_locks: async (run, { ms }) => {
+    const lost = await run.worker.scripts.extendLocks(run.held.map(job => job.id), run.held.map(job => job.token), ms);
+    return lost.map(id => run.ids.indexOf(id));
+  },
+  lose_lock: (run, { held }) => {
+    if (!run.held.length) return 'nothing';
+    return run.client.del(run.queue.toKey(`${run.held[held % run.held.length].id}:lock`));
+  },
+  check_stalled: async run => {
+    await run.client.del(run.queue.toKey('stalled-check'));
+    return (await run.worker.scripts.moveStalledJobsToWait()).map(id => run.ids.indexOf(id));
+  },
+
+  promote: (run, step) => run.withJob(step, job => job.promote()),
+  change_delay: (run, { ms, ...step }) => run.withJob(step, job => job.changeDelay(ms)),
+  change_priority: (run, { priority, lifo, ...step }) =>
+    run.withJob(step, job => job.changePriority({ priority, lifo })),
+  update_data: (run, { data, ...step }) => run.withJob(step, job => job.updateData(data)),
+  progress: (run, { value, ...step }) => run.withJob(step, job => job.updateProgress(value)),
+  log: (run, { line, ...step }) => run.withJob(step, job => job.log(line)),
+  clear_logs: (run, { keep, ...step }) => run.withJob(step, job => job.clearLogs(keep).then(() => null)),
+  retry: (run, { state, ...step }) => run.withJob(step, job => job.retry(state)),
+  remove: (run, { children, ...step }) => run.withJob(step, job => job.remove({ removeChildren: children })),
+  // Node throws where there is no parent, bulltask says false: a row of docs/differences.md.
+  remove_dependency: (run, step) => run.withJob(step, job => (job.parentKey ? job.removeChildDependency() : false)),
+  remove_unprocessed: (run, step) => run.withJob(step, job => job.removeUnprocessedChildren()),
+
+  counts: (run, { states }) => run.queue.getJobCounts(...states),
+  counts_per_priority: (run, { priorities }) => run.queue.getCountsPerPriority(priorities),
+  jobs: async (run, { states, start, end, asc }) =>
+    (await run.queue.getJobs(states, start, end, asc)).map(job => run.ids.indexOf(job.id)),
+  state: (run, step) => run.withJob(step, job => job.getState()),
+  finished: (run, step) => run.withJob(step, async job => run.queue.scripts.isFinished(job.id, true)),
+  is_maxed: run => run.queue.isMaxed(),
+  rate_ttl: async (run, { max }) => Math.ceil(Math.max(0, await run.queue.getRateLimitTtl(max)) / 100_000),
+  metrics: (run, { kind }) => run.queue.getMetrics(kind),
+  dependency_counts: (run, step) => run.withJob(step, job => job.getDependenciesCount()),
+  dependencies: async (run, { kind, ...step }) =>
+    run.withJob(step, async job => (await run.queue.getDependencies(job.id, kind, 0, -1)).total),
+};
