@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 __all__ = [
     "Bus",
     "ChildDied",
+    "ChildLeft",
     "ChildStarted",
+    "ConcurrencyChanged",
     "Event",
     "HeartbeatFailed",
     "HeartbeatSucceeded",
@@ -36,8 +38,13 @@ __all__ = [
     "RedisReconnected",
     "RedisReconnecting",
     "SchedulingFailed",
+    "SignalIgnored",
+    "StacksAsked",
     "StalledCheckSkipped",
     "UnknownTaskSeen",
+    "WorkerPaused",
+    "WorkerRestarting",
+    "WorkerResumed",
     "WorkerStarted",
     "WorkerStopped",
     "WorkerStopping",
@@ -232,6 +239,14 @@ class ChildDied(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ChildLeft(Event):
+    """A child process was told to end by somebody else than its supervisor: it has ended its jobs, and is replaced."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class RedisDisconnected(Event):
     """Redis does not answer this process any more."""
 
@@ -273,7 +288,7 @@ class WorkerStopping(Event):
     """The worker takes no more jobs."""
 
     how: str
-    """``"warm"`` or ``"cold"``."""
+    """``"warm"``, ``"cold"``, or ``"restart"``: warm, and then again."""
     running: int
     """Jobs that run at this moment."""
 
@@ -283,6 +298,53 @@ class WorkerStopped(Event):
     """The worker has ended all its children and leaves."""
 
     exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRestarting(Event):
+    """The worker has stopped and starts itself again, as the same process."""
+
+    command: str
+    """The program and its arguments, without passwords in URLs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPaused(Event):
+    """The worker takes no more jobs until it is told to go on; those that run are not concerned."""
+
+    running: int
+    """Jobs that run at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumed(Event):
+    """A worker that was paused takes jobs again."""
+
+    paused_ms: float
+    """How long it took none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyChanged(Event):
+    """The worker was told to have another number of children."""
+
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class StacksAsked(Event):
+    """The stacks of the supervisor and of its children are being written to standard error."""
+
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalIgnored(Event):
+    """The worker was sent a signal that does nothing, or nothing now."""
+
+    signal: str
+    """``"SIGUSR2"`` …"""
+    reason: str
 
 
 # ---- the bus --------------------------------------------------------------------------------------------------------

@@ -80,12 +80,19 @@ class LogListener:
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
             (logging.INFO, events.ChildStarted, self._child_started),
             (logging.WARNING, events.ChildDied, self._child_died),
+            (logging.INFO, events.ChildLeft, self._child_left),
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
             (logging.INFO, events.RedisReconnected, self._reconnected),
             (logging.INFO, events.WorkerStarted, self._started),
             (logging.INFO, events.WorkerStopping, self._stopping),
             (logging.ERROR, events.WorkerStopped, self._stopped),
+            (logging.INFO, events.WorkerRestarting, self._restarting),
+            (logging.INFO, events.WorkerPaused, self._paused),
+            (logging.INFO, events.WorkerResumed, self._resumed),
+            (logging.INFO, events.ConcurrencyChanged, self._concurrency_changed),
+            (logging.INFO, events.StacksAsked, self._stacks_asked),
+            (logging.INFO, events.SignalIgnored, self._signal_ignored),
         )
         for level, kind, line in lines:
             if self._log.is_enabled_for(level):
@@ -226,6 +233,9 @@ class LogListener:
             fields["hint"] = DEATHS[event.reason]
         self._log.warning("Child died", **fields, jobs=event.jobs)
 
+    def _child_left(self, event: events.ChildLeft) -> None:
+        self._log.info("Child left", index=event.index, pid=event.pid)
+
     # ---- connections and the worker's life ----
 
     def _disconnected(self, event: events.RedisDisconnected) -> None:
@@ -258,6 +268,24 @@ class LogListener:
     def _stopped(self, event: events.WorkerStopped) -> None:
         write = self._log.error if event.exit_code else self._log.info
         write("Worker stopped", exit_code=event.exit_code)
+
+    def _restarting(self, event: events.WorkerRestarting) -> None:
+        self._log.info("Worker restarting", command=event.command)
+
+    def _paused(self, event: events.WorkerPaused) -> None:
+        self._log.info("Worker paused", running=event.running, hint="It takes jobs again after a CONT")
+
+    def _resumed(self, event: events.WorkerResumed) -> None:
+        self._log.info("Worker resumed", paused=_seconds(event.paused_ms))
+
+    def _concurrency_changed(self, event: events.ConcurrencyChanged) -> None:
+        self._log.info("Concurrency changed", children=event.children)
+
+    def _stacks_asked(self, event: events.StacksAsked) -> None:
+        self._log.info("Stacks follow", children=event.children)
+
+    def _signal_ignored(self, event: events.SignalIgnored) -> None:
+        self._log.info("Signal ignored", signal=event.signal, reason=event.reason)
 
 
 _REPR = reprlib.Repr()  # looks at the first few elements only: a result of a million rows costs nothing

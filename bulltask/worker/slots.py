@@ -4,6 +4,8 @@ One record per slot; a child has one slot for each job that it may hold at once.
 id; the supervisor writes the token before the child exists, so there is no moment at which a kill leaves a job that
 nobody can find: whatever a dead child had taken or was just taking is locked with one of its tokens.
 
+Before the children's blocks is a page that the supervisor writes and all children read: what it wants of them.
+
 A record has a sequence number that is odd while it is written (a seqlock). A reader that meets an odd or changed
 number tries again, and in the end knows at least the token.
 """
@@ -18,7 +20,7 @@ from uuid import uuid4
 
 from bulltask.states import RunState, SlotState
 
-__all__ = ["ID_BYTES", "ChildBlock", "Slot", "SlotView", "Slots", "shareable_file"]
+__all__ = ["ID_BYTES", "ChildBlock", "Orders", "Slot", "SlotView", "Slots", "shareable_file"]
 
 ID_BYTES: Final = 768
 """Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
@@ -35,6 +37,9 @@ _CHILD_BYTES: Final = 64
 _SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH = range(5)
 # Words of a child's block.
 _RUN_STATE, _JOBS_DONE = range(2)
+
+# Words of the orders.
+_PAUSED: Final = 0
 
 _READ_TRIES: Final = 5
 
@@ -114,6 +119,22 @@ class Slot:
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0)
 
 
+class Orders:
+    """What the supervisor wants of all children, those included that it has yet to start."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("q")
+
+    @property
+    def paused(self) -> bool:
+        """True while nobody is to take jobs; those in hand go on."""
+        return bool(self._words[_PAUSED])
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._words[_PAUSED] = paused
+
+
 class ChildBlock:
     """The slots of one child and what it says about itself."""
 
@@ -154,13 +175,13 @@ class ChildBlock:
 
 
 class Slots:
-    """Responsible for the shared memory: one block per child.
+    """Responsible for the shared memory: the orders, and one block per child.
 
     It has no name that a killed worker could leave behind: it is anonymous, or a file that exists only as a
     descriptor.
 
     Args:
-        children: how many children there are.
+        children: how many children there may ever be at once; a block that is never used takes no memory.
         per_child: how many jobs a child may hold at once.
         fd: a file of :func:`shareable_file` to keep it in, for children that are spawned; anonymous memory if
             ``None``.
@@ -171,13 +192,13 @@ class Slots:
         size = _CHILD_BYTES + per_child * _SLOT_BYTES
         page = os.sysconf("SC_PAGE_SIZE")
         self._stride = -(-size // page) * page  # children do not write to one page
+        whole = page + self._stride * children
         if fd is not None and os.fstat(fd).st_size == 0:
-            os.ftruncate(fd, self._stride * children)
-        self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, self._stride * children))
-        self.children = [
-            ChildBlock(self._memory[index * self._stride : index * self._stride + size], per_child)
-            for index in range(children)
-        ]
+            os.ftruncate(fd, whole)
+        self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, whole))
+        self.orders = Orders(self._memory[:page])
+        starts = (page + index * self._stride for index in range(children))
+        self.children = [ChildBlock(self._memory[start : start + size], per_child) for start in starts]
 
 
 def shareable_file(name: str) -> int | None:

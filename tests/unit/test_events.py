@@ -28,12 +28,19 @@ FIELDS = {
     "StalledCheckSkipped": "queue cycles",
     "ChildStarted": "index pid",
     "ChildDied": "index pid reason jobs",
+    "ChildLeft": "index pid",
     "RedisDisconnected": "error",
     "RedisReconnecting": "attempt",
     "RedisReconnected": "attempt duration_ms",
     "WorkerStarted": "worker_id app queues concurrency broker",
     "WorkerStopping": "how running",
     "WorkerStopped": "exit_code",
+    "WorkerRestarting": "command",
+    "WorkerPaused": "running",
+    "WorkerResumed": "paused_ms",
+    "ConcurrencyChanged": "children",
+    "StacksAsked": "children",
+    "SignalIgnored": "signal reason",
 }
 
 

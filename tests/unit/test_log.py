@@ -40,12 +40,19 @@ ONE_OF_EACH: list[events.Event] = [
     events.StalledCheckSkipped("mail", 1),
     events.ChildStarted(0, 4711),
     events.ChildDied(0, 4711, "SIGKILL", 1),
+    events.ChildLeft(0, 4711),
     events.RedisDisconnected("connection refused"),
     events.RedisReconnecting(1),
     events.RedisReconnected(3, 1500.0),
     events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host"),
     events.WorkerStopping("warm", 2),
     events.WorkerStopped(0),
+    events.WorkerRestarting("python -m bulltask worker"),
+    events.WorkerPaused(2),
+    events.WorkerResumed(1500.0),
+    events.ConcurrencyChanged(3),
+    events.StacksAsked(3),
+    events.SignalIgnored("SIGUSR2", "it means nothing"),
 ]
 KINDS = {type(event) for event in ONE_OF_EACH}
 
