@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -36,8 +36,8 @@ class QueueEvents(EventReader):
 
     ::
 
-        with QueueEvents(broker, "mail") as events:      # begins here
-            for event in events:                          # waits for the next one; ends when close() is called
+        with QueueEvents("mail") as events:     # begins here
+            for event in events:                # waits for the next one; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
 
@@ -49,9 +49,17 @@ class QueueEvents(EventReader):
     It has a connection of its own. One thread at a time may read; :meth:`close` may be called from any.
     """
 
-    def __init__(self, broker: Broker, queue: str, *, start: str = NEWEST) -> None:
-        super().__init__(broker, queue, start=start)
-        self._client = broker.waiting_client(LONGEST_BLOCK_MS, self._name)
+    def __init__(
+        self,
+        queue: str,
+        broker_url: str | None = None,
+        *,
+        start: str = NEWEST,
+        broker: Callable[[], Broker] | None = None,
+        **settings: object,
+    ) -> None:
+        super().__init__(queue, broker_url, start=start, broker=broker, **settings)
+        self._client = self._broker.waiting_client(LONGEST_BLOCK_MS, self._name)
         self._closed = threading.Event()
         self._reading = threading.RLock()
         self._reader = 0
@@ -135,6 +143,7 @@ class QueueEvents(EventReader):
             return  # a signal handler, in the middle of a read, which now ends and closes the connection itself
         with self._reading:
             self._client.close()
+        self._link.close()
         if self._thread not in {None, threading.current_thread()}:
             assert self._thread is not None
             self._thread.join()
@@ -188,16 +197,24 @@ class AsyncQueueEvents(EventReader):
 
     ::
 
-        async with AsyncQueueEvents(broker, "mail") as events:
+        async with AsyncQueueEvents("mail") as events:
             async for event in events: ...
 
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
     :meth:`close` may be called from any task of the same loop.
     """
 
-    def __init__(self, broker: Broker, queue: str, *, start: str = NEWEST) -> None:
-        super().__init__(broker, queue, start=start)
-        self._client = AsyncClient(broker.endpoint.waiting(LONGEST_BLOCK_MS), None, self._name)
+    def __init__(
+        self,
+        queue: str,
+        broker_url: str | None = None,
+        *,
+        start: str = NEWEST,
+        broker: Callable[[], Broker] | None = None,
+        **settings: object,
+    ) -> None:
+        super().__init__(queue, broker_url, start=start, broker=broker, **settings)
+        self._client = AsyncClient(self._broker.endpoint.waiting(LONGEST_BLOCK_MS), None, self._name)
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -249,6 +266,7 @@ class AsyncQueueEvents(EventReader):
         """:meth:`QueueEvents.close`."""
         self._closed.set()
         await self._client.close()
+        await self._link.aclose()
         if self._task not in {None, asyncio.current_task()}:
             assert self._task is not None
             await self._task

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.errors import BrokerError, ConfigError, InvalidName
-from bulltask.names import check_queue_name
 from bulltask.queue.events_callbacks import Callbacks
 from bulltask.queue.events_types import KINDS, QueueEvent, lost_events, read_event
+from bulltask.queue.link import Link
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.follow import NEWEST, Follower, Page
@@ -29,22 +29,35 @@ class EventReader(Callbacks):
     """Responsible for the place in the stream and for what was read but not given out.
 
     Args:
-        broker: the way to Redis.
         queue: the queue as the user spells it.
+        broker_url: the server, when there is no app; the environment's ``BULLTASK_BROKER_URL`` wins.
         start: ``"$"`` begins with what happens from :meth:`open` (or the first event that is asked for) on, ``"0"``
             with the oldest event that is still there, an id behind the event of that id (see :attr:`position`).
+        broker: gives the way to Redis, where there is an app.
+        settings: any other setting of ``bulltask.config``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         InvalidName: the queue's name is refused.
-        ConfigError: ``start`` is none of these.
+        ConfigError: a setting is wrong, or ``start`` is none of these.
     """
 
-    def __init__(self, broker: Broker, queue: str, *, start: str = NEWEST) -> None:
+    def __init__(
+        self,
+        queue: str,
+        broker_url: str | None = None,
+        *,
+        start: str = NEWEST,
+        broker: Callable[[], Broker] | None = None,
+        **settings: object,
+    ) -> None:
         super().__init__()
-        self._broker, self._queue = broker, check_queue_name(queue)
-        self._keys = broker.keys(queue)
+        if broker is None:
+            self._link = Link.to(queue, broker_url, settings, None)
+        else:
+            self._link = Link(queue, broker, None)
+        self._queue, self._broker, self._keys = queue, self._link.broker, self._link.keys
         self._position = _start(start)
-        self._follower = Follower(self._keys, self._position, broker.endpoint.shown)
+        self._follower = Follower(self._keys, self._position, self._broker.endpoint.shown)
         # Node and the boards list listeners by this name (PROTOCOL 4.2).
         self._name = f"{self._keys.client_name()}:qe"
         self._read: deque[Entry | QueueEvent] = deque()

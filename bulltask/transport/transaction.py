@@ -68,7 +68,9 @@ def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
 
 def _result(call: Call[Any], reply: Any, where: str) -> Any:
     if isinstance(reply, ResponseError):
-        return faults.refused(reply, where)
+        refusal = faults.refused(reply, where)
+        refusal.__cause__ = reply
+        return refusal
     try:
         return call.judge(reply)
     except BulltaskError as exc:

@@ -78,9 +78,9 @@ def listen(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Listen]:
 
         def make(start: str = "$", *, on: Broker = broker, opened: bool = True) -> Listener:
             if request.param == "sync":
-                made.append(cast("Listener", QueueEvents(on, "mail", start=start)))
+                made.append(cast("Listener", QueueEvents("mail", start=start, broker=lambda: on)))
             else:
-                made.append(cast("Listener", OnLoop(AsyncQueueEvents(on, "mail", start=start), runner)))
+                made.append(cast("Listener", OnLoop(AsyncQueueEvents("mail", start=start, broker=lambda: on), runner)))
             if opened:
                 made[-1].open()
             return made[-1]
@@ -185,7 +185,7 @@ ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
 def test_each_event_of_the_protocol_has_its_class(
     broker: Broker, redis_client: redis.Redis, event: str, fields: dict[str, Any], kind: Any, said: dict[str, Any]
 ) -> None:
-    with QueueEvents(broker, "mail") as events:
+    with QueueEvents("mail", broker=lambda: broker) as events:
         entry_id = add(redis_client, event, **fields)
         assert events.next(5) == kind(entry_id, "mail", **said)
 
@@ -276,9 +276,9 @@ def test_bytes_that_are_no_utf_8_end_no_listener(listen: Listen, redis_client: r
 @pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])
 def test_a_place_that_is_none_is_refused(broker: Broker, start: Any) -> None:
     with pytest.raises(ConfigError, match="start must be"):
-        QueueEvents(broker, "mail", start=start)
+        QueueEvents("mail", start=start, broker=lambda: broker)
     with pytest.raises(InvalidName, match="queue name"):
-        QueueEvents(broker, "ma:il")
+        QueueEvents("ma:il", broker=lambda: broker)
 
 
 def test_the_connection_has_the_name_by_which_node_finds_listeners(listen: Listen, redis_client: redis.Redis) -> None:
@@ -341,7 +341,7 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(
 
 
 def test_on_is_a_decorator_too_and_off_forgets(broker: Broker, redis_client: redis.Redis) -> None:
-    with QueueEvents(broker, "mail") as events:
+    with QueueEvents("mail", broker=lambda: broker) as events:
         told: list[str] = []
 
         @events.on("stalled")
@@ -360,7 +360,7 @@ def test_on_is_a_decorator_too_and_off_forgets(broker: Broker, redis_client: red
 
 
 async def test_coroutine_functions_are_awaited_one_after_the_other(broker: Broker, redis_client: redis.Redis) -> None:
-    async with AsyncQueueEvents(broker, "mail") as events:
+    async with AsyncQueueEvents("mail", broker=lambda: broker) as events:
         told: list[str] = []
 
         @events.on("stalled")
@@ -376,7 +376,7 @@ async def test_coroutine_functions_are_awaited_one_after_the_other(broker: Broke
 
 
 def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
-    events, told, done = QueueEvents(broker, "mail"), list[str](), threading.Event()
+    events, told, done = QueueEvents("mail", broker=lambda: broker), list[str](), threading.Event()
     events.on("stalled", lambda event: told.append(event.id))
     events.on("drained", lambda event: done.set())
     assert events.listen() is events.listen()
@@ -389,7 +389,7 @@ def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_clien
 
 
 async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
-    events, told, done = AsyncQueueEvents(broker, "mail"), list[str](), asyncio.Event()
+    events, told, done = AsyncQueueEvents("mail", broker=lambda: broker), list[str](), asyncio.Event()
     events.on("stalled", lambda event: told.append(event.id))
     events.on("drained", lambda event: done.set())
     assert await events.listen() is await events.listen()
@@ -436,7 +436,7 @@ def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, re
 
 
 def test_close_ends_a_blocked_read_at_once(broker: Broker) -> None:
-    events, seen = QueueEvents(broker, "mail"), list[QueueEvent]()
+    events, seen = QueueEvents("mail", broker=lambda: broker), list[QueueEvent]()
     events.open()
     reader = threading.Thread(target=lambda: seen.extend(events))
     reader.start()
@@ -452,7 +452,7 @@ def test_close_ends_a_blocked_read_at_once(broker: Broker) -> None:
 
 
 async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> None:
-    events = AsyncQueueEvents(broker, "mail")
+    events = AsyncQueueEvents("mail", broker=lambda: broker)
     await events.open()
 
     async def read() -> list[QueueEvent]:
@@ -475,7 +475,7 @@ def blocked(broker: Broker) -> bool:
 
 
 def test_close_from_a_signal_handler_ends_the_loop_that_it_interrupts(broker: Broker) -> None:
-    events = QueueEvents(broker, "mail").open()
+    events = QueueEvents("mail", broker=lambda: broker).open()
     before = signal.signal(signal.SIGUSR1, lambda *_: events.close())
     main = threading.get_ident()
 
@@ -496,11 +496,11 @@ def test_close_from_a_signal_handler_ends_the_loop_that_it_interrupts(broker: Br
 
 
 def test_close_from_a_callback_ends_the_loop(broker: Broker, redis_client: redis.Redis) -> None:
-    with QueueEvents(broker, "mail") as events:
+    with QueueEvents("mail", broker=lambda: broker) as events:
         events.on("drained", lambda event: events.close())
         add(redis_client, "drained")
         assert [type(event) for event in events] == [types.Drained]
-    events = QueueEvents(broker, "mail").listen()
+    events = QueueEvents("mail", broker=lambda: broker).listen()
     done = threading.Event()
     events.on("drained", lambda event: events.close())
     events.on("drained", lambda event: done.set())
@@ -509,7 +509,7 @@ def test_close_from_a_callback_ends_the_loop(broker: Broker, redis_client: redis
 
 
 async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, redis_client: redis.Redis) -> None:
-    events = AsyncQueueEvents(broker, "mail")
+    events = AsyncQueueEvents("mail", broker=lambda: broker)
     events.on("drained", lambda event: events.close())
     await events.listen()
     task = next(task for task in asyncio.all_tasks() if task.get_name() == "bulltask-events-mail")
@@ -521,7 +521,7 @@ async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, red
 def test_close_ends_the_wait_for_a_server_that_is_away(server_factory: ServerFactory) -> None:
     server = server_factory()
     broker = broker_to(server.url, broker_reconnect_delay=20, broker_reconnect_delay_max=20)
-    events = QueueEvents(broker, "mail").open()
+    events = QueueEvents("mail", broker=lambda: broker).open()
     server.stop()
     reader = threading.Thread(target=lambda: list(events))
     reader.start()

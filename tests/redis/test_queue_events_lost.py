@@ -42,7 +42,7 @@ def broker(proxy: FlakyProxy) -> Iterator[Broker]:
 @pytest.fixture
 def events(broker: Broker) -> Iterator[QueueEvents]:
     """A listener that was opened on an empty stream."""
-    with QueueEvents(broker, "mail") as made:
+    with QueueEvents("mail", broker=lambda: broker) as made:
         yield made
 
 
@@ -172,15 +172,15 @@ class TestFromAnId:
     ) -> None:
         ids = add(redis_client, 10)
         trim(redis_client, 5)
-        with QueueEvents(broker, "mail", start=ids[5]) as events:
+        with QueueEvents("mail", start=ids[5], broker=lambda: broker) as events:
             assert heard(events, 4) == ids[6:]
         redis_client.xadd(STREAM, {"event": "drained"}, id="9999999999999-0")
-        with QueueEvents(broker, "mail", start="9999999999998-0") as events:  # no entry has this id
+        with QueueEvents("mail", start="9999999999998-0", broker=lambda: broker) as events:  # no entry has this id
             assert heard(events, 1) == ["9999999999999-0"]
 
     def test_nothing_is_said_when_nothing_was_ever_trimmed(self, broker: Broker, redis_client: redis.Redis) -> None:
         ids = add(redis_client, 10)
-        with QueueEvents(broker, "mail", start="1-1") as events:
+        with QueueEvents("mail", start="1-1", broker=lambda: broker) as events:
             assert heard(events, 10) == ids
 
     def test_nothing_is_said_when_all_up_to_the_id_was_trimmed_and_the_next_one_follows_it(
@@ -189,9 +189,9 @@ class TestFromAnId:
         for number in range(10):
             redis_client.xadd(STREAM, {"event": "drained"}, id=f"1000-{number}")
         trim(redis_client, 5)
-        with QueueEvents(broker, "mail", start="1000-4") as events:
+        with QueueEvents("mail", start="1000-4", broker=lambda: broker) as events:
             assert heard(events, 5) == [f"1000-{number}" for number in range(5, 10)]
-        with QueueEvents(broker, "mail", start="1000-3") as events:
+        with QueueEvents("mail", start="1000-3", broker=lambda: broker) as events:
             assert lost(events).count is None
 
     def test_how_many_are_missing_behind_a_trimmed_id_cannot_be_known(
@@ -199,7 +199,7 @@ class TestFromAnId:
     ) -> None:
         ids = add(redis_client, 10)
         trim(redis_client, 5)
-        with QueueEvents(broker, "mail", start=ids[2]) as events:
+        with QueueEvents("mail", start=ids[2], broker=lambda: broker) as events:
             gap = lost(events)
             assert (gap.from_id, gap.to_id, gap.count) == (ids[2], ids[5], None)
             assert "events may have been trimmed" in str(gap)
@@ -214,7 +214,7 @@ class TestFromAnId:
         self, broker: Broker, redis_client: redis.Redis
     ) -> None:
         ids = add(redis_client, 10)
-        with QueueEvents(broker, "mail", start=ids[4]) as events:
+        with QueueEvents("mail", start=ids[4], broker=lambda: broker) as events:
             assert heard(events, 5) == ids[5:]
             assert silent(events)
             add(redis_client, 10)
@@ -226,7 +226,7 @@ class TestFromAnId:
     ) -> None:
         add(redis_client, 10)
         trim(redis_client, 5)
-        with QueueEvents(broker, "mail", start="0") as events:
+        with QueueEvents("mail", start="0", broker=lambda: broker) as events:
             trim(redis_client, 3)
             assert lost(events).count == 2
             heard(events, 3)
@@ -282,7 +282,7 @@ class TestAnotherStream:
 
 
 async def test_the_async_form_says_it_too(broker: Broker, redis_client: redis.Redis) -> None:
-    async with AsyncQueueEvents(broker, "mail") as events:
+    async with AsyncQueueEvents("mail", broker=lambda: broker) as events:
         add(redis_client, 9)
         trim(redis_client, 2)
         gap = await events.next(5)

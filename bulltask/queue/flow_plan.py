@@ -1,0 +1,194 @@
+"""A flow before it is sent: the tree that the user wrote, and the jobs that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
+
+from bulltask.codec import Json
+from bulltask.config import Config
+from bulltask.errors import BulltaskError, ConfigError, InvalidName
+from bulltask.job import NewJob
+from bulltask.jobopts import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
+from bulltask.names import check_queue_name, wire_name
+from bulltask.queue.options import AddOptions, build_job
+from bulltask.registry.task import Signature
+
+__all__ = ["ChildOptions", "FlowJob", "FlowNode", "Planned", "in_order", "plan"]
+
+J = TypeVar("J")
+
+_NO_OPTIONS: Final[AddOptions] = {}
+
+
+class ChildOptions(TypedDict, total=False):
+    """What a job's failure means to its parent; at most one of them (PROTOCOL 4.9).
+
+    Without any, the parent waits until the child is retried and completes.
+
+    Attributes:
+        fail_parent_on_failure: the parent fails too, at once, and so on upwards.
+        continue_parent_on_failure: the parent runs at once; ``get_failed_children`` has the reason.
+        ignore_dependency_on_failure: the parent runs when the other children have ended; the same.
+        remove_dependency_on_failure: the parent runs when the other children have ended, and nothing is noted.
+    """
+
+    fail_parent_on_failure: bool
+    continue_parent_on_failure: bool
+    ignore_dependency_on_failure: bool
+    remove_dependency_on_failure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlowJob:
+    """A job of a flow, and the jobs that must end before it runs.
+
+    Attributes:
+        name: the job's name; a bulltask worker runs the task of that name.
+        queue: its queue; each job of a flow may have another one.
+        data: plain JSON; ``{}`` if left out, as in Node.
+        options: as for ``Queue.add``, see :class:`bulltask.queue.options.AddOptions`. In a child they say what its
+            failure means to its parent: :class:`ChildOptions`.
+        children: jobs or calls of tasks (``add.s(1, 2)``); none for a job that waits for nothing.
+        call: the call of a task that this job is, in place of the rest; :meth:`of` sets it.
+    """
+
+    name: str
+    queue: str
+    data: Json = field(default_factory=dict)
+    options: AddOptions = field(default_factory=AddOptions)
+    children: Sequence[FlowJob | Signature[Any]] = ()
+    call: Signature[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        call: Signature[Any],
+        children: Sequence[FlowJob | Signature[Any]] = (),
+        **failure: Unpack[ChildOptions],
+    ) -> FlowJob:
+        """Make a call of a task a job of a flow; its queue, retries and so on are the task's.
+
+        ::
+
+            FlowJob.of(total.s(), [price.s("a"), FlowJob.of(price.s("b"), ignore_dependency_on_failure=True)])
+
+        Args:
+            call: the call.
+            children: what must end before it runs.
+            failure: what its failure means to its own parent.
+        """
+        return cls(call.task.name, "", {}, cast("AddOptions", failure), children, call)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowNode(Generic[J]):
+    """A job of a flow that was added or read, and those that it waits for."""
+
+    job: J
+    children: tuple[FlowNode[J], ...] = ()
+
+    def walk(self) -> Iterator[FlowNode[J]]:
+        """This node and all below it, parents before their children."""
+        todo = [self]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += reversed(node.children)
+
+
+@dataclass(slots=True, eq=False)
+class Planned:
+    """A job of a flow that is being sent.
+
+    Attributes:
+        job: the job.
+        chosen: the caller chose its id, so it may be there already.
+        children: those that it waits for.
+        result: the id that is stored now, or why it is not; ``None`` before it was sent.
+    """
+
+    job: NewJob
+    chosen: bool
+    children: list[Planned] = field(default_factory=list)
+    result: str | BulltaskError | None = None
+
+
+def plan(
+    flows: Sequence[FlowJob | Signature[Any]],
+    parent: ParentLike | None,
+    defaults: Mapping[str, AddOptions],
+    config: Config,
+) -> list[Planned]:
+    """Check everything about flows and return what will be sent; nothing is sent here.
+
+    Args:
+        flows: the trees.
+        parent: a job that waits for the trees' own roots.
+        defaults: options by queue, for the jobs that do not say otherwise.
+        config: the app's settings.
+
+    Raises:
+        TypeError: a node is neither a ``FlowJob`` nor a call, or an option is unknown.
+        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about a job is wrong.
+    """
+    roots: list[Planned] = []
+    todo: list[tuple[FlowJob | Signature[Any], Planned | None]] = [(flow, None) for flow in flows]
+    for said, above in todo:  # grows while it is walked: the tree may be deeper than Python's stack
+        node = FlowJob.of(said) if isinstance(said, Signature) else said
+        if not isinstance(node, FlowJob):
+            raise TypeError(f"a flow is made of FlowJob and of calls such as task.s(…), not of {node!r}")
+        waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}
+        planned = _planned(node, waits, defaults, config)
+        if above is not None and "parent" in node.options:
+            raise ConfigError(f"job {node.name} is the child of another job of its flow and cannot have another parent")
+        (roots if above is None else above.children).append(planned)
+        todo += [(child, planned) for child in node.children]
+    _check_ids(roots, config)
+    return roots
+
+
+def in_order(roots: Sequence[Planned]) -> Iterator[Planned]:
+    """All jobs level by level, as Node adds them (RAN): parents before children, nearer ones before deeper ones."""
+    level = list(roots)
+    while level:
+        yield from level
+        level = [child for planned in level for child in planned.children]
+
+
+def _planned(node: FlowJob, parent: ParentLike | None, defaults: Mapping[str, AddOptions], config: Config) -> Planned:
+    if node.call is None:
+        options: dict[str, Any] = {**defaults.get(node.queue, _NO_OPTIONS), **node.options}
+        job = build_job(check_queue_name(node.queue), node.name, node.data, options, config)
+        chosen = options.get("job_id") is not None
+    else:
+        if unknown := sorted(set(node.options) - set(FAILURE_FLAGS)):
+            raise TypeError(f"unknown option {unknown[0]!r} of a call in a flow; use .set() of the call itself")
+        job = node.call.job()
+        job = replace(job, options=replace(job.options, more={**job.options.more, **stored_options(node.options)}))
+        chosen = node.call.options.job_id is not None
+    if parent is not None:
+        job = _adopted(job, parent, config)
+    if job.parent is not None and job.options.deduplication_id is not None:
+        raise ConfigError(
+            f"job {job.name} is the child of another job, so it cannot be deduplicated: its parent would not wait for "
+            "the job that counts as the same, and perhaps for ever for this one"
+        )
+    return Planned(replace(job, has_children=bool(node.children)), chosen)
+
+
+def _adopted(job: NewJob, parent: ParentLike, config: Config) -> NewJob:
+    stored = dict(job.options.more)
+    link = link_to_parent(parent, stored, config)
+    return replace(job, parent=link, options=replace(job.options, more=stored))
+
+
+def _check_ids(roots: Sequence[Planned], config: Config) -> None:
+    seen: set[tuple[str, str]] = set()
+    for planned in in_order(roots):
+        job = planned.job
+        place = (wire_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
+        if place in seen:
+            raise InvalidName(f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent")
+        seen.add(place)

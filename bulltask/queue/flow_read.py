@@ -1,0 +1,122 @@
+"""Reading a stored flow, one round trip for each level of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bulltask.errors import ConfigError
+from bulltask.queue.link import Link
+from bulltask.record import JobRecord
+from bulltask.transport.broker import Broker
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation
+from bulltask.transport.scripts_flow import KINDS, address_of, children
+from bulltask.transport.scripts_job import read_job
+
+__all__ = ["FlowReader", "ReadNode"]
+
+
+@dataclass(slots=True, eq=False)
+class ReadNode:
+    """A job of a stored flow.
+
+    Attributes:
+        link: its queue's way to Redis.
+        job_id: its id.
+        record: its fields; ``None`` when it was removed.
+        keys: full keys of its children, by what became of them.
+        children: those of them that were read.
+    """
+
+    link: Link
+    job_id: str
+    record: JobRecord | None = None
+    keys: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    children: list[ReadNode] = field(default_factory=list)
+
+
+class _Elsewhere(Link):
+    """A queue that this app's settings cannot spell: another prefix, or no braces where they are the rule."""
+
+    def __init__(self, keys: QueueKeys, broker: Callable[[], Broker]) -> None:
+        super().__init__(keys.name, broker, None)
+        self._keys = keys
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The queue's keys, as its jobs' keys have them."""
+        return self._keys
+
+
+class FlowReader:
+    """Responsible for reading one flow.
+
+    Args:
+        broker: gives the way to Redis.
+        queue: the queue of the root.
+        job_id: the root.
+        depth: levels in all.
+        max_children: children of each kind of one job.
+
+    Raises:
+        InvalidName: the queue's name is refused.
+        ConfigError: a number is below 1.
+    """
+
+    def __init__(self, broker: Callable[[], Broker], queue: str, job_id: str, depth: int, max_children: int) -> None:
+        for name, number in (("depth", depth), ("max_children", max_children)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ConfigError(f"{name} must be a whole number of 1 or more, not {number!r}")
+        self._broker, self._depth, self._most = broker, depth, max_children
+        self._root = ReadNode(Link(queue, broker, None), job_id)
+        self._links: dict[str, Link] = {}
+
+    def read(self) -> Operation[list[list[ReadNode]]]:
+        """Read the flow; the result is its levels, the root's first."""
+        levels = [[self._root]]
+        while True:
+            level, last = levels[-1], len(levels) == self._depth
+            yield from self._read_level(level, with_children=not last)
+            below = [] if last else [child for node in level for child in self._below(node)]
+            if not below:
+                return levels
+            levels.append(below)
+
+    def _read_level(self, level: list[ReadNode], *, with_children: bool) -> Operation[None]:
+        records: list[Any] = yield [read_job(node.link.keys, node.job_id) for node in level]
+        for node, record in zip(level, records, strict=True):
+            node.record = record
+        todo = [(node, kind, ("0", 0)) for node in level if with_children and node.record for kind in KINDS]
+        while todo:
+            pages: list[Any] = yield [
+                children(node.link.keys, node.job_id, kind, self._most, cursor) for node, kind, cursor in todo
+            ]
+            following = []
+            for (node, kind, _), (cursor, keys, _) in zip(todo, pages, strict=True):
+                node.keys[kind] += keys
+                if cursor[0] != "0" and len(node.keys[kind]) < self._most:
+                    following.append((node, kind, cursor))
+            todo = following
+
+    def _below(self, node: ReadNode) -> list[ReadNode]:
+        # A child that ends between two pages is found twice, and a set that changes may show a member twice.
+        keys = dict.fromkeys(key for kind in KINDS for key in node.keys[kind][: self._most])
+        node.children = [self._node(key) for key in keys]
+        return node.children
+
+    def _node(self, key: str) -> ReadNode:
+        prefix, name, job_id = address_of(key, self._broker().config.prefix)
+        base = f"{prefix}:{name}"
+        if base not in self._links:
+            self._links[base] = self._link(prefix, name)
+        return ReadNode(self._links[base], job_id)
+
+    def _link(self, prefix: str, name: str) -> Link:
+        broker = self._broker()
+        bare = name[1:-1] if name.startswith("{") and name.endswith("}") else name
+        for spelling in (bare, name):
+            if broker.keys(spelling).base == f"{prefix}:{name}:":
+                return Link(spelling, self._broker, None)
+        return _Elsewhere(QueueKeys(prefix, name), self._broker)

@@ -1,0 +1,584 @@
+"""Flows as they are added: what stands in Redis, what is refused, and that nothing is ever half there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+import redis
+
+from bulltask import App, BrokerError
+from bulltask.config import Conf
+from bulltask.errors import (
+    BrokerFull,
+    BrokerUnavailable,
+    ConfigError,
+    EncodeError,
+    InvalidName,
+    ParentConflict,
+    ParentNotFound,
+)
+from bulltask.job import JobRef
+from bulltask.queue.ajob import AsyncJob
+from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from bulltask.transport.broker import Broker
+from tests.conftest import ServerFactory
+from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
+from tests.support.driven import Driven
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+FLAGS = {
+    "fail_parent_on_failure": "fpof",
+    "continue_parent_on_failure": "cpof",
+    "ignore_dependency_on_failure": "idof",
+    "remove_dependency_on_failure": "rdof",
+}
+
+
+@pytest.fixture(params=["sync", "async"])
+def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProducer]:
+    """A producer, through its sync class and through its async one."""
+    if request.param == "sync":
+        with FlowProducer(broker_url) as made:
+            yield made
+        return
+    with asyncio.Runner() as runner:
+        driven: Any = Driven(AsyncFlowProducer(broker_url), runner)
+        yield cast("FlowProducer", driven)
+        driven.close()
+
+
+def job(name: str, *children: FlowJob, queue: str = "q", data: Any = None, **options: Any) -> FlowJob:
+    """A node whose job id is its name."""
+    said: Any = {"job_id": name, **options}
+    return FlowJob(name, queue, {} if data is None else data, said, children)
+
+
+def anonymous(name: str, *children: FlowJob, queue: str = "q", **options: Any) -> FlowJob:
+    """A node whose job id is made here."""
+    return FlowJob(name, queue, {}, cast("Any", options), children)
+
+
+def names(client: redis.Redis, event: str, queue: str = "q") -> list[str]:
+    """The ids in this event, in order."""
+    entries: Any = client.xrange(f"bull:{{{queue}}}:events")
+    return [fields["jobId"] for _, fields in entries if fields["event"] == event]
+
+
+def shape(node: FlowNode[Any]) -> Any:
+    return (node.job.name, [shape(child) for child in node.children])
+
+
+def hash_of(client: redis.Redis, job_id: str, queue: str = "q") -> dict[str, str]:
+    return cast("dict[str, str]", client.hgetall(f"bull:{{{queue}}}:{job_id}"))
+
+
+# ---- what is stored --------------------------------------------------------------------------------------------------
+
+
+def test_a_flow_is_added_level_by_level_as_node_adds_it(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    tree = flows.add(job("root", job("a", job("a1", job("a1x")), job("a2")), job("b", job("b1"), job("b2")), job("c")))
+    assert names(redis_client, "added") == ["root", "a", "b", "c", "a1", "a2", "b1", "b2", "a1x"]
+    assert names(redis_client, "waiting-children") == ["root", "a", "b", "a1"]
+    assert names(redis_client, "waiting") == ["c", "a2", "b1", "b2", "a1x"]
+    assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["a1x", "b2", "b1", "a2", "c"]
+    assert redis_client.smembers("bull:{q}:root:dependencies") == {"bull:{q}:a", "bull:{q}:b", "bull:{q}:c"}
+    assert redis_client.smembers("bull:{q}:a:dependencies") == {"bull:{q}:a1", "bull:{q}:a2"}
+    assert redis_client.zrange("bull:{q}:waiting-children", 0, -1) == ["a", "a1", "b", "root"]
+    assert redis_client.get("bull:{q}:id") == "9"
+    assert shape(tree) == (
+        "root", [("a", [("a1", [("a1x", [])]), ("a2", [])]), ("b", [("b1", []), ("b2", [])]), ("c", [])],
+    )  # fmt: skip
+    assert [node.job.name for node in tree.walk()] == ["root", "a", "a1", "a1x", "a2", "b", "b1", "b2", "c"]
+
+
+def test_each_job_may_be_in_a_queue_of_its_own(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    tree = flows.add(
+        anonymous("sum", anonymous("part", queue="parts"), anonymous("part", queue="{more}"), queue="sums")
+    )
+    root, (first, second) = tree.job, (child.job for child in tree.children)
+    assert (root.queue, first.queue, second.queue) == ("sums", "parts", "{more}")
+    assert redis_client.lrange("bull:{parts}:wait", 0, -1) == [first.id]
+    assert redis_client.lrange("bull:{more}:wait", 0, -1) == [second.id]
+    assert redis_client.smembers(f"bull:{{sums}}:{root.id}:dependencies") == {first.key, second.key}
+    parent = {"id": root.id, "queueKey": "bull:{sums}"}
+    for child in (first, second):
+        stored = hash_of(redis_client, child.id, child.queue.strip("{}"))
+        assert (stored["parentKey"], json.loads(stored["parent"])) == (root.key, parent)
+        assert json.loads(stored["opts"])["parent"] == {"id": root.id, "queue": "bull:{sums}"}
+        assert (child.parent_key, child.parent) == (root.key, parent)
+    for queue in ("sums", "parts", "more"):
+        assert redis_client.hgetall(f"bull:{{{queue}}}:meta") == {
+            "version": "bullmq:5.62.0",
+            "opts.maxLenEvents": "10000",
+        }
+
+
+@pytest.mark.parametrize(("option", "flag"), FLAGS.items())
+def test_what_a_failure_means_is_in_the_options_and_in_the_parent_map(
+    flows: FlowProducer, redis_client: redis.Redis, option: str, flag: str
+) -> None:
+    flag_on: Any = {option: True}
+    no_flags: Any = dict.fromkeys(FLAGS, False)
+    flows.add(job("root", job("child", **flag_on), job("other", **no_flags)))
+    stored = hash_of(redis_client, "child")
+    assert json.loads(stored["parent"]) == {"id": "root", "queueKey": "bull:{q}", flag: True}
+    assert json.loads(stored["opts"])[flag] is True
+    plain = hash_of(redis_client, "other")
+    assert json.loads(plain["parent"]) == {"id": "root", "queueKey": "bull:{q}"}
+    assert not json.loads(plain["opts"]).keys() & FLAGS.values()
+
+
+def test_data_and_options_are_those_of_queue_add(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    tree = flows.add(
+        job(
+            "root",
+            job("late", delay=60, attempts=5, backoff=None),
+            job("urgent", priority=1, remove_on_complete=True),
+            job("first", lifo=True),
+            job("plain", data={"to": "ä😀", "parts": []}),
+            FlowJob("nothing", "q", None),
+            FlowJob("default", "q"),
+            priority=7,
+            delay=30,
+        )
+    )
+    assert redis_client.zrange("bull:{q}:delayed", 0, -1) == ["late"]
+    assert redis_client.zrange("bull:{q}:prioritized", 0, -1) == ["urgent"]
+    assert redis_client.lindex("bull:{q}:wait", -1) == "first"
+    by_name = {node.job.name: node.job for node in tree.walk()}
+    assert {name: hash_of(redis_client, found.id)["data"] for name, found in by_name.items()} == {
+        "root": "{}",
+        "late": "{}",
+        "urgent": "{}",
+        "first": "{}",
+        "plain": '{"to":"ä😀","parts":[]}',
+        "nothing": "null",
+        "default": "{}",
+    }
+    opts = {name: json.loads(hash_of(redis_client, found.id)["opts"]) for name, found in by_name.items()}
+    assert (opts["late"]["attempts"], opts["late"]["delay"], "backoff" in opts["late"]) == (5, 60_000, False)
+    assert (opts["urgent"]["priority"], opts["urgent"]["removeOnComplete"]) == (1, True)
+    root = hash_of(redis_client, "root")
+    assert (root["delay"], root["priority"]) == ("30000", "7")
+    assert redis_client.zscore("bull:{q}:waiting-children", "root") == int(root["timestamp"])
+    assert by_name["plain"].data == {"to": "ä😀", "parts": []}
+    assert by_name["root"].timestamp_ms == int(root["timestamp"])
+
+
+def test_defaults_of_a_queue_are_for_those_who_say_nothing(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    flows.add(
+        job("root", job("a", queue="parts"), job("b", queue="parts", attempts=2)),
+        queue_defaults={"parts": {"attempts": 9, "ignore_dependency_on_failure": True}},
+    )
+    attempts = {name: json.loads(hash_of(redis_client, name, "parts")["opts"])["attempts"] for name in "ab"}
+    assert attempts == {"a": 9, "b": 2}
+    assert json.loads(hash_of(redis_client, "root")["opts"])["attempts"] == 3
+    assert json.loads(hash_of(redis_client, "a", "parts")["parent"])["idof"] is True
+
+
+def test_calls_of_tasks_are_jobs_with_the_options_of_their_tasks(flows: FlowProducer, broker_url: str) -> None:
+    app = App("shop", broker_url)
+
+    @app.task(name="total", queue="sums", max_retries=4)
+    def total(currency: str) -> None: ...
+
+    @app.task(name="price", queue="prices", priority=3)
+    def price(item: str, count: int = 1) -> None: ...
+
+    tree = flows.add(
+        FlowJob.of(
+            total.s("EUR"),
+            [
+                price.s("pen", 2),
+                FlowJob.of(price.s("ink").set(priority=5, job_id="ink"), fail_parent_on_failure=True),
+                FlowJob("anything", "prices", {"n": 1}),
+            ],
+        )
+    )
+    root, (pen, ink, other) = tree.job, (child.job for child in tree.children)
+    assert (root.name, root.queue, root.data, root.attempts) == ("total", "sums", {"currency": "EUR"}, 5)
+    assert (pen.name, pen.queue, pen.data, pen.priority) == ("price", "prices", {"item": "pen", "count": 2}, 3)
+    assert (ink.id, ink.priority, cast("Mapping[str, Any]", ink.parent)["fpof"]) == ("ink", 5, True)
+    assert other.data == {"n": 1}
+    single = flows.add(price.s("pad"))
+    assert (single.job.name, single.children) == ("price", ())
+    with pytest.raises(TypeError, match="unknown option 'delay' of a call in a flow"):
+        flows.add(FlowJob.of(price.s("pen"), **cast("Any", {"delay": 3})))
+    app.close()
+
+
+def test_several_flows_are_added_in_one_transaction(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    redis_client.config_resetstat()
+    trees = flows.add_bulk([job("a", job("a1")), job("b"), job("c", job("c1"), job("c2"))])
+    assert [shape(tree) for tree in trees] == [
+        ("a", [("a1", [])]),
+        ("b", []),
+        ("c", [("c1", []), ("c2", [])]),
+    ]
+    assert names(redis_client, "added") == ["a", "b", "c", "a1", "c1", "c2"]
+    stats: Any = redis_client.info("commandstats")
+    assert stats["cmdstat_exec"]["calls"] == 1
+    assert flows.add_bulk([]) == []
+
+
+def test_a_chain_may_be_longer_than_pythons_stack(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    chain = anonymous("end")
+    for number in range(3_000):
+        chain = anonymous(f"link-{number}", chain)
+    tree = flows.add(chain)
+    assert len(list(tree.walk())) == 3_001
+    assert redis_client.zcard("bull:{q}:waiting-children") == 3_000
+
+
+def test_the_handles_are_jobs_of_the_producers_kind(broker_url: str, redis_client: redis.Redis) -> None:
+    with FlowProducer(broker_url) as flows:
+        tree = flows.add(anonymous("root", anonymous("child", queue="parts")))
+        assert isinstance(tree.job, Job)
+        assert (tree.job.get_state(), tree.children[0].job.get_state()) == ("waiting-children", "waiting")
+        assert tree.job.result().id == tree.job.id
+
+    async def main() -> None:
+        async with AsyncFlowProducer(broker_url) as aflows:
+            tree = await aflows.add(anonymous("root", anonymous("child", queue="parts")))
+            assert isinstance(tree.job, AsyncJob)
+            assert (await tree.job.get_state(), await tree.children[0].job.get_state()) == (
+                "waiting-children",
+                "waiting",
+            )
+
+    asyncio.run(main())
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refused(flow: Any) -> tuple[type[Exception], str]:
+    return {
+        "two flags": (ConfigError, "exclude each other"),
+        "another parent": (ConfigError, "cannot have another parent"),
+        "deduplicated": (ConfigError, "cannot be deduplicated"),
+        "twice": (InvalidName, "is used twice in queue q by one flow"),
+        "no node": (TypeError, "a flow is made of FlowJob and of calls"),
+        "bad data": (EncodeError, "nan"),
+        "bad queue": (InvalidName, "queue name"),
+        "unknown": (TypeError, "unknown option 'atempts'"),
+        "bad id": (InvalidName, "job_id"),
+    }[flow]
+
+
+@pytest.mark.parametrize(
+    ("why", "child"),
+    [
+        ("two flags", job("x", fail_parent_on_failure=True, ignore_dependency_on_failure=True)),
+        ("another parent", job("x", parent={"id": "1", "queue": "q"})),
+        ("deduplicated", job("x", deduplication="same")),
+        ("twice", job("good")),
+        ("twice", job("x", job("root"))),
+        ("no node", {"name": "x", "queue": "q"}),
+        ("bad data", job("x", data=float("nan"))),
+        ("bad queue", job("x", queue="a:b")),
+        ("unknown", job("x", atempts=3)),
+        ("bad id", FlowJob("x", "q", {}, {"job_id": "123"})),
+    ],
+)
+def test_what_is_wrong_anywhere_in_a_flow_is_said_before_anything_is_sent(
+    flows: FlowProducer, redis_client: redis.Redis, why: str, child: Any
+) -> None:
+    kind, text = refused(why)
+    with pytest.raises(kind, match=text):
+        flows.add(FlowJob("root", "q", {}, {"job_id": "root"}, [job("good"), child]))
+    assert redis_client.keys("*") == []
+
+
+def test_the_same_id_in_two_queues_is_two_jobs(flows: FlowProducer) -> None:
+    assert shape(flows.add(job("x", job("x", queue="other")))) == ("x", [("x", [])])
+
+
+# ---- parents that exist already --------------------------------------------------------------------------------------
+
+
+def test_a_flow_may_be_the_child_of_an_existing_job(
+    flows: FlowProducer, broker_url: str, redis_client: redis.Redis
+) -> None:
+    with Queue("orders", broker_url) as orders:
+        parent = orders.add("order")
+    spellings: list[Any] = [parent, JobRef("orders", parent.id), {"id": parent.id, "queue": "orders"}]
+    for number, waits in enumerate(spellings):
+        tree = flows.add(
+            job(f"child-{number}", job(f"grandchild-{number}"), continue_parent_on_failure=True), parent=waits
+        )
+        assert tree.job.parent == {"id": parent.id, "queueKey": "bull:{orders}", "cpof": True}
+    flows.add(job("child-3", parent=parent))
+    assert redis_client.smembers(f"{parent.key}:dependencies") == {f"bull:{{q}}:child-{n}" for n in range(4)}
+
+
+def test_a_parent_that_is_gone_is_an_error_and_nothing_is_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    with pytest.raises(ParentNotFound, match=r"job root in queue \{q\}.*Nothing was added"):
+        flows.add_bulk([job("fine"), job("root", job("child"), parent=JobRef("orders", "gone"))])
+    assert set(cast("list[str]", redis_client.keys("*"))) <= {"bull:{q}:meta", "bull:{orders}:meta"}
+
+
+def test_a_job_that_belongs_to_another_parent_is_an_error_and_nothing_is_added(
+    flows: FlowProducer, redis_client: redis.Redis
+) -> None:
+    flows.add(job("first", job("shared", queue="parts")))
+    before = set(cast("list[str]", redis_client.keys("*")))
+    with pytest.raises(ParentConflict, match=r"job shared in queue \{parts\}.*Nothing was added"):
+        flows.add(job("second", job("new"), job("shared", queue="parts")))
+    assert set(cast("list[str]", redis_client.keys("*"))) == before
+    redis_client.delete("bull:{q}:first")
+    flows.add(job("second", job("shared", queue="parts")))
+    # As in BullMQ: the job of a parent that is gone is a duplicate and stays that parent's.
+    assert hash_of(redis_client, "shared", "parts")["parentKey"] == "bull:{q}:first"
+
+
+def test_a_flow_with_chosen_ids_may_be_sent_again(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    for _ in range(2):
+        assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
+    assert names(redis_client, "added") == ["root", "a", "b"]
+    assert names(redis_client, "duplicated") == ["root", "a", "b"]
+    assert redis_client.smembers("bull:{q}:root:dependencies") == {"bull:{q}:a", "bull:{q}:b"}
+    assert redis_client.llen("bull:{q}:wait") == 2
+
+
+def test_a_parent_does_not_run_early_because_its_first_child_has_completed_before(
+    flows: FlowProducer, broker_url: str, redis_client: redis.Redis
+) -> None:
+    """BullMQ 5.62's script releases a parent that has no pending child at that moment; Node's flow begins with it."""
+    broker = Broker(Conf({}).freeze(), broker_url)
+    hand = Hand(broker, broker.keys("q"))
+    flows.add(job("done"))
+    assert hand.complete(5) == "done"
+    flows.add(job("root", job("done"), job("new")))
+    assert redis_client.zrange("bull:{q}:waiting-children", 0, -1) == ["root"]
+    assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["new"]
+    assert redis_client.hgetall("bull:{q}:root:processed") == {"bull:{q}:done": "5"}
+    assert hand.complete() == "new"
+    assert hand.complete() == "root"
+    hand.close()
+    broker.close()
+
+
+def test_a_flow_whose_root_counts_as_another_job_adds_nothing(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    first = flows.add(anonymous("import", anonymous("part"), deduplication="import"))
+    again = flows.add_bulk([anonymous("import", anonymous("part"), deduplication="import"), job("other")])
+    assert (again[0].job.id, again[0].children, again[1].job.id) == (first.job.id, (), "other")
+    assert redis_client.llen("bull:{q}:wait") == 2, "one part, and the other one"
+
+
+# ---- all or nothing --------------------------------------------------------------------------------------------------
+
+
+def test_nobody_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
+    flows: FlowProducer, broker_url: str, redis_client: redis.Redis
+) -> None:
+    done, seen = threading.Event(), set[int]()
+
+    def look() -> None:
+        with redis.Redis.from_url(broker_url) as plain:
+            while not done.is_set():
+                seen.add(int(plain.get("bull:{q}:id") or 0))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    sent = 0
+    try:
+        with scripts_flushed_every_20_ms(broker_url) as flushes:
+            while flushes[0] < 40 or sent < 100:
+                flows.add(
+                    anonymous("root", anonymous("late", delay=60), anonymous("urgent", priority=2), anonymous("a"))
+                )
+                sent += 1
+    finally:
+        done.set()
+        reader.join()
+    assert redis_client.zcard("bull:{q}:waiting-children") == redis_client.zcard("bull:{q}:delayed") == sent
+    assert {count % 4 for count in seen} == {0}
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as made:
+        yield made
+
+
+@pytest.fixture(params=["sync", "async"])
+def shaky(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowProducer]:
+    """A producer whose way to the server the test may break."""
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    settings: dict[str, Any] = {"redis_socket_timeout": 1, "broker_reconnect_delay": 0.05}
+    if request.param == "sync":
+        with FlowProducer(url, **settings) as made:
+            yield made
+        return
+    with asyncio.Runner() as runner:
+        driven: Any = Driven(AsyncFlowProducer(url, **settings), runner)
+        yield cast("FlowProducer", driven)
+        driven.close()
+
+
+def test_a_flow_whose_reply_was_lost_is_there_once(
+    shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    shaky.add(job("before"))
+    for number in range(5):
+        proxy.drop_replies(1, match="exec")
+        tree = shaky.add(anonymous("root", job(f"chosen-{number}"), anonymous("child")))
+        assert redis_client.zscore("bull:{q}:waiting-children", tree.job.id)
+    assert proxy.dropped == 5
+    assert redis_client.get("bull:{q}:id") == "16", "no add was made twice"
+    assert names(redis_client, "duplicated") == []
+    proxy.drop_replies(1, match="exec")
+    shaky.add(job("root", job("a"), job("b")))
+    assert redis_client.get("bull:{q}:id") == "19"
+
+
+def test_a_child_that_failed_while_the_reply_was_lost_does_not_hold_its_parent_for_ever(
+    shaky: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
+) -> None:
+    """Sending it again would make the parent wait for a child that has ended."""
+    broker = Broker(Conf({}).freeze(), broker_url)
+    hand = Hand(broker, broker.keys("q"))
+    shaky.add(job("before"))
+    hand.complete()
+    proxy.drop_replies(1, match="exec")
+    failed = threading.Thread(target=fail_first, args=(hand,))
+    failed.start()
+    shaky.add(job("root", job("bad", ignore_dependency_on_failure=True)))
+    failed.join()
+    assert redis_client.exists("bull:{q}:root:dependencies") == 0
+    assert redis_client.hgetall("bull:{q}:root:failed") == {"bull:{q}:bad": "no"}
+    assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["root"]
+    hand.close()
+    broker.close()
+
+
+def test_a_flow_that_ran_and_was_removed_while_the_reply_was_lost_is_not_run_again(
+    shaky: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
+) -> None:
+    broker = Broker(Conf({}).freeze(), broker_url)
+    hand = Hand(broker, broker.keys("q"))
+    shaky.add(job("before"))
+    hand.complete()
+    proxy.drop_replies(1, match="exec")
+    worker = threading.Thread(target=run_and_remove, args=(hand, redis_client))
+    worker.start()
+    shaky.add(anonymous("root", anonymous("child")))
+    worker.join()
+    before, root, child = names(redis_client, "added")
+    assert names(redis_client, "completed") == [before, child, root]
+    assert redis_client.exists(f"bull:{{q}}:{root}", f"bull:{{q}}:{child}") == 0
+    hand.close()
+    broker.close()
+
+
+def run_and_remove(hand: Hand, client: redis.Redis) -> None:
+    for _ in range(2):
+        while not (job_id := hand.take()):
+            pass
+        hand.end(job_id)
+        client.delete(f"bull:{{q}}:{job_id}", f"bull:{{q}}:{job_id}:processed")
+
+
+def fail_first(hand: Hand) -> None:
+    while not (job_id := hand.take()):
+        pass
+    hand.end(job_id, failure="no")
+
+
+def test_a_flow_that_could_not_be_sent_is_not_there(
+    shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    shaky.add(job("before"))
+    proxy.refuse()
+    proxy.reset()
+    with pytest.raises(BrokerUnavailable):
+        shaky.add(job("root", job("a")))
+    proxy.accept()
+    assert names(redis_client, "added") == ["before"]
+
+
+def test_a_full_server_takes_nothing_of_a_flow(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with FlowProducer(server.url) as flows, redis.Redis.from_url(server.url, decode_responses=True) as plain:
+        flows.add(job("before"))
+        before = set(cast("list[str]", plain.keys("*")))
+        plain.config_set("maxmemory", "1mb")
+        with pytest.raises(BrokerFull):
+            flows.add(job("root", job("a"), job("b", delay=5)))
+        plain.config_set("maxmemory", "0")
+        assert set(cast("list[str]", plain.keys("*"))) == before
+        flows.add(job("root", job("a")))
+
+
+def test_a_broken_queue_says_how_much_of_a_flow_was_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
+    """A Lua error is not rolled back (PROTOCOL 3); nothing else leaves a flow in part."""
+    flows.add(job("before", queue="broken"))
+    redis_client.delete("bull:{broken}:wait")
+    redis_client.set("bull:{broken}:wait", "text")
+    with pytest.raises(BrokerError, match=r"WRONGTYPE.*; 2 of the 3 jobs sent with it were added"):
+        flows.add(job("root", job("a"), job("b", queue="broken")))
+
+
+# ---- Redis Cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster_url(server_factory: ServerFactory) -> str:
+    """A cluster of one node, which has all slots."""
+    server = server_factory(extra=["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"])
+    with redis.Redis.from_url(server.url) as plain:
+        plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
+        plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
+    return server.url
+
+
+SLOTS = (
+    r"on Redis Cluster that cannot go across slots.*bull:\{orders\}, bull:\{parts\}.*nothing was added.*"
+    r"prefix='\{bull\}'"
+)
+
+
+@pytest.mark.parametrize("user", ["", "narrow:secret@"])
+def test_a_flow_across_slots_is_refused_on_a_cluster_with_the_cure(cluster_url: str, user: str) -> None:
+    url = cluster_url.replace("redis://", f"redis://{user}")
+    with FlowProducer(url) as flows, redis.Redis.from_url(cluster_url) as plain:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=SLOTS):
+                flows.add(job("root", job("a", queue="parts"), queue="orders"))
+        assert plain.keys("*:[ra]*") == []
+        assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
+
+    async def main() -> None:
+        async with AsyncFlowProducer(url) as aflows:
+            with pytest.raises(ConfigError, match=SLOTS):
+                await aflows.add(job("root", job("a", queue="parts"), queue="orders"))
+
+    asyncio.run(main())
+
+
+def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: str) -> None:
+    with FlowProducer(cluster_url, prefix="{bull}") as flows:
+        tree = flows.add(job("root", job("a", queue="parts"), queue="orders"))
+        assert tree.children[0].job.key == "{bull}:{parts}:a"
+        read = flows.get_flow("orders", "root")
+        assert read is not None
+        assert shape(read) == ("root", [("a", [])])
+
+
+def test_a_queue_without_braces_has_no_slot_of_its_own(cluster_url: str) -> None:
+    with FlowProducer(cluster_url, queue_hash_tag=False) as flows, pytest.raises(ConfigError, match="bull:orders"):
+        flows.add(job("root", queue="orders"))

@@ -1,0 +1,189 @@
+"""Reading stored flows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from bulltask.config import Conf
+from bulltask.errors import ConfigError, InvalidName
+from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
+from bulltask.queue.queue import Queue
+from bulltask.transport.broker import Broker
+from tests.support.driven import Driven
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(params=["sync", "async"])
+def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProducer]:
+    """A producer, through its sync class and through its async one."""
+    if request.param == "sync":
+        with FlowProducer(broker_url) as made:
+            yield made
+        return
+    with asyncio.Runner() as runner:
+        driven: Any = Driven(AsyncFlowProducer(broker_url), runner)
+        yield cast("FlowProducer", driven)
+        driven.close()
+
+
+@pytest.fixture
+def hand(broker_url: str) -> Iterator[Hand]:
+    """A worker's hand on the queue ``q``."""
+    broker = Broker(Conf({}).freeze(), broker_url)
+    made = Hand(broker, broker.keys("q"))
+    yield made
+    made.close()
+    broker.close()
+
+
+def job(name: str, *children: FlowJob, queue: str = "q", **options: Any) -> FlowJob:
+    """A node whose job id is its name."""
+    said: Any = {"job_id": name, **options}
+    return FlowJob(name, queue, {}, said, children)
+
+
+def shape(node: FlowNode[Any] | None) -> Any:
+    """The ids; children in the order of the ids, as sets have none of their own."""
+    assert node is not None
+    return (node.job.id, sorted(shape(child) for child in node.children))
+
+
+def leaf(*names: str) -> list[Any]:
+    return [(name, []) for name in names]
+
+
+def test_a_flow_is_read_as_it_was_added(flows: FlowProducer) -> None:
+    flows.add(job("root", job("a", job("a1", queue="parts")), job("b", queue="parts")))
+    found = flows.get_flow("q", "root")
+    assert shape(found) == ("root", [("a", leaf("a1")), ("b", [])])
+    assert found is not None
+    by_id = {node.job.id: node.job for node in found.walk()}
+    assert {job_id: (read.queue, read.name) for job_id, read in by_id.items()} == {
+        "root": ("q", "root"),
+        "a": ("q", "a"),
+        "a1": ("parts", "a1"),
+        "b": ("parts", "b"),
+    }
+    assert by_id["a1"].parent_key == by_id["a"].key == "bull:{q}:a"
+    assert shape(flows.get_flow("q", "a")) == ("a", leaf("a1")), "any job is the root of its own flow"
+    assert shape(flows.get_flow("parts", "b")) == ("b", [])
+    assert flows.get_flow("q", "b") is None
+
+
+def test_children_are_found_whatever_became_of_them(flows: FlowProducer, hand: Hand) -> None:
+    flows.add(
+        job(
+            "root",
+            job("completes"),
+            job("is-ignored", ignore_dependency_on_failure=True),
+            job("is-forgotten", remove_dependency_on_failure=True),
+            job("fails", fail_parent_on_failure=True),
+            job("waits", delay=60),
+        )
+    )
+    assert hand.complete(1) == "completes"
+    assert [hand.fail() for _ in range(3)] == ["is-ignored", "is-forgotten", "fails"]
+    found = flows.get_flow("q", "root")
+    assert found is not None
+    assert [child.job.id for child in found.children] == ["completes", "waits", "fails", "is-ignored"]
+    assert found.children[0].job.returnvalue == 1
+    assert found.children[3].job.failed_reason == "no"
+    assert found.job.deferred_failure == "child bull:{q}:fails failed"
+
+
+@pytest.mark.parametrize(("depth", "levels"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
+def test_as_many_levels_are_read_as_are_asked_for(flows: FlowProducer, depth: int, levels: int) -> None:
+    flows.add(job("l1", job("l2", job("l3", job("l4")))))
+    found = flows.get_flow("q", "l1", depth=depth)
+    assert found is not None
+    assert [node.job.id for node in found.walk()] == ["l1", "l2", "l3", "l4"][:levels]
+
+
+def test_ten_levels_are_read_if_nobody_says_how_many(flows: FlowProducer) -> None:
+    chain = job("l12")
+    for number in range(11, 0, -1):
+        chain = job(f"l{number}", chain)
+    flows.add(chain)
+    found = flows.get_flow("q", "l1")
+    assert found is not None
+    assert len(list(found.walk())) == 10
+
+
+@pytest.mark.parametrize("most", [1, 20, 150, 700, 1_000])
+def test_as_many_children_of_each_kind_are_read_as_are_asked_for(flows: FlowProducer, hand: Hand, most: int) -> None:
+    flows.add(job("root", *(job(f"child-{number}") for number in range(900))))
+    for _ in range(200):
+        hand.complete()
+    found = flows.get_flow("q", "root", max_children=most)
+    assert found is not None
+    done = [child.job for child in found.children if child.job.finished_ms]
+    assert (len(done), len(found.children) - len(done)) == (min(most, 200), min(most, 700))
+    assert len({child.job.id for child in found.children}) == len(found.children)
+
+
+def test_twenty_children_of_each_kind_are_read_if_nobody_says_how_many(flows: FlowProducer) -> None:
+    flows.add(job("root", *(job(f"child-{number}") for number in range(50))))
+    found = flows.get_flow("q", "root")
+    assert found is not None
+    assert len(found.children) == 20
+
+
+def test_a_child_that_was_removed_is_left_out(flows: FlowProducer, hand: Hand, redis_client: redis.Redis) -> None:
+    """Node 5.62 has ``undefined`` in its place."""
+    flows.add(job("root", job("a"), job("b")))
+    hand.complete()
+    redis_client.delete("bull:{q}:a")
+    assert shape(flows.get_flow("q", "root")) == ("root", leaf("b"))
+
+
+def test_children_are_found_under_any_spelling(flows: FlowProducer, broker_url: str, redis_client: redis.Redis) -> None:
+    """Of other prefixes, without braces, and with colons in their ids (which Node 5.62 cuts)."""
+    flows.add(job("root", job("repeat:nightly:1795230905789"), job("b", queue="{parts}")))
+    for prefix, tag in (("bull", False), ("other", True), ("a:b", True)):
+        with FlowProducer(broker_url, prefix=prefix, queue_hash_tag=tag) as others:
+            others.add(job("plain", queue="parts"))
+    for key in ("bull:parts:plain", "other:{parts}:plain"):
+        redis_client.sadd("bull:{q}:root:dependencies", key)
+    found = flows.get_flow("q", "root")
+    assert found is not None
+    assert sorted((child.job.key, child.job.queue) for child in found.children) == [
+        ("bull:parts:plain", "parts"),
+        ("bull:{parts}:b", "parts"),
+        ("bull:{q}:repeat:nightly:1795230905789", "q"),
+        ("other:{parts}:plain", "{parts}"),
+    ]
+
+
+def test_a_prefix_with_a_colon_is_read_by_those_who_have_it(broker_url: str) -> None:
+    """Node 5.62 cannot (PROTOCOL 1)."""
+    with FlowProducer(broker_url, prefix="a:b") as flows:
+        flows.add(job("root", job("child", queue="parts")))
+        assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))
+
+
+def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, hand: Hand) -> None:
+    with FlowProducer(broker_url) as flows, Queue("q", broker_url) as queue:
+        flows.add(job("root", job("a"), job("b")))
+        found = flows.get_flow("q", "root")
+        assert found is not None
+        for child in found.children:
+            child.job.remove()
+        assert found.job.get_state() == "waiting", "no child is left to wait for"
+        assert queue.get_job_counts("waiting", "waiting-children") == {"waiting": 1, "waiting-children": 0, "paused": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("depth", 0), ("depth", "2"), ("max_children", 0), ("max_children", True)]
+)
+def test_numbers_that_mean_nothing_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+        flows.get_flow("q", "root", **{name: number})
+    with pytest.raises(InvalidName):
+        flows.get_flow("a:b", "root")
