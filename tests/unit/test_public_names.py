@@ -85,9 +85,20 @@ def needs_text(function: Definition) -> bool:
     return not words & {"overload", "setter"}
 
 
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """What a function itself does; functions inside it are called by others."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Definition):
+            yield child
+            yield from own_nodes(child)
+
+
 def raised(function: Definition) -> set[str]:
     """Errors of ours, or of Python's for wrong arguments, that a function itself raises."""
-    calls = (node.exc for node in ast.walk(function) if isinstance(node, ast.Raise))
+    nodes = list(own_nodes(function))
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
+        return set()  # an operation: its text stands at the methods that perform it
+    calls = (node.exc for node in nodes if isinstance(node, ast.Raise))
     names = {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
     return names & {*errors.__all__, "TypeError", "ValueError"}
 
