@@ -126,7 +126,8 @@ class _Schedulers:
         return replace(rule, tz=self._link.broker.config.timezone)
 
     def _template(self, scheduler_id: str, name: str | None, data: Json, options: AddOptions | None) -> NewJob:
-        said = {key: value for key, value in (options or {}).items() if value is not None}
+        # No backoff is said with None: such a job is retried at once.
+        said = {key: value for key, value in (options or {}).items() if value is not None or key == "backoff"}
         for option, why in _REFUSED.items():
             if option in said:
                 raise ConfigError(f"the jobs of scheduler {scheduler_id!r} cannot have the option {option}: {why}")
