@@ -23,7 +23,7 @@ def apply(theirs: State, ours: State) -> None:
         if opts is None:
             continue
         assert opts.pop("bulltask") == {"v": 1}, key
-        assert opts.pop("jobId") == key, (key, opts)
+        assert opts.pop("jobId", key) == key, (key, opts)
         if (other := _options(theirs.get(key, {}))) is not None:
             assert "bulltask" not in other
             assert other.pop("jobId", key) == key

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
@@ -21,6 +22,7 @@ from bulltask.events import Bus
 from bulltask.job import ActiveJob, NewJob, ParentLink
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
+from bulltask.queue.schedulers import JobSchedulers
 from bulltask.transport import scripts_move
 from bulltask.transport.call import Call
 from bulltask.transport.replies import Fetched
@@ -28,7 +30,9 @@ from bulltask.transport.scripts_add import add_job
 from bulltask.transport.scripts_job import extend_lock
 from bulltask.transport.scripts_queue import get_metrics
 from bulltask.transport.scripts_read import is_finished
+from bulltask.transport.scripts_schedule import update_job_scheduler
 from bulltask.transport.transaction import atomic
+from bulltask.worker.child.iterations import following
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater
@@ -79,6 +83,7 @@ class Ours:
         }
         self.app = App("differential", url, **given)
         self.queue = Queue(name, url, **given)
+        self.schedulers = JobSchedulers(self.queue.link)
         self.ids: list[str] = []
         self._held: list[Picked] = []
         self._now_ms = 0
@@ -184,6 +189,8 @@ class Ours:
         if not fetched.job_id:
             return None
         job = ActiveJob.from_hash(self.keys.queue, fetched.job_id, fetched.fields)
+        if job.scheduler_id and (iteration := following(job, self._now_ms, UTC)) is not None:
+            self._client.run(update_job_scheduler(self.keys, job.scheduler_id, job.id, iteration, self._now_ms))
         self._held.append(Picked(cast(Any, SimpleNamespace(token=token)), 0, self.keys, job))
         return self.number(job.id)
 
@@ -284,6 +291,31 @@ class Ours:
         call = scripts_move.move_stalled_jobs_to_wait(self.keys, 1, STALLED_MS, self._now_ms)
         return self.numbers(self._client.run(call))
 
+    # ---- schedulers ----------------------------------------------------------------------------------------------
+
+    def upsert_scheduler(self, step: Step) -> bool:
+        """Make or change a scheduler; true if a job of it follows."""
+        repeat, template = dict(step["repeat"]), step["template"]
+        if "every" in repeat:
+            repeat["every"] /= 1000
+        if "pattern" in repeat:
+            repeat["cron"] = repeat.pop("pattern")
+        made = self.schedulers.upsert(
+            step["id"],
+            name=template["name"],
+            data=template["data"],
+            options=cast(Any, options_of(template["opts"])),
+            **repeat,
+        )
+        return made is not None
+
+    def get_scheduler(self, step: Step) -> Any:
+        """What a scheduler says of itself, in Node's words."""
+        found = self.schedulers.get(step["id"])
+        if found is None:
+            return None
+        return {"key": found.id, "name": found.name, "next": found.next_ms, "iterationCount": found.iterations}
+
     # ---- questions -----------------------------------------------------------------------------------------------
 
     def jobs(self, step: Step) -> list[int]:
@@ -360,6 +392,9 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "extend_locks": Ours.extend_locks,
     "lose_lock": Ours.lose_lock,
     "check_stalled": Ours.check_stalled,
+    "upsert_scheduler": Ours.upsert_scheduler,
+    "get_scheduler": Ours.get_scheduler,
+    "remove_scheduler": lambda run, step: run.schedulers.remove(step["id"]),
     "promote": _on_job(lambda job, step: job.promote()),
     "change_delay": _on_job(lambda job, step: job.change_delay(step["ms"] / 1000)),
     "change_priority": _on_job(lambda job, step: job.change_priority(step["priority"], lifo=step["lifo"])),

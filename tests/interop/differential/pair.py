@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
+from unittest import mock
 
 import redis
 
+from bulltask.lua import loader
+from bulltask.lua.loader import Script
 from tests.interop.differential.intended import apply
 from tests.interop.differential.ours import LOCK_MS, STALLED_MS, WORKER, Ours
 from tests.interop.differential.state import State, difference, dump
@@ -29,7 +34,7 @@ class Outcome:
     Attributes:
         theirs, ours: what each step answered.
         their_state, our_state: everything in Redis.
-        scripts: which scripts Node called.
+        their_scripts, our_scripts: which official scripts each side called.
     """
 
     steps: list[dict[str, Any]]
@@ -37,7 +42,8 @@ class Outcome:
     ours: list[dict[str, Any]]
     their_state: State
     our_state: State
-    scripts: frozenset[str] = field(default=frozenset())
+    their_scripts: frozenset[str]
+    our_scripts: frozenset[str]
 
     def report(self) -> str:
         """What differs, readable; ``""``: nothing."""
@@ -84,18 +90,35 @@ class Pair:
         theirs = self._node.call("sequence.run", queue=their_name, steps=timed, worker=options)
         ours = Ours(self._url, our_name, **self._settings)
         try:
-            outcomes = ours.run(timed)
+            with called_scripts() as called:
+                outcomes = ours.run(timed)
         finally:
             ours.close()
         their_state = dump(self.redis, f"bull:{their_name}:", theirs["ids"])
         our_state = dump(self.redis, f"bull:{our_name}:", ours.ids)
         if intended:
             apply(their_state, our_state)
-        return Outcome(timed, theirs["outcomes"], outcomes, their_state, our_state, frozenset(theirs["scripts"]))
+        return Outcome(
+            timed, theirs["outcomes"], outcomes, their_state, our_state, frozenset(theirs["scripts"]), frozenset(called)
+        )
 
     def close(self) -> None:
         """Close the connection."""
         self.redis.close()
+
+
+@contextmanager
+def called_scripts() -> Iterator[set[str]]:
+    """Note the names of the official scripts that bulltask calls."""
+    called: set[str] = set()
+    official = loader.official
+
+    def note(name: str) -> Script:
+        called.add(name)
+        return official(name)
+
+    with mock.patch.object(loader, "official", note):
+        yield called
 
 
 def at_their_times(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -81,7 +81,10 @@ class _Names:
         return self._ids.get(text, "#?")
 
     def key(self, key: str) -> str:
-        first, colon, rest = key.removeprefix(self._base).partition(":")
+        suffix = key.removeprefix(self._base)
+        if suffix in self._ids:  # "repeat:<scheduler>:<ms>" is an id too
+            return self._ids[suffix]
+        first, colon, rest = suffix.partition(":")
         return self._ids.get(first, first) + colon + rest
 
     def text(self, text: str) -> str:
@@ -93,7 +96,7 @@ class _Names:
 def _hash(client: redis.Redis, key: str, names: _Names) -> Any:
     fields: dict[str, str] = client.hgetall(key)  # type: ignore[assignment]
     found: dict[str, Any] = {names.id(name): names.text(value) for name, value in fields.items()}
-    if "opts" in fields and "timestamp" in fields:
+    if "opts" in fields:  # a job, or the template of a scheduler
         found["opts"] = _options(json.loads(fields["opts"]), names)
     if "parent" in fields:
         parent = json.loads(fields["parent"])

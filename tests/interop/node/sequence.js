@@ -190,6 +190,13 @@ const STEPS = {
     return (await run.worker.scripts.moveStalledJobsToWait()).map(id => run.ids.indexOf(id));
   },
 
+  upsert_scheduler: async (run, { id, repeat, template }) => Boolean(await run.queue.upsertJobScheduler(id, repeat, template)),
+  get_scheduler: async (run, { id }) => {
+    const found = await run.queue.getJobScheduler(id);
+    return found ? { key: found.key, name: found.name, next: found.next, iterationCount: found.iterationCount } : null;
+  },
+  remove_scheduler: (run, { id }) => run.queue.removeJobScheduler(id),
+
   promote: (run, step) => run.withJob(step, job => job.promote()),
   change_delay: (run, { ms, ...step }) => run.withJob(step, job => job.changeDelay(ms)),
   change_priority: (run, { priority, lifo, ...step }) =>
