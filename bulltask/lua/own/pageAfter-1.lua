@@ -93,6 +93,9 @@ local function place_in(from, to)
 end
 
 local function place_behind(expected)
+  if expected > 0 and range(expected - 1, expected - 1)[1] == ARGV[4] then
+    return expected
+  end
   local length, width = redis.call("LLEN", key), math.max(2 * size, 1000)
   local place = place_in(expected - width, expected + width)
   local near, far = expected - width, expected + width
