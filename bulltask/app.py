@@ -142,13 +142,13 @@ class App:
             kwargs: keyword arguments.
             options: as in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
-        return self.send_many([self._unregistered(name, args, kwargs or {}, options)])[0]
+        return self.send_many([self.build_job(name, args, kwargs, options)])[0]
 
     async def asend_task(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[Any]:
         """:meth:`send_task` for asyncio."""
-        return (await self.asend_many([self._unregistered(name, args, kwargs or {}, options)]))[0]
+        return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
 
     def send_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
@@ -191,11 +191,16 @@ class App:
         """:meth:`queue` for asyncio; making one needs no ``await``."""
         return AsyncQueue(name, link=Link(name, lambda: self.broker, default_job_options))
 
-    def _unregistered(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    def build_job(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
     ) -> NewJob:
+        """Return what :meth:`send_task` would send; arguments as there.
+
+        Raises:
+            TypeError: the arguments do not fit, or are of both kinds for a task that is not registered here.
+        """
         task: AnyTask[Any, Any] | None = self.tasks.get(name)
-        call = CallOptions.of(options)
+        call, kwargs = CallOptions.of(options), kwargs or {}
         if task is not None:
             return task.build(task.arguments.bind(args, kwargs), call)
         if args and kwargs:

@@ -65,6 +65,7 @@ class Config:
     metrics_host: str
     log_level: str
     timezone: str
+    beat_schedule: Mapping[str, Any] | None
 
     @property
     def renew_ms(self) -> int:
@@ -159,6 +160,14 @@ def _zone(value: Any, name: str) -> str:
     return str(value)
 
 
+def _entries(value: Any, name: str) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r}")
+    return dict(value)
+
+
 def _url(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value.startswith(URL_SCHEMES):
         shown = redact_url(value) if isinstance(value, str) else repr(value)
@@ -248,6 +257,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("metrics_host", "metrics_host", _text, "127.0.0.1", "address of /metrics"),
         _S("loglevel", "log_level", _choice(*LOG_LEVELS), "info", "least level that is logged"),
         _S("timezone", "timezone", _zone, "UTC", "time zone of schedules that name none"),
+        _S("beat_schedule", "beat_schedule", _entries, None, "what workers schedule; none: left as it is in Redis"),
     )
 }
 

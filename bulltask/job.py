@@ -20,6 +20,7 @@ from bulltask.states import JobState
 
 __all__ = [
     "MAX_PRIORITY",
+    "OWN_KEY",
     "ActiveJob",
     "Finished",
     "JobOptions",

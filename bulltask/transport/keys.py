@@ -5,9 +5,14 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["QueueKeys"]
+__all__ = ["QueueKeys", "beat_queues"]
 
 _OWN_ROOT: Final = "bulltask"
+
+
+def beat_queues(prefix: str, app: str) -> str:
+    """In which queues an app's ``beat_schedule`` has made job schedulers: a set of ours."""
+    return f"{_OWN_ROOT}:beat:{prefix}:{app}"
 
 
 class QueueKeys:

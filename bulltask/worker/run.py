@@ -14,6 +14,8 @@ from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.transport.inspect import queue_lengths
+from bulltask.worker.beat import Beat
+from bulltask.worker.beat_entries import Entry, read_entries
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
 from bulltask.worker.child.spawned import SpawnOrder
@@ -52,7 +54,7 @@ def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None)
     """
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, spec).run()
+    return _Assembly(app, names, spec, read_entries(app)).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -70,8 +72,9 @@ def worker_id(name: str = "") -> str:
 class _Assembly:
     """The parts of one worker, built in the order in which they need each other."""
 
-    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None) -> None:
+    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, entries: Sequence[Entry] | None) -> None:
         config = app.config
+        self.entries = entries
         self.app, self.queues, self.spec, self.config = app, queues, spec, config
         self.worker_id = worker_id(config.worker_name)
         self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
@@ -111,10 +114,21 @@ class _Assembly:
         recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
         stalls = StallCheck(keys, client, self.broker.clock, config, bus, outage)
-        ticker = Ticker([heartbeat, recovery, stalls, self.presence], outage)
+        self._name_unknown_tasks()
+        beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
+        ticker = Ticker([heartbeat, recovery, stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         return Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
+
+    def _name_unknown_tasks(self) -> None:
+        for entry in self.entries or ():
+            if self.app.tasks.get(entry.job.name) is None:
+                self.logger.warning(
+                    "An entry of beat_schedule names a task that this app does not have",
+                    entry=entry.name,
+                    task=entry.job.name,
+                )
 
     def _launcher(self) -> Launcher:
         spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)

@@ -1,0 +1,194 @@
+"""``beat_schedule``: what code says becomes job schedulers in Redis when a worker starts.
+
+There is no beat process: a job scheduler is driven by whichever worker takes its jobs. What belongs to whom is written
+in the scheduler itself, in the template of its jobs (``opts.bulltask``: ``beat`` is the app's name, ``digest`` stands
+for what the entry said). So it cannot come apart from the scheduler, Node.js keeps it, and a scheduler that somebody
+else makes under the same id is seen to be theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from bulltask.app import App
+from bulltask.clock import ServerClock
+from bulltask.errors import BrokerNotReady, BrokerUnavailable, BulltaskError, JobError
+from bulltask.queue.schedulers import put
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation, ask, perform
+from bulltask.transport.scripts_beat import Label, beat_queues, forget_queue, note_queue, read_label
+from bulltask.transport.scripts_schedule import list_schedulers, remove_job_scheduler
+from bulltask.worker.beat_entries import Entry
+from bulltask.worker.outage import Outage
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["Beat", "Changes", "reconcile"]
+
+_READ_AT_ONCE: Final = 1_000
+_RETRY_MS: Final = 1_000
+_AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
+_NEVER_MS: Final = 86_400_000
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was done in one queue, by the names of entries.
+
+    Attributes:
+        foreign: schedulers of these names belong to somebody else, and were left as they are.
+        failed: what Redis refused, and why.
+    """
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Beat:
+    """Responsible for making the schedulers in Redis what the entries say: a service that has one thing to do.
+
+    Several workers that start at once do the same, and find it done: an unchanged entry is left alone, and making the
+    same scheduler twice makes one. It is done once and not again: during a change of versions, old and new workers
+    would otherwise take each other's entries away for as long as both run.
+
+    Args:
+        app: whose entries they are.
+        entries: from ``read_entries``; ``None`` if the app says nothing, and then nothing is touched.
+        client: the supervisor's.
+        clock: the server's time.
+        outage: the supervisor's view of an outage.
+        logger: hears what was changed.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        entries: Sequence[Entry] | None,
+        client: Client,
+        clock: ServerClock,
+        outage: Outage,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._app, self._entries, self._client, self._clock = app, entries, client, clock
+        self._outage, self._logger = outage, logger
+        self._place = (app.config.prefix, app.name)
+        self._queues: set[str] | None = None
+        self._done = False
+
+    @property
+    def interval_ms(self) -> int:
+        """A second until it is done, and then no more."""
+        return _NEVER_MS if self._done else _RETRY_MS
+
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
+        """Bring every queue up to date that was not yet."""
+        if self._done:
+            return
+        try:
+            if self._queues is None:
+                self._queues = self._client.run(beat_queues(*self._place))
+                self._queues |= {entry.job.queue for entry in self._entries or ()}
+            if self._entries is None:
+                self._tell_of_orphans()
+            else:
+                for queue in sorted(self._queues):
+                    self._bring_up_to_date(queue, [entry for entry in self._entries if entry.job.queue == queue])
+                    self._queues.discard(queue)
+        except _AGAIN as exc:
+            self._outage.failed(exc)
+            return
+        self._outage.over()
+        self._done = True
+
+    def _bring_up_to_date(self, queue: str, mine: Sequence[Entry]) -> None:
+        try:
+            if mine:
+                self._client.run(note_queue(*self._place, queue))
+            operation = reconcile(self._app.broker.keys(queue), mine, self._app.name, self._clock.now_ms())
+            changes = perform(self._client, operation)
+            if not mine:
+                self._client.run(forget_queue(*self._place, queue))
+        except _AGAIN:
+            raise
+        except BulltaskError as exc:
+            # Redis is full, forbids a command …: the worker goes on with its jobs, and with schedules as they were.
+            self._logger.error("Schedule not updated", queue=queue, error=str(exc))  # noqa: TRY400
+        else:
+            self._tell(queue, changes)
+
+    def _tell(self, queue: str, changes: Changes) -> None:
+        done = {"added": changes.added, "changed": changes.changed, "removed": changes.removed}
+        if any(done.values()):
+            self._logger.info("Schedule updated", queue=queue, **{word: names for word, names in done.items() if names})
+        for name, why in changes.failed.items():
+            self._logger.error("Schedule not updated", queue=queue, scheduler=name, error=why)
+        for name in changes.foreign:
+            self._logger.warning(
+                "A job scheduler of this name is somebody else's and was left as it is; rename the entry of "
+                "beat_schedule, or remove the scheduler",
+                queue=queue,
+                scheduler=name,
+            )
+
+    def _tell_of_orphans(self) -> None:
+        if self._queues:
+            self._logger.warning(
+                "beat_schedule is not set, but schedules of this app are in Redis and go on; set it to {} to end them",
+                queues=sorted(self._queues),
+            )
+
+
+def reconcile(keys: QueueKeys, entries: Sequence[Entry], owner: str, now_ms: int) -> Operation[Changes]:
+    """Make the schedulers of one queue what the entries say.
+
+    Args:
+        keys: the queue.
+        entries: those that belong into it.
+        owner: the app's name; other apps' schedulers are not touched.
+        now_ms: the server's time.
+    """
+    changes = Changes()
+    found = yield from _labels(keys)
+    for entry in entries:
+        label, digest = found.get(entry.name), entry.digest
+        if label is not None and label.owner != owner:
+            changes.foreign.append(entry.name)
+        elif label is None or label.digest != digest:
+            try:
+                yield from _put(keys, entry, {"beat": owner, "digest": digest}, now_ms)
+            except JobError as exc:
+                changes.failed[entry.name] = str(exc)
+            else:
+                (changes.added if label is None else changes.changed).append(entry.name)
+    wanted = {entry.name for entry in entries}
+    for scheduler_id, label in found.items():
+        if label.owner == owner and scheduler_id not in wanted:
+            yield from ask(remove_job_scheduler(keys, scheduler_id))
+            changes.removed.append(scheduler_id)
+    return changes
+
+
+def _labels(keys: QueueKeys) -> Operation[dict[str, Label]]:
+    """Who made each scheduler of the queue; there may be very many, so nothing else of them is read."""
+    rows: Sequence[tuple[str, int]] = yield from ask(list_schedulers(keys, 0, -1, asc=True))
+    found: dict[str, Label] = {}
+    for first in range(0, len(rows), _READ_AT_ONCE):
+        ids = [scheduler_id for scheduler_id, _ in rows[first : first + _READ_AT_ONCE]]
+        labels = yield [read_label(keys, scheduler_id) for scheduler_id in ids]
+        found.update(zip(ids, labels, strict=True))
+    return found
+
+
+def _put(keys: QueueKeys, entry: Entry, label: Mapping[str, object], now_ms: int) -> Operation[str | None]:
+    rule = entry.rule
+    if rule.every_ms is not None:
+        # As in Celery, an interval runs for the first time when it is over, not when somebody deploys.
+        rule = replace(rule, start_ms=now_ms + rule.every_ms)
+    return (yield from put(keys, entry.name, rule, entry.job, label, now_ms))
