@@ -18,8 +18,9 @@ __all__ = ["Job"]
 class Job(JobFields):
     """A job of a queue: its fields as they were read, and what can be done with it.
 
-    Every method raises ``BrokerError`` when Redis cannot be reached, and a ``JobError`` that names job and queue when
-    the operation is refused: ``JobNotFound`` when the job is gone. Names are those of BullMQ's ``Job``.
+    Every method raises ``BrokerError`` when Redis cannot be reached, ``ConfigError`` for an argument that makes no
+    sense, and a ``JobError`` that names job and queue when the operation is refused: ``JobNotFound`` when the job is
+    gone. Names are those of BullMQ's ``Job``.
     """
 
     __slots__ = ()

@@ -24,7 +24,8 @@ class Queue(QueueBase):
     """A queue of BullMQ 5.62, for Python and Node workers alike; ``app.queue("emails")`` makes one.
 
     It connects when first used, and may be used by many threads. Every method raises ``BrokerError`` when Redis
-    cannot be reached. Names are those of BullMQ's ``Queue``; lengths of time are seconds or ``timedelta``.
+    cannot be reached, and ``ConfigError`` for an argument that makes no sense. Names are those of BullMQ's ``Queue``;
+    lengths of time are seconds or ``timedelta``.
 
     Arguments are those of :class:`bulltask.queue.base.QueueBase`.
     """
