@@ -88,6 +88,7 @@ def test_a_prioritized_job_that_is_given_back_is_taken_by_an_idle_worker_at_once
     stage.started(job)
     stage.worker(children=1, settings={"drain_delay": 30})
     stage.wait_until_idle(1)
+    stage.redis.script_flush()  # scripts that are sent again come after what was sent behind them
     stopping.send(signal.SIGQUIT)
     assert stopping.wait() == 0
     back = stage.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]

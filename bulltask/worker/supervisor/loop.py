@@ -66,8 +66,9 @@ class Supervisor:
             self.cold_shutdown()
             return
         self._move(RunState.CLOSE)
-        self._bus.emit(WorkerStopping("warm", self._fleet.running()))
+        running = self._fleet.running()
         self._fleet.quiet()
+        self._bus.emit(WorkerStopping("warm", running))  # says that nobody takes jobs, so it comes after the signals
         # The loop goes on ticking until then: jobs that are still running keep their locks.
         self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 

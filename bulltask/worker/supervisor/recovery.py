@@ -133,8 +133,10 @@ class Recovery:
             return
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
-        # The script sets no marker for a prioritized job, and a worker that waits would not hear of it.
-        self._client.run_many([move_from_active_to_wait(keys, job_id, token), command("ZADD", keys.marker, 0, "0")])
+        self._client.run(move_from_active_to_wait(keys, job_id, token))
+        # The script sets no marker for a prioritized job, and a worker that waits would not hear of it. Not in one
+        # round trip: a script that the server has to learn first runs after what was sent behind it.
+        self._client.run(command("ZADD", keys.marker, 0, "0"))
         if orphans.wanted:
             self._bus.emit(JobReturned(job_id, keys.queue, "", "the worker was stopped before the job had ended"))
         else:
