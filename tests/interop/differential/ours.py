@@ -25,7 +25,7 @@ from bulltask.queue.queue import Queue
 from bulltask.queue.schedulers import JobSchedulers
 from bulltask.transport import scripts_move
 from bulltask.transport.call import Call
-from bulltask.transport.replies import Fetched
+from bulltask.transport.replies import JOB_ERRORS, Fetched
 from bulltask.transport.scripts_add import add_job
 from bulltask.transport.scripts_job import extend_lock
 from bulltask.transport.scripts_queue import get_metrics
@@ -57,6 +57,10 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "ignoreDependencyOnFailure": "ignore_dependency_on_failure",
     "removeDependencyOnFailure": "remove_dependency_on_failure",
 }
+
+_CODES: Final[Mapping[type[BulltaskError], int]] = {kind: code for code, kind in JOB_ERRORS.items()}
+
+_ERRORS: Final[Mapping[str, type[Exception]]] = {"ConnectionError": ConnectionError, "ValueError": ValueError}
 
 Step = Mapping[str, Any]
 
@@ -95,7 +99,7 @@ class Ours:
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
 
     def run(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Do the steps; the outcomes are ``{"ok": value}`` or ``{"error": text}``."""
+        """Do the steps; the outcomes are ``{"ok": value}`` or ``{"error": text, "code": a script's or None}``."""
         outcomes = []
         self._client.connect()
         for step in steps:
@@ -103,7 +107,7 @@ class Ours:
             try:
                 outcomes.append({"ok": _STEPS[step["do"]](self, step)})
             except BulltaskError as exc:
-                outcomes.append({"error": f"{type(exc).__name__}: {exc}"})
+                outcomes.append({"error": f"{type(exc).__name__}: {exc}", "code": _CODES.get(type(exc))})
         return outcomes
 
     def close(self) -> None:
@@ -215,7 +219,7 @@ class Ours:
         """Let an attempt fail."""
 
         def work(picked: Picked, token: str) -> int | None:
-            kind = PermanentError if step.get("unrecoverable") else ConnectionError
+            kind = PermanentError if step.get("unrecoverable") else _ERRORS[step.get("kind", "ConnectionError")]
             outcome = judge(kind(step["message"]), picked.job, None, self.app)
             assert isinstance(outcome, Failed | RetryLater)
             outcome = replace(outcome, trace=step["trace"])
@@ -290,6 +294,13 @@ class Ours:
         self._redis.delete(self.keys.stalled_check)
         call = scripts_move.move_stalled_jobs_to_wait(self.keys, 1, STALLED_MS, self._now_ms)
         return self.numbers(self._client.run(call))
+
+    def flag(self, *, paused: bool) -> None:
+        """Pause or resume as BullMQ 6 does, by the flag alone."""
+        if paused:
+            self._redis.hset(self.keys.meta, "paused", 1)
+        else:
+            self._redis.hdel(self.keys.meta, "paused")
 
     # ---- schedulers ----------------------------------------------------------------------------------------------
 
@@ -382,6 +393,8 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "set_rate": _on_queue(lambda queue, step: queue.set_global_rate_limit(step["max"], step["ms"] / 1000)),
     "remove_rate": _on_queue(lambda queue, step: queue.remove_global_rate_limit()),
     "remove_dedup": _on_queue(lambda queue, step: queue.remove_deduplication_key(step["id"])),
+    "flag_on": lambda run, step: run.flag(paused=True),
+    "flag_off": lambda run, step: run.flag(paused=False),
     "take": Ours.take,
     "complete": Ours.complete,
     "fail": Ours.fail,

@@ -73,7 +73,7 @@ class Pair:
     _numbers = itertools.count()
 
     def __init__(self, url: str, node: NodeBridge, **settings: object) -> None:
-        self._url, self._node, self._settings = url, node, settings
+        self.url, self._node, self._settings = url, node, settings
         self.redis: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
 
     def run(self, steps: list[dict[str, Any]], *, intended: bool = True) -> Outcome:
@@ -88,7 +88,7 @@ class Pair:
         their_name, our_name = f"theirs-{number}", f"ours-{number}"
         options = {"lockDuration": LOCK_MS, "stalledInterval": STALLED_MS, "maxStalledCount": 1, "name": WORKER}
         theirs = self._node.call("sequence.run", queue=their_name, steps=timed, worker=options)
-        ours = Ours(self._url, our_name, **self._settings)
+        ours = Ours(self.url, our_name, **self._settings)
         try:
             with called_scripts() as called:
                 outcomes = ours.run(timed)
@@ -135,5 +135,7 @@ def at_their_times(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _same(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
     if "error" in theirs or "error" in ours:
-        return "error" in theirs and "error" in ours
+        both = "error" in theirs and "error" in ours
+        # Where one side's client refuses before or after the script, there is no code.
+        return both and (theirs["code"] == ours["code"] or None in (theirs["code"], ours["code"]))
     return bool(theirs["ok"] == ours["ok"])

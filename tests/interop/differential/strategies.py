@@ -130,12 +130,31 @@ _FLOWING = st.one_of(
 )
 
 
+_SCHEDULING = st.one_of(
+    # One rule each: a changed one is a row of docs/differences.md.
+    _step(
+        "upsert_scheduler",
+        id=st.just("s"),
+        repeat=st.just({"every": HOUR}),
+        template=st.fixed_dictionaries({"name": st.just("tick"), "data": _DATA, "opts": st.just({"attempts": 2})}),
+    ),
+    _step(
+        "upsert_scheduler",
+        id=st.just("p"),
+        repeat=st.just({"pattern": "30 * * * *", "tz": "UTC"}),
+        template=st.fixed_dictionaries(
+            {"name": st.just("tock"), "data": _DATA, "opts": _PRIORITIES.map(lambda n: {"attempts": 1, "priority": n})}
+        ),
+    ),
+    _step("remove_scheduler", id=st.sampled_from(["s", "p"])),
+)
 _LAST = st.one_of(_QUEUE, _WORKING, _step("obliterate", force=st.booleans()))
 """Node counts its ids from 1 again after ``obliterate``, so nothing can be told apart after it."""
 
 
 def sequences() -> st.SearchStrategy[list[dict[str, Any]]]:
     """Sequences of :data:`LENGTH` steps, more often of adding and working than of the rest."""
-    step = st.one_of(_ADDING, _ADDING, _WORKING, _WORKING, _WORKING, _CHANGING, _CHANGING, _QUEUE, _LOCKS, _FLOWING)
+    often = [_ADDING] * 3 + [_WORKING] * 4 + [_CHANGING] * 2
+    step = st.one_of(*often, _QUEUE, _LOCKS, _FLOWING, _SCHEDULING)
     steps = st.lists(step, min_size=LENGTH - 1, max_size=LENGTH - 1)
     return st.builds(lambda most, last: [*most, last], steps, _LAST)

@@ -66,7 +66,7 @@ class Run {
       try {
         outcomes.push({ ok: (await STEPS[op](this, step)) ?? null });
       } catch (error) {
-        outcomes.push({ error: error.message });
+        outcomes.push({ error: error.message, code: error.code ?? null });
       }
     }
     return { outcomes, ids: this.ids, scripts: [...this.scripts] };
@@ -158,6 +158,9 @@ const STEPS = {
   set_rate: (run, { max, ms }) => run.queue.setGlobalRateLimit(max, ms).then(() => null),
   remove_rate: async run => (await run.queue.removeGlobalRateLimit()) > 0,
   remove_dedup: async (run, { id }) => (await run.queue.removeDeduplicationKey(id)) > 0,
+
+  flag_on: run => run.client.hset(run.queue.keys.meta, 'paused', 1).then(() => null),
+  flag_off: run => run.client.hdel(run.queue.keys.meta, 'paused').then(() => null),
 
   take: async (run, { token }) => {
     run.worker.limitUntil = 0; // the worker would not ask while it knows of a limit

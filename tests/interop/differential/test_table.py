@@ -1,0 +1,177 @@
+"""Each row of docs/differences.md: that it is a difference, and that it is no larger than the table says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.errors import ConfigError
+from bulltask.queue.queue import Queue
+from tests.interop.differential.intended import META
+from tests.interop.differential.pair import HOUR, START_MS, Outcome, Pair
+from tests.interop.differential.state import TTL_UNIT_MS
+from tests.interop.differential.test_scripts import add, complete, do, every, fail, scheduled, take
+from tests.interop.node_bridge import NodeBridge
+from tests.support.programs import ROOT
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+PAGE = ROOT / "docs" / "differences.md"
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def both(outcome: Outcome, *path: str) -> tuple[Any, Any]:
+    """A part of both states, Node's first."""
+    found = []
+    for state in (outcome.their_state, outcome.our_state):
+        value: Any = state
+        for name in path:
+            value = value.get(name) if value is not None else None
+        found.append(value)
+    return found[0], found[1]
+
+
+def opts(outcome: Outcome, job: str = "#1") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The stored options of a job."""
+    theirs, ours = both(outcome, job, "value", "opts")
+    return theirs, ours
+
+
+@pytest.fixture
+def defaults(lasting_node: NodeBridge, broker_url: str) -> Any:
+    """Queues of ours with bulltask's own settings."""
+    with Queue("defaults", broker_url) as queue:
+        yield queue
+
+
+def test_default_options(pair: Pair, defaults: Queue) -> None:
+    theirs = opts(pair.run([add()], intended=False))[0]
+    job = defaults.add("a")
+    ours = json.loads(str(pair.redis.hget(f"{defaults.qualified_name}:{job.id}", "opts")))
+    assert theirs == {"attempts": 0}
+    assert ours == {
+        "attempts": 3,
+        "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
+        "removeOnComplete": {"age": 86_400},
+        "jobId": job.id,
+        "bulltask": {"v": 1},
+    }
+
+
+def test_own_key_in_options(pair: Pair) -> None:
+    theirs, ours = opts(pair.run([add()], intended=False))
+    assert ours.pop("bulltask") == {"v": 1}
+    assert ours.pop("jobId") == "#1"
+    assert theirs == ours
+
+
+def test_ids(pair: Pair) -> None:
+    with Queue("ids", pair.url) as queue:
+        ids = [queue.add("a").id for _ in range(3)]
+        assert all(UUID7.fullmatch(job_id) for job_id in ids)
+        assert ids == sorted(ids)
+        queue.obliterate()
+        assert queue.add("a").id not in ids
+    assert both(pair.run([add(), add()]), "id", "value") == ("2", "2")  # the counter counts all the same
+
+
+def test_description_of_the_queue(pair: Pair) -> None:
+    theirs, ours = both(pair.run([do("is_maxed")], intended=False), "meta", "value")
+    assert (theirs, ours) == (META, None)
+    theirs, ours = both(pair.run([add()], intended=False), "meta", "value")
+    assert theirs == ours == META
+    with Queue("old", pair.url, queue_hash_tag=False) as queue:
+        pair.redis.hset("bull:old:meta", mapping={"version": "bullmq:5.81.5", "opts.maxLenEvents": "7"})
+        queue.add("a")
+        assert queue.get_meta() == {"version": "bullmq:5.81.5", "opts.maxLenEvents": "7"}
+
+
+def test_resume_merges(pair: Pair) -> None:
+    """A client of BullMQ 6 adds to ``wait`` while the queue is paused; Node's resume would overwrite the list."""
+    steps = [do("pause"), add(), do("flag_off"), add(), do("flag_on"), do("resume")]
+    outcome = pair.run(steps)
+    assert both(outcome, "wait", "value") == (["#1"], ["#2", "#1"])
+    assert both(outcome, "#2", "type") == ("hash", "hash")  # Node's job is nowhere but in its hash
+
+
+def test_renewal_of_locks(pair: Pair) -> None:
+    """Node says that the lock is lost while the job goes on; ours is taken again, as nobody else has the job."""
+    held = [add(), add(), take("t0"), take("t1")]
+    same = pair.run([*held, do("check_stalled"), do("extend_locks", ms=2 * TTL_UNIT_MS)])
+    assert not same.report()
+    outcome = pair.run([*held, do("lose_lock", held=0), do("extend_locks", ms=2 * TTL_UNIT_MS)])
+    assert (outcome.theirs[-1], outcome.ours[-1]) == ({"ok": [0]}, {"ok": []})
+    theirs, ours = both(outcome, "#1:lock")
+    assert (theirs, ours["value"], ours["ttl"]) == (None, "t0", 2 * TTL_UNIT_MS)
+    outcome.our_state.pop("#1:lock")
+    assert outcome.their_state == outcome.our_state
+
+
+def test_answer_of_a_job_without_a_parent(pair: Pair, lasting_node: NodeBridge) -> None:
+    outcome = pair.run([add(), do("remove_dependency", job=0)])
+    assert not outcome.report()
+    assert outcome.ours[-1] == {"ok": False}
+    job = lasting_node.call("queue.add", queue="alone", name="a", data={}, opts={})
+    with pytest.raises(Exception, match="Missing key for parent job"):
+        lasting_node.call("job.call", queue="alone", job=job["id"], method="removeChildDependency")
+
+
+def test_deduplication_key_of_a_job(pair: Pair) -> None:
+    """``removeDeduplicationKey`` came with 5.65: a job frees the id only if it owns it."""
+    with Queue("dedup", pair.url) as queue:
+        first = queue.add("a", deduplication="d", job_id="first")
+        assert first.remove_deduplication_key()
+        queue.add("a", deduplication="d", job_id="second")
+        before = queue.get_deduplication_job_id("d")
+        assert not first.remove_deduplication_key()
+        assert before == queue.get_deduplication_job_id("d") == "second"
+    key = {"id": "d"}
+    assert not pair.run([add(deduplication=key), do("remove_dedup", id="d"), add(deduplication=key)]).report()
+
+
+def test_what_is_retried(pair: Pair) -> None:
+    """An error that is not known to be transient ends a job of ours; Node's are all retried."""
+    steps = [add(attempts=2), take(), fail(kind="ValueError")]
+    outcome = pair.run(steps)
+    assert both(outcome, "failed", "value") == (None, [["#1", START_MS + 2000]])
+    assert both(outcome, "wait", "value") == (["#1"], None)
+
+
+def test_largest_priority(pair: Pair, defaults: Queue) -> None:
+    theirs = pair.run([add(priority=2**21 - 1)])
+    assert not theirs.report()
+    with pytest.raises(ConfigError, match="priority"):
+        defaults.add("a", priority=2**21)
+    with pytest.raises(ConfigError, match="priority"):
+        defaults.add("a", priority=-1)
+
+
+def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
+    """The scripts are those of 5.65.1, the only ones that a Python wheel has: the new rule counts at once."""
+    outcome = pair.run([every(HOUR), take(), complete(), every(2 * HOUR)])
+    assert both(outcome, "repeat", "value") == ([["s", START_MS + HOUR]], [["s", START_MS + 3000]])
+
+    three, four = ({"pattern": f"0 {hour} * * *", "tz": "UTC"} for hour in (3, 4))
+    outcome = pair.run([scheduled("p", three), scheduled("p", four)])
+    midnight_ms = START_MS + 16 * HOUR  # START_MS is 08:00
+    assert both(outcome, "repeat", "value") == ([["p", midnight_ms + 3 * HOUR]], [["p", midnight_ms + 4 * HOUR]])
+
+
+def test_the_time(pair: Pair, lasting_node: NodeBridge, defaults: Queue) -> None:
+    """Ours is Redis' own; Node's is that of its machine."""
+    job = defaults.add("a")
+    seconds, micros = pair.redis.time()
+    assert 0 <= seconds * 1000 + micros // 1000 - job.timestamp_ms < 5_000
+    outcome = pair.run([add()])  # its clock was turned forward, and the server's was not
+    assert both(outcome, "#1", "value", "timestamp")[0] == str(START_MS)
+
+
+def test_every_row_of_the_page_is_asserted_here_and_the_other_way_round() -> None:
+    named = set(re.findall(r"`(test_[a-z_]+)`", PAGE.read_text()))
+    here = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
+    here.remove("test_every_row_of_the_page_is_asserted_here_and_the_other_way_round")
+    assert named == here
