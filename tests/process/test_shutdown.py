@@ -184,13 +184,14 @@ def _short(number: int) -> int:
     raise NotImplementedError("the workers know what it does")
 
 
-def test_forty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twice(stage: Stage) -> None:
+@pytest.mark.timeout(180)
+def test_thirty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twice(stage: Stage) -> None:
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     calls: list[AsyncResult[int]] = []
     exits, stranded = Counter[int](), 0
     short = stage.app.task(name="short")(_short)
-    for _ in range(20):
+    for _ in range(15):
         missing = 3000 - stage.redis.llen(stage.keys.wait)
         calls += stage.app.send_many([short.s(chance.randrange(20_000)) for _ in range(missing)])
         pair = [stage.worker(SHORT, children=2, settings={"lock_duration": 30}) for _ in range(2)]
@@ -207,5 +208,5 @@ def test_forty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twi
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     stage.note(seed=seed, jobs=len(calls), stops=exits.total(), stranded=stranded)
-    assert exits == {0: 40}
+    assert exits == {0: 30}
     assert starts == dict.fromkeys([call.id for call in calls], 1)
