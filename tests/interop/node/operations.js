@@ -47,6 +47,9 @@ const OPERATIONS = {
     (await bridge.job(job, at)).waitUntilFinished(await bridge.waiter(at), ttl),
 
   'flow.add': async (bridge, { flow, ...at }) => treeOf(await bridge.flows(at).add(flow)),
+  'flow.addBulk': async (bridge, { flows, ...at }) => (await bridge.flows(at).addBulk(flows)).map(treeOf),
+  'flow.get': async (bridge, { queue, job, opts = {}, ...at }) =>
+    treeOf(await bridge.flows(at).getFlow({ queueName: queue, id: job, prefix: at.prefix, ...opts })),
 
   'worker.start': async (bridge, { queue, connection, prefix, processor, args = {}, opts = {}, ...more }) => {
     if (!(processor in PROCESSORS)) throw new Error(`no processor "${processor}": ${Object.keys(PROCESSORS).join(', ')}`);

@@ -2,7 +2,7 @@
 
 import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { UnrecoverableError } from 'bullmq';
+import { Queue, UnrecoverableError, WaitingChildrenError } from 'bullmq';
 
 export const PROCESSORS = {
   // Returns the job's data.
@@ -23,6 +23,26 @@ export const PROCESSORS = {
   'fail-n': ({ n }) => async job => {
     if (job.attemptsMade < n) throw new Error(`attempt ${job.attemptsMade + 1} failed`);
     return job.attemptsMade;
+  },
+
+  // Gives up the children that have not ended; returns what the others returned, and why failed ones failed.
+  gather: () => async job => {
+    await job.removeUnprocessedChildren();
+    return { values: await job.getChildrenValues(), ignored: await job.getIgnoredChildrenFailures() };
+  },
+
+  // Gives itself children in `queue` when it runs first, waits for them, and then returns what they returned, sorted.
+  expand: ({ queue, connection }) => async (job, token) => {
+    if (!job.data.step) {
+      const children = new Queue(queue, { connection });
+      const parent = { id: job.id, queue: job.queueQualifiedName };
+      await children.addBulk([1, 2, 3].map(n => ({ name: 'ok', data: { n }, opts: { parent, delay: 300 } })));
+      await children.close();
+      await job.updateData({ step: 1 });
+      if (await job.moveToWaitingChildren(token)) throw new WaitingChildrenError();
+    }
+    const inOrder = (a, b) => (JSON.stringify(a) < JSON.stringify(b) ? -1 : 1);
+    return Object.values(await job.getChildrenValues()).sort(inOrder);
   },
 
   // Reports each of `steps` as progress, and as a line of the job's log; then goes on for `then_ms` milliseconds.
