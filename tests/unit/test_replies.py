@@ -1,41 +1,81 @@
-"""A script's negative reply becomes an exception that names the job and the queue."""
+"""What the scripts' replies mean."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bulltask import errors
-from bulltask.errors import BrokerError, JobError
-from bulltask.transport.replies import raise_for
-
-CODES = {
-    -1: errors.JobNotFound,
-    -2: errors.LockMissing,
-    -3: errors.JobNotInState,
-    -4: errors.PendingChildren,
-    -5: errors.ParentNotFound,
-    -6: errors.LockMismatch,
-    -7: errors.ParentConflict,
-    -8: errors.SchedulerJob,
-    -9: errors.FailedChildren,
-    -10: errors.SchedulerCollision,
-    -11: errors.SchedulerBusy,
-}
-
-
-@pytest.mark.parametrize(("code", "kind"), CODES.items())
-def test_each_code_is_an_exception_of_its_own(code: int, kind: type[JobError]) -> None:
-    with pytest.raises(kind, match=r"job order-7 in queue \{mail\}: \S") as raised:
-        raise_for(code, "order-7", "{mail}")
-    assert (raised.value.job_id, raised.value.queue) == ("order-7", "{mail}")
-    assert type(raised.value) is kind
+from bulltask.errors import (
+    BrokerError,
+    FailedChildren,
+    JobError,
+    JobNotFound,
+    JobNotInState,
+    LockMismatch,
+    LockMissing,
+    ParentConflict,
+    ParentNotFound,
+    PendingChildren,
+    SchedulerBusy,
+    SchedulerCollision,
+    SchedulerJob,
+)
+from bulltask.transport.replies import NOTHING, Fetched, raise_for, read_fetch, text
 
 
-def test_a_code_that_is_not_known_is_said() -> None:
-    with pytest.raises(BrokerError, match="answered -12 for job order-7"):
-        raise_for(-12, "order-7", "{mail}")
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (-1, JobNotFound),
+        (-2, LockMissing),
+        (-3, JobNotInState),
+        (-4, PendingChildren),
+        (-5, ParentNotFound),
+        (-6, LockMismatch),
+        (-7, ParentConflict),
+        (-8, SchedulerJob),
+        (-9, FailedChildren),
+        (-10, SchedulerCollision),
+        (-11, SchedulerBusy),
+    ],
+)
+def test_each_negative_number_is_an_error_that_names_the_job(code: int, error: type[JobError]) -> None:
+    with pytest.raises(error, match=r"^job 7 in queue \{mail\}: ") as raised:
+        raise_for(code, "7", "{mail}")
+    assert (raised.value.job_id, raised.value.queue) == ("7", "{mail}")
 
 
-@pytest.mark.parametrize("reply", [0, 1, b"-1", None, []])
-def test_any_other_reply_is_fine(reply: object) -> None:
-    raise_for(reply, "order-7", "{mail}")
+def test_a_number_that_is_not_known_is_no_error_of_the_job() -> None:
+    with pytest.raises(BrokerError, match="a script answered -77 for job 7 in queue q; this code is not known"):
+        raise_for(-77, "7", "q")
+
+
+@pytest.mark.parametrize("reply", [0, 1, 5, b"-1", "7", None, [], [-1]])
+def test_every_other_reply_is_fine(reply: Any) -> None:
+    raise_for(reply, "7", "q")
+
+
+@pytest.mark.parametrize(
+    ("reply", "fetched"),
+    [
+        ([[b"name", b"t"], b"7", 0, 0], Fetched("7", [b"name", b"t"])),
+        ([[b"name", b"t"], 7, 0, 0], Fetched("7", [b"name", b"t"])),
+        ([0, 0, 0, 0], NOTHING),
+        ([0, 0, 250, 0], Fetched(limited_ms=250)),
+        ([0, 0, -2, 0], Fetched(limited_ms=0)),
+        ([0, 0, 0, b"1795216652158.5"], Fetched(due_ms=1_795_216_652_158)),
+        ([0, 0, 0, 1_795_216_652_158], Fetched(due_ms=1_795_216_652_158)),
+        (0, NOTHING),
+        (None, NOTHING),
+    ],
+)
+def test_a_fetch_brings_a_job_or_says_why_there_is_none(reply: Any, fetched: Fetched) -> None:
+    assert read_fetch(reply) == fetched
+
+
+@pytest.mark.parametrize(
+    ("raw", "meant"), [(b"7", "7"), (7, "7"), ("7", "7"), (b"\xff", "\udcff"), ("é".encode(), "é")]
+)
+def test_an_id_is_text_whatever_its_bytes(raw: Any, meant: str) -> None:
+    assert text(raw) == meant
