@@ -15,6 +15,8 @@ from bulltask.config import Conf, Config, names_of
 from bulltask.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.events import AsyncQueueEvents, QueueEvents
+from bulltask.queue.flow import AsyncFlowProducer, FlowProducer
 from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
 from bulltask.queue.queue import Queue
@@ -27,6 +29,7 @@ from bulltask.registry.task import AnyTask, AsyncTask, Signature, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
+from bulltask.transport.follow import NEWEST
 
 __all__ = ["App", "shared_task"]
 
@@ -190,6 +193,27 @@ class App:
     def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
         """:meth:`queue` for asyncio; making one needs no ``await``."""
         return AsyncQueue(name, link=Link(name, lambda: self.broker, default_job_options))
+
+    def flows(self) -> FlowProducer:
+        """Return what adds trees of jobs, where a job runs when the jobs below it have ended."""
+        return FlowProducer(broker=lambda: self.broker)
+
+    def aflows(self) -> AsyncFlowProducer:
+        """:meth:`flows` for asyncio; making one needs no ``await``."""
+        return AsyncFlowProducer(broker=lambda: self.broker)
+
+    def events(self, queue: str, *, start: str = NEWEST) -> QueueEvents:
+        """Return the events of a queue, to be closed after use.
+
+        Args:
+            queue: the queue, spelled as everywhere in bulltask.
+            start: where to begin: the newest event, ``"0"`` for the oldest that is kept, or an event's id.
+        """
+        return QueueEvents(queue, start=start, broker=lambda: self.broker)
+
+    def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
+        """:meth:`events` for asyncio; make it inside the loop that reads."""
+        return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
