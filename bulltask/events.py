@@ -39,7 +39,7 @@ __all__ = [
     "RedisReconnecting",
     "SchedulingFailed",
     "SignalIgnored",
-    "StacksAsked",
+    "StacksDumped",
     "StalledCheckSkipped",
     "UnknownTaskSeen",
     "WorkerPaused",
@@ -326,10 +326,14 @@ class ConcurrencyChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StacksAsked(Event):
-    """The stacks of the supervisor and of its children are being written to standard error."""
+class StacksDumped(Event):
+    """A process was asked what it is doing."""
 
-    children: int
+    index: int | None
+    """The child's place in the fleet, ``None`` for the supervisor."""
+    pid: int
+    stacks: str
+    """Its threads, innermost call first, and its asyncio tasks, outermost call first; they can be long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["die_with_parent", "fork_holding_signals", "release_signals", "usable_cores"]
+__all__ = ["HELD_AT_START", "die_with_parent", "fork_holding_signals", "release_signals", "usable_cores"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -56,7 +56,21 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
-_HELD: Final = frozenset({signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGINT})
+HELD_AT_START: Final = frozenset(
+    {
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGTSTP,
+        signal.SIGCONT,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+    }
+)
+"""What would end or stop a process, or be lost, before its handlers stand."""
+
+_HELD: Final = HELD_AT_START | {signal.SIGTERM, signal.SIGQUIT}
 
 
 def fork_holding_signals() -> int:

@@ -60,7 +60,9 @@ def command(
 ) -> None:
     """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
     from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
+    from bulltask.worker.supervisor.origin import Origin  # noqa: PLC0415
 
+    origin = Origin()  # before the app is imported
     spec, found = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:
@@ -72,4 +74,4 @@ def command(
     served = [name for name in (names_of(queues or "", "-Q") or default_queues(found)) if name not in left_out]
     if not served:
         raise click.UsageError("no queue is left to serve: -X leaves out all of them")
-    ctx.exit(run_worker(found, served, spec=spec))
+    ctx.exit(run_worker(found, served, spec=spec, origin=origin))

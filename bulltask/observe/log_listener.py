@@ -20,6 +20,7 @@ __all__ = ["LogListener", "listener_errors"]
 RESULT_CHARS = 200
 ERROR_CHARS = 2_000
 TRACEBACK_CHARS = 32_000
+STACKS_CHARS = 100_000
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
 DEATHS = {
@@ -91,7 +92,7 @@ class LogListener:
             (logging.INFO, events.WorkerPaused, self._paused),
             (logging.INFO, events.WorkerResumed, self._resumed),
             (logging.INFO, events.ConcurrencyChanged, self._concurrency_changed),
-            (logging.INFO, events.StacksAsked, self._stacks_asked),
+            (logging.WARNING, events.StacksDumped, self._stacks_dumped),
             (logging.INFO, events.SignalIgnored, self._signal_ignored),
         )
         for level, kind, line in lines:
@@ -281,8 +282,14 @@ class LogListener:
     def _concurrency_changed(self, event: events.ConcurrencyChanged) -> None:
         self._log.info("Concurrency changed", children=event.children)
 
-    def _stacks_asked(self, event: events.StacksAsked) -> None:
-        self._log.info("Stacks follow", children=event.children)
+    def _stacks_dumped(self, event: events.StacksDumped) -> None:
+        self._log.warning(
+            "Stacks",
+            index=event.index,
+            pid=event.pid,
+            traceback=_shorten(event.stacks, STACKS_CHARS),
+            hint="Nothing is wrong: somebody asked for it with USR1",
+        )
 
     def _signal_ignored(self, event: events.SignalIgnored) -> None:
         self._log.info("Signal ignored", signal=event.signal, reason=event.reason)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 import sys
 from collections.abc import Sequence
 
 from bulltask.app import App
-from bulltask.events import Bus, WorkerStarted
+from bulltask.bus import Bus
+from bulltask.events import WorkerRestarting, WorkerStarted
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.transport.inspect import queue_lengths
+from bulltask.urls import redact_text
 from bulltask.worker.beat import Beat
-from bulltask.worker.beat_entries import Entry, read_entries
+from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
 from bulltask.worker.child.spawned import SpawnOrder
@@ -28,33 +31,37 @@ from bulltask.worker.supervisor.fleet import Fleet
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
+from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
-from bulltask.worker.supervisor.signals import SignalQueue
+from bulltask.worker.supervisor.signals import STOP
+from bulltask.worker.supervisor.stacks import StackDumps
 from bulltask.worker.supervisor.stall_check import StallCheck
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["default_queues", "run_worker", "worker_id"]
 
 
-def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None) -> Exit:
+def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None, origin: Origin | None = None) -> Exit:
     """Run a worker in this process until it is stopped; what ``bulltask worker`` does after reading its flags.
 
     Args:
         app: the application; its settings are frozen now and its tasks imported.
         queues: the queues as the user spells them; the default queue and those that tasks name, if empty.
         spec: how ``-A`` would name the app; children that cannot be forked need it.
+        origin: made before the app was imported, if that was possible; the worker restarts from there.
 
     Returns:
-        The exit code.
+        The exit code. After a ``HUP`` it does not return: the process runs its command line again.
 
     Raises:
         ConfigError: a setting is wrong.
     """
+    origin = origin or Origin()
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, spec, read_entries(app)).run()
+    return _Assembly(app, names, spec, origin).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -72,14 +79,14 @@ def worker_id(name: str = "") -> str:
 class _Assembly:
     """The parts of one worker, built in the order in which they need each other."""
 
-    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, entries: Sequence[Entry] | None) -> None:
+    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, origin: Origin) -> None:
         config = app.config
-        self.entries = entries
+        self.entries = read_entries(app)
         self.app, self.queues, self.spec, self.config = app, queues, spec, config
         self.worker_id = worker_id(config.worker_name)
         self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
         self.wakeups = Wakeups()
-        self.signals = SignalQueue(self.wakeups)
+        self.origin, self.signals = origin, origin.signals
         self.bus = Bus(on_error=listener_errors(self.logger))
         LogListener(self.logger).attach(self.bus)
         self.outage = Outage(self.bus, config)
@@ -88,29 +95,42 @@ class _Assembly:
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         self.presence = Presence(self.broker, queues, self.worker_id, self.outage)
         self.slots_fd = shareable_file("bulltask-slots")
-        self.slots = Slots(config.concurrency, self._slots_per_child(), self.slots_fd)
+        # Room for TTIN: memory that all processes share cannot grow later.
+        self.most_children = 2 * config.concurrency + 2
+        self.slots = Slots(self.most_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else shareable_file("bulltask-metrics")
         self.memory = self._metrics_memory()
 
     def run(self) -> Exit:
         exporter = self._exporter()
-        self.signals.install()
+        self.signals.install(self.wakeups)
         try:
             preflight = Preflight(self.client, self.keys, self.config, self.logger, self.outage)
-            refusal = preflight.run(self.signals.wait, lambda: bool(self.signals.take()))
-            if refusal is not None:
-                return refusal
-            if exporter is not None:
-                exporter.start(self._let_go)
-            return self._supervise()
+            refusal = preflight.run(self.signals.wait, lambda: self.signals.holds({*STOP, "restart"}))
+            if refusal is None:
+                if exporter is not None:
+                    exporter.start(self._let_go)
+                code, again = self._supervise()
+            else:
+                code, again = refusal, not self.signals.holds(STOP) and self.signals.holds({"restart"})
         finally:
             if exporter is not None:
                 exporter.stop()
             self._let_go()
+        return self._restart() if again else code
 
-    def _supervise(self) -> Exit:
+    def _restart(self) -> Exit:
+        self.bus.emit(WorkerRestarting(redact_text(shlex.join(self.origin.command))))
+        try:
+            self.origin.run_again()
+        except OSError as exc:
+            self.logger.error("The worker could not start itself again", error=str(exc))  # noqa: TRY400 - one line says it
+            return Exit.FAILED
+        return Exit.OK  # told to stop in the last moment
+
+    def _supervise(self) -> tuple[Exit, bool]:
         config, bus, outage, keys, client = self.config, self.bus, self.outage, self.keys, self.client
-        fleet = Fleet(self.slots, self._launcher(), bus)
+        fleet = Fleet(self.slots, self._launcher(), StackDumps(bus), bus, config.concurrency)
         recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
         stalls = StallCheck(keys, client, self.broker.clock, config, bus, outage)
@@ -119,7 +139,8 @@ class _Assembly:
         ticker = Ticker([heartbeat, recovery, stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
-        return Supervisor(fleet, ticker, recovery, self.signals, config, bus).run()
+        supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)
+        return supervisor.run(), supervisor.restarting
 
     def _name_unknown_tasks(self) -> None:
         for entry in self.entries or ():
@@ -136,12 +157,14 @@ class _Assembly:
 
     def _run_child(self, index: int, parent_pid: int) -> None:
         plan = ChildPlan(
-            self.app,
-            self.queues,
-            self.worker_id,
-            self.slots.children[index],
-            lambda: child_bus(self.logger, self.memory, index, self.queues),
-            self._let_go,
+            app=self.app,
+            queues=self.queues,
+            worker_id=self.worker_id,
+            index=index,
+            block=self.slots.children[index],
+            orders=self.slots.orders,
+            bus=lambda: child_bus(self.logger, self.memory, index, self.queues),
+            let_go=self._let_go,
         )
         run_child(plan, parent_pid)
 
@@ -157,7 +180,7 @@ class _Assembly:
             index=index,
             parent_pid=os.getpid(),
             slots_fd=self.slots_fd,
-            children=self.config.concurrency,
+            children=self.most_children,
             per_child=self.slots.per_child,
             metrics_fd=self.metrics_fd,
         )
@@ -179,7 +202,7 @@ class _Assembly:
         """Counters for every process; nothing at all when metrics are off."""
         if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, self.config.concurrency + 1, self.metrics_fd)
+        memory = MetricsMemory(self.queues, self.most_children + 1, self.metrics_fd)
         MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 

@@ -20,10 +20,13 @@ from uuid import uuid4
 
 from bulltask.states import RunState, SlotState
 
-__all__ = ["ID_BYTES", "ChildBlock", "Orders", "Slot", "SlotView", "Slots", "shareable_file"]
+__all__ = ["ID_BYTES", "STACKS_NAME", "ChildBlock", "Orders", "Slot", "SlotView", "Slots", "shareable_file"]
 
 ID_BYTES: Final = 768
 """Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
+
+STACKS_NAME: Final = "bulltask-stacks"
+"""Name of the file into which a child writes its stacks, as ``/proc`` shows it."""
 
 _WORD: Final = 8
 _HEADER_WORDS: Final = 8
@@ -36,7 +39,7 @@ _CHILD_BYTES: Final = 64
 # Words of a slot's header.
 _SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH = range(5)
 # Words of a child's block.
-_RUN_STATE, _JOBS_DONE = range(2)
+_RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED = range(5)
 
 # Words of the orders.
 _PAUSED: Final = 0
@@ -159,6 +162,28 @@ class ChildBlock:
     def count_job(self) -> None:
         """One more job was settled."""
         self._words[_JOBS_DONE] += 1
+
+    @property
+    def stacks_fd(self) -> int:
+        """Descriptor, in the child, of the file into which it writes its stacks; -1 while it has none."""
+        return self._words[_STACKS_FD] - 1
+
+    @stacks_fd.setter
+    def stacks_fd(self, fd: int) -> None:
+        self._words[_STACKS_FD] = fd + 1  # 0 is what a renewed block has
+
+    @property
+    def owes_stacks(self) -> bool:
+        """True from the supervisor's question until the child's answer is complete."""
+        return self._words[_STACKS_ASKED] != self._words[_STACKS_ANSWERED]
+
+    def ask_for_stacks(self) -> None:
+        """The supervisor asks; a signal tells the child to look."""
+        self._words[_STACKS_ASKED] += 1
+
+    def answer_stacks(self) -> None:
+        """The child has written all it can say."""
+        self._words[_STACKS_ANSWERED] = self._words[_STACKS_ASKED]
 
     def renew(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it forks."""

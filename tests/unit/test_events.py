@@ -39,7 +39,7 @@ FIELDS = {
     "WorkerPaused": "running",
     "WorkerResumed": "paused_ms",
     "ConcurrencyChanged": "children",
-    "StacksAsked": "children",
+    "StacksDumped": "index pid stacks",
     "SignalIgnored": "signal reason",
 }
 

@@ -51,7 +51,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.WorkerPaused(2),
     events.WorkerResumed(1500.0),
     events.ConcurrencyChanged(3),
-    events.StacksAsked(3),
+    events.StacksDumped(1, 4711, "Current thread 0x1 (most recent call first):"),
     events.SignalIgnored("SIGUSR2", "it means nothing"),
 ]
 KINDS = {type(event) for event in ONE_OF_EACH}

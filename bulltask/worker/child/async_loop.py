@@ -100,6 +100,10 @@ class AsyncLoop:
             self._client = self._make_client()
         return self._client
 
+    def running_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop, if an async job has started it."""
+        return self._loop
+
     def _start_thread(self) -> asyncio.AbstractEventLoop:
         loop = self._loop = asyncio.new_event_loop()
 

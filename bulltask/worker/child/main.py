@@ -23,10 +23,11 @@ from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.source import JobSource
+from bulltask.worker.child.stacks import StackDump
 from bulltask.worker.child.sync_loop import SyncLoop
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
-from bulltask.worker.slots import ChildBlock
+from bulltask.worker.slots import ChildBlock, Orders
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["ChildPlan", "run_child"]
@@ -40,7 +41,9 @@ class ChildPlan:
         app: the application, tasks loaded.
         queues: the worker's queues as the user spells them.
         worker_id: of the whole worker.
+        index: the child's place in the fleet.
         block: the child's part of the shared memory.
+        orders: what the supervisor wants of all children.
         bus: makes the child's bus, listeners attached; called after the fork.
         let_go: closes what the child inherited and must not touch (the supervisor's connections and pipes).
     """
@@ -48,7 +51,9 @@ class ChildPlan:
     app: App
     queues: Sequence[str]
     worker_id: str
+    index: int
     block: ChildBlock
+    orders: Orders
     bus: Callable[[], Bus]
     let_go: Callable[[], None]
 
@@ -60,6 +65,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         _own_process(parent_pid)
         plan.let_go()
         loop = _assemble(plan)
+        release_signals()
         plan.block.run_state = RunState.RUN
         loop.run()
         plan.block.run_state = RunState.CLOSED
@@ -74,15 +80,19 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
 def _own_process(parent_pid: int) -> None:
     """Become a process of one's own: nothing of the supervisor's signal handling stays."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD, signal.SIGHUP):
+    for number in (signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     # Ctrl-C in a terminal reaches every process of the group; only the supervisor decides what it means. A handler
     # instead of SIG_IGN, because programs that a task starts would inherit the latter.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
+    # But these two are what the kernel sends to the whole group when a task of a worker in the background reads the
+    # terminal, again at each try, unless they are ignored: then the task gets an error, and the supervisor nothing.
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
     # A child whose supervisor is gone has nobody who renews its locks: another worker will run its job. It must be
     # gone by then, and the kernel sees to it whatever the child is doing.
     die_with_parent(signal.SIGKILL, parent_pid)
-    release_signals()
     gc.enable()
 
 
@@ -99,10 +109,19 @@ def _assemble(plan: ChildPlan) -> SyncLoop:
     attempts = Attempts(app, reporter)
     settler = Settler(config, broker.clock, bus, plan.worker_id)
     async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
-    source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups)
-    signal.signal(signal.SIGTERM, lambda *_: source.close())
+    source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
+    _listen(source)
+    StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()
     iterations = Iterations(source, broker.clock, zone_of(config.timezone))
     return SyncLoop(source, attempts, settler, iterations, async_loop, plan.block)
+
+
+def _listen(source: JobSource) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: source.close())
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # with nohup everybody goes on when a terminal closes
+        signal.signal(signal.SIGHUP, lambda *_: source.close())
+    for number in (signal.SIGTSTP, signal.SIGCONT):
+        signal.signal(number, lambda *_: source.look())
 
 
 def _leave(code: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, DecodeError, Interrupt, JobError
@@ -18,11 +18,14 @@ from bulltask.transport.scripts_move import Claim, find_by_token, move_from_acti
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
-from bulltask.worker.slots import Slot
+from bulltask.worker.slots import Orders, Slot
 from bulltask.worker.suspects import company_allowed
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["JobSource", "Woken"]
+
+
+_PAUSE_MS: Final = 60_000
 
 
 class Woken(Interrupt):
@@ -38,10 +41,13 @@ class JobSource:
         bus: hears of every job taken.
         worker_id: written into each job as who processes it.
         wakeups: how waiting ends early.
+        orders: what the supervisor wants of all children.
     """
 
-    def __init__(self, broker: Broker, queues: Sequence[str], bus: Bus, worker_id: str, wakeups: Wakeups) -> None:
-        self._clock, self._config = broker.clock, broker.config
+    def __init__(
+        self, broker: Broker, queues: Sequence[str], bus: Bus, worker_id: str, wakeups: Wakeups, orders: Orders
+    ) -> None:
+        self._clock, self._config, self._orders = broker.clock, broker.config, orders
         self._bus, self._worker_id, self._wakeups = bus, worker_id, wakeups
         self.client, self._waiter = broker.client(), broker.waiting_client(self._config.drain_delay_ms)
         self.outage = Outage(bus, self._config)
@@ -51,16 +57,29 @@ class JobSource:
         self.closing = False
         self._waiting = False
 
+    @property
+    def may_take(self) -> bool:
+        """False while this child must take no jobs: it is closing, or the worker is paused."""
+        return not (self.closing or self._orders.paused)
+
     def close(self) -> None:
         """Take no more jobs; called by the signal handler, so a wait must end at once."""
         self.closing = True
-        if self._waiting:
-            self._waiting = False  # once: a second TERM must not interrupt what the first one brought about
+        self.look()
+
+    def look(self) -> None:
+        """The supervisor may want something else than before; called by the signal handler."""
+        if self._waiting and not self.may_take:
+            self._waiting = False  # once: a second signal must not interrupt what the first one brought about
             raise Woken
 
     def take(self, slot: Slot) -> Picked | None:
         """Wait for a job and take it into ``slot``; ``None`` when the child is closing."""
         while not self.closing:
+            if not self.may_take:
+                self.release(slot)
+                self._wakeups.wait(_PAUSE_MS)  # a signal ends it
+                continue
             slot.reserve(mono_ms())
             try:
                 self.client.connect()  # sets the clock, by which delayed jobs are promoted
@@ -162,7 +181,7 @@ class JobSource:
         markers = [self.rotation.queues[index].marker for index in waitable]
         try:
             self._waiting = True
-            if self.closing:
+            if not self.may_take:
                 return
             call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", judge=_read_marker)
             popped = self._waiter.wait(call, wait_ms, lambda: self.client.run(command("PING")))

@@ -65,12 +65,21 @@ def main(order_fd: int) -> None:
     memory = None
     if order.metrics_fd is not None:
         memory = MetricsMemory(order.queues, order.children + 1, order.metrics_fd)
-    block = slots.children[order.index]
 
     def bus() -> Any:
         return child_bus(logger, memory, order.index, order.queues)
 
-    run_child(ChildPlan(app, order.queues, order.worker_id, block, bus, lambda: None), order.parent_pid)
+    plan = ChildPlan(
+        app=app,
+        queues=order.queues,
+        worker_id=order.worker_id,
+        index=order.index,
+        block=slots.children[order.index],
+        orders=slots.orders,
+        bus=bus,
+        let_go=lambda: None,
+    )
+    run_child(plan, order.parent_pid)
 
 
 if __name__ == "__main__":

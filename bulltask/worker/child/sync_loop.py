@@ -74,7 +74,7 @@ class SyncLoop:
         slot.settle(mono_ms())
         while True:
             try:
-                following = self._exchange(picked, outcome, slot, fetch=not (unsure or self._source.closing))
+                following = self._exchange(picked, outcome, slot, fetch=self._source.may_take and not unsure)
             except REPAIRABLE as exc:
                 # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
                 unsure = unsure or isinstance(exc, BrokerUnavailable)

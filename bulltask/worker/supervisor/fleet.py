@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.events import Bus, ChildDied, ChildStarted
+from bulltask.events import Bus, ChildDied, ChildLeft, ChildStarted
 from bulltask.states import RunState, SlotState
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import Orphans
+from bulltask.worker.supervisor.stacks import StackDumps
 
 __all__ = ["Fleet", "FleetBroken"]
 
@@ -40,11 +41,14 @@ class Fleet:
     Args:
         slots: the shared memory; one block per child.
         launch: starts the child of an index and returns its pid.
+        stacks: asks children what they are doing.
         bus: hears of every start and death.
+        wanted: how many children to begin with; the memory has room for more.
     """
 
-    def __init__(self, slots: Slots, launch: Launcher, bus: Bus) -> None:
-        self._slots, self._launch, self._bus = slots, launch, bus
+    def __init__(self, slots: Slots, launch: Launcher, stacks: StackDumps, bus: Bus, wanted: int) -> None:
+        self._slots, self._launch, self._bus, self._wanted = slots, launch, bus, wanted
+        self.stacks = stacks
         self._children: dict[int, _Child] = {}
         self._not_before_ms = [0] * len(slots.children)
         self._boot_failures = 0
@@ -53,6 +57,44 @@ class Fleet:
     def alive(self) -> int:
         """How many children live."""
         return len(self._children)
+
+    @property
+    def wanted(self) -> int:
+        """How many children there should be."""
+        return self._wanted
+
+    @property
+    def most(self) -> int:
+        """How many children there may be at most."""
+        return len(self._slots.children)
+
+    def ask_for_stacks(self) -> None:
+        """Ask every living child what it is doing; :attr:`stacks` tells what they answer."""
+        for index, child in sorted(self._children.items()):
+            self.stacks.ask(index, child.pid, self._slots.children[index])
+
+    def grow(self) -> bool:
+        """Want one child more; False when the memory has room for no more. It is started by :meth:`hold_strength`."""
+        if self._wanted == self.most:
+            return False
+        self._wanted += 1
+        return True
+
+    def shrink(self) -> bool:
+        """Want one child fewer, and tell the one with the highest index to end; False when only one is left."""
+        if self._wanted == 1:
+            return False
+        self._wanted -= 1
+        if (child := self._children.get(self._wanted)) is not None:
+            _tell_to_end(child)
+        return True
+
+    def set_paused(self, paused: bool) -> None:
+        """Have all children, later ones too, take no more jobs, or take jobs again."""
+        self._slots.orders.paused = paused
+        # The order counts; the signal only ends a child's wait for jobs, so that it looks at the order now.
+        for child in self._children.values():
+            _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
 
     def views(self) -> Iterator[SlotView]:
         """The slots of all living children."""
@@ -63,7 +105,7 @@ class Fleet:
     def hold_strength(self) -> int | None:
         """Start children that are missing; return in how many ms one is due that must still wait, if any."""
         waits = []
-        for index in range(len(self._slots.children)):
+        for index in range(self._wanted):
             if index in self._children:
                 continue
             wait_ms = self._not_before_ms[index] - mono_ms()
@@ -89,11 +131,10 @@ class Fleet:
                 left.append(self._bury(index, child, status))
         return left
 
-    def quiet(self) -> None:
+    def close(self) -> None:
         """Tell every child to take no more jobs and to end when its own are settled."""
         for child in self._children.values():
-            child.told_to_stop = True
-            _send(child.pid, signal.SIGTERM)
+            _tell_to_end(child)
 
     def kill(self) -> None:
         """End every child now; what they were running is settled from their slots."""
@@ -118,15 +159,16 @@ class Fleet:
         held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in held)
         running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
+        left = status == 0 and block.run_state is RunState.CLOSED  # os._exit(0) in a task is not leaving
         if not child.told_to_stop:
-            self._bus.emit(ChildDied(index, child.pid, how, len(tokens)))
+            self._bus.emit(ChildLeft(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
         self._note_boot(block, child)
         now_ms = mono_ms()
         # A child that dies young is replaced at most once a second: a job that kills each of its children must not
         # keep the machine busy with forking.
         young = now_ms - child.started_ms < _SHORT_LIFE_MS
         self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
-        return Orphans(tokens, running, now_ms, how, child.told_to_stop)
+        return Orphans(tokens, running, now_ms, how, wanted=child.told_to_stop or left)
 
     def _note_boot(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not RunState.INIT or child.told_to_stop:
@@ -145,6 +187,11 @@ def _cause(status: int) -> str:
         except ValueError:
             return f"signal {number}"
     return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _tell_to_end(child: _Child) -> None:
+    child.told_to_stop = True
+    _send(child.pid, signal.SIGTERM)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

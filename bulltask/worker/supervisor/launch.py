@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from bulltask.process import fork_holding_signals
+from bulltask.process import HELD_AT_START, fork_holding_signals
 from bulltask.worker.exits import Exit
 
 __all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "thread_count"]
@@ -59,7 +59,8 @@ class SpawnLauncher:
             for fd in (order_fd, *shared):
                 os.set_inheritable(fd, True)
             words = [sys.executable, "-m", "bulltask.worker.child.spawned", str(order_fd)]
-            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=())
+            # Not TERM: a child that still imports the app has no job, and may end at once.
+            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=HELD_AT_START)
         finally:
             for fd in shared:
                 os.set_inheritable(fd, False)

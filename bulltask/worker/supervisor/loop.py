@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from bulltask.bus import Bus
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.events import Bus, WorkerStopped, WorkerStopping
+from bulltask.events import (
+    ConcurrencyChanged,
+    SignalIgnored,
+    WorkerPaused,
+    WorkerResumed,
+    WorkerStopped,
+    WorkerStopping,
+)
 from bulltask.states import RUN_MOVES, RunState, advance
 from bulltask.worker.exits import Exit
 from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
+from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
-from bulltask.worker.supervisor.signals import SignalQueue
 
 __all__ = ["Supervisor"]
 
 _IDLE_MS = 1_000
 _LAST_RECOVERY_MS = 5_000
+_STOPPING = "the worker is stopping"
 
 
 class Supervisor:
@@ -25,9 +36,12 @@ class Supervisor:
         fleet: the children.
         ticker: the services, most urgent first.
         recovery: takes what dead children leave behind.
-        signals: how it is spoken to.
+        origin: its signals, by which it is spoken to, and whether its terminal is still there.
         config: how long running jobs may take at a warm stop.
-        bus: hears of the stop.
+        bus: hears of what it is told to do.
+
+    Attributes:
+        restarting: after :meth:`run`, whether the worker was told to start again.
     """
 
     def __init__(
@@ -35,12 +49,14 @@ class Supervisor:
         fleet: Fleet,
         ticker: Ticker,
         recovery: Recovery,
-        signals: SignalQueue,
+        origin: Origin,
         config: Config,
         bus: Bus,
     ) -> None:
         self._fleet, self._ticker, self._recovery = fleet, ticker, recovery
-        self._signals, self._config, self._bus = signals, config, bus
+        self._origin, self._signals, self._config, self._bus = origin, origin.signals, config, bus
+        self.restarting = False
+        self._paused_since_ms: int | None = None
         self._state = RunState.INIT
         self._kill_at_ms: int | None = None
         self._leave_at_ms: int | None = None
@@ -62,18 +78,74 @@ class Supervisor:
 
     def warm_shutdown(self) -> None:
         """Nobody takes new jobs; what runs may finish until the deadline. A second time: cold."""
-        if self._state is not RunState.RUN:
+        if self.restarting:
+            self.restarting = False  # the stop is under way; it only ends differently
+        elif self._state is RunState.RUN:
+            self._stop_warmly("warm")
+        else:
             self.cold_shutdown()
-            return
-        self._move(RunState.CLOSE)
-        running = self._fleet.running()
-        self._fleet.quiet()
-        self._bus.emit(WorkerStopping("warm", running))  # says that nobody takes jobs, so it comes after the signals
-        # The loop goes on ticking until then: jobs that are still running keep their locks.
-        self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 
     def cold_shutdown(self) -> None:
         """Children are killed; their jobs go back to wait."""
+        self.restarting = False
+        self._kill()
+
+    def restart(self) -> None:
+        """Stop as at :meth:`warm_shutdown`, and then start again: children are forks of code that is loaded already.
+
+        A terminal that is closed sends the same signal. Nobody would see what goes on, so this is a stop and no more.
+        """
+        if self._state is not RunState.RUN:
+            self._bus.emit(SignalIgnored("SIGHUP", _STOPPING))
+            return
+        self.restarting = not self._origin.hung_up
+        self._stop_warmly("restart" if self.restarting else "warm")
+
+    def pause(self) -> None:
+        """Nobody takes jobs until :meth:`resume`; those that run go on, and their locks are kept."""
+        if self._state is not RunState.RUN:
+            self._bus.emit(SignalIgnored("SIGTSTP", _STOPPING))
+        elif self._paused_since_ms is None:
+            self._paused_since_ms = mono_ms()
+            self._fleet.set_paused(True)
+            self._bus.emit(WorkerPaused(self._fleet.running()))
+
+    def resume(self) -> None:
+        """Take jobs again. Nothing to do when it was the kernel that had stopped this process and let it go on."""
+        if self._paused_since_ms is not None and self._state is RunState.RUN:
+            self._fleet.set_paused(False)
+            self._bus.emit(WorkerResumed(mono_ms() - self._paused_since_ms))
+            self._paused_since_ms = None
+
+    def grow(self) -> None:
+        """One child more."""
+        self._resize("SIGTTIN", self._fleet.grow, f"it has room for {self._fleet.most} children and no more")
+
+    def shrink(self) -> None:
+        """One child fewer, when its jobs have ended."""
+        self._resize("SIGTTOU", self._fleet.shrink, "only one child is left")
+
+    def dump_stacks(self) -> None:
+        """Tell what all processes are doing."""
+        self._fleet.stacks.tell_own()
+        self._fleet.ask_for_stacks()
+
+    def ignore(self) -> None:
+        """Say that the signal does nothing: its default would be to end the worker without a word."""
+        self._bus.emit(SignalIgnored("SIGUSR2", "it has no meaning here"))
+
+    def child_changed(self) -> None:
+        """A child died; the loop reaps in every round, so there is nothing to do but wake up."""
+
+    def _stop_warmly(self, how: str) -> None:
+        self._move(RunState.CLOSE)
+        running = self._fleet.running()
+        self._fleet.close()
+        self._bus.emit(WorkerStopping(how, running))  # says that nobody takes jobs, so it comes after the signals
+        # The loop goes on ticking until then: jobs that are still running keep their locks.
+        self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
+
+    def _kill(self) -> None:
         if self._state is RunState.TERMINATE:
             return
         self._move(RunState.TERMINATE)
@@ -81,8 +153,13 @@ class Supervisor:
         self._fleet.kill()
         self._kill_at_ms = None
 
-    def child_changed(self) -> None:
-        """A child died; the loop reaps in every round, so there is nothing to do but wake up."""
+    def _resize(self, name: str, change: Callable[[], bool], refusal: str) -> None:
+        if self._state is not RunState.RUN:
+            self._bus.emit(SignalIgnored(name, _STOPPING))
+        elif change():
+            self._bus.emit(ConcurrencyChanged(self._fleet.wanted))
+        else:
+            self._bus.emit(SignalIgnored(name, refusal))
 
     def _reap(self) -> None:
         try:
@@ -94,7 +171,7 @@ class Supervisor:
 
     def _hold(self) -> int:
         """Keep the fleet as the state wants it; return how long the loop may wait."""
-        longest_ms = _IDLE_MS
+        longest_ms = min(_IDLE_MS, self._fleet.stacks.collect() or _IDLE_MS)
         if self._state is RunState.RUN:
             if self._ticker.given_up:
                 self._exit = Exit.BROKER_LOST
@@ -107,7 +184,7 @@ class Supervisor:
         elif self._kill_at_ms is not None:
             longest_ms = min(longest_ms, self._kill_at_ms - mono_ms())
             if longest_ms <= 0:
-                self.cold_shutdown()
+                self._kill()
         return self._ticker.wait_ms(longest_ms)
 
     def _close(self) -> None:

@@ -138,7 +138,7 @@ class Recovery:
         # round trip: a script that the server has to learn first runs after what was sent behind it.
         self._client.run(command("ZADD", keys.marker, 0, "0"))
         if orphans.wanted:
-            self._bus.emit(JobReturned(job_id, keys.queue, "", "the worker was stopped before the job had ended"))
+            self._bus.emit(JobReturned(job_id, keys.queue, "", "its child was stopped before the job had ended"))
         else:
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - orphans.died_ms))
 
