@@ -159,10 +159,13 @@ class AsyncLoop:
             return
 
     async def _was_ours(self, picked: Picked) -> bool:
-        try:
-            return await self.client().run(self._settler.was_ours(picked))
-        except BrokerError:
-            return False
+        while True:
+            try:
+                return await self.client().run(self._settler.was_ours(picked))
+            except REPAIRABLE as exc:
+                await asyncio.sleep(self._outage.failed(exc) / 1000)
+            except BrokerError:
+                return False
 
     async def _close_client(self) -> None:
         if self._client is not None:

@@ -124,7 +124,10 @@ class SyncLoop:
         return source.picked(index, slot, fetched)
 
     def _was_ours(self, picked: Picked) -> bool:
-        try:
-            return self._source.client.run(self._settler.was_ours(picked))
-        except BrokerError:
-            return False
+        while True:
+            try:
+                return self._source.client.run(self._settler.was_ours(picked))
+            except REPAIRABLE as exc:
+                self._source.pause(exc)
+            except BrokerError:
+                return False
