@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bulltask.jobopts import Deduplication
+from bulltask.job_options import Deduplication
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.answers import JobCounts
 from bulltask.queue.aqueue import AsyncQueue

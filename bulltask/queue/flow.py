@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.errors import BrokerNotReady, BrokerUnavailable
-from bulltask.jobopts import ParentLike
+from bulltask.job_options import ParentLike
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.fields import JobFields, record_of
 from bulltask.queue.flow_plan import FlowJob, FlowNode, Planned, in_order, plan

@@ -10,7 +10,7 @@ from bulltask.codec import Json
 from bulltask.config import Config
 from bulltask.errors import BulltaskError, ConfigError, InvalidName
 from bulltask.job import NewJob
-from bulltask.jobopts import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
+from bulltask.job_options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.names import check_queue_name, wire_name
 from bulltask.queue.options import AddOptions, build_job
 from bulltask.registry.task import Signature

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, JobNotFound, LockMismatch
-from bulltask.jobopts import check_priority
+from bulltask.job_options import check_priority
 from bulltask.queue.answers import ChildFailures, Dependencies
 from bulltask.queue.fields import JobFields
 from bulltask.transport import scripts_job as scripts

@@ -14,7 +14,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config
 from bulltask.errors import ConfigError
 from bulltask.job import JobOptions, NewJob
-from bulltask.jobopts import (
+from bulltask.job_options import (
     BackoffLike,
     Deduplication,
     KeepJobs,
@@ -50,7 +50,7 @@ class AddOptions(TypedDict, total=False):
         keep_logs: how many lines its log keeps.
         stack_trace_limit: how many tracebacks of failed attempts it keeps.
         size_limit: most bytes that its data may have as JSON; checked here, before anything is sent.
-        deduplication: an id, or :class:`bulltask.jobopts.Deduplication`.
+        deduplication: an id, or :class:`bulltask.job_options.Deduplication`.
         parent: the job that waits for this one.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what this job's failure means to its parent; at most one of them.

@@ -16,7 +16,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config, jitter_share
 from bulltask.errors import ConfigError
 from bulltask.job import JobOptions, NewJob
-from bulltask.jobopts import (
+from bulltask.job_options import (
     STORED,
     BackoffLike,
     Deduplication,
@@ -195,7 +195,7 @@ class CallOptions:
         backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; wins over the task's ``retry_backoff`` unless that is a function.
         timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
-        deduplication: an id, or :class:`bulltask.jobopts.Deduplication`; the result is then that of the job which
+        deduplication: an id, or :class:`bulltask.job_options.Deduplication`; the result is then that of the job which
             counts as the same.
         parent: the job that waits for this one: in a task ``parent=self.request``.
         telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.

@@ -12,7 +12,7 @@ import redis
 from bulltask import App
 from bulltask.backoff import Backoff
 from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidName, PayloadTooLarge
-from bulltask.jobopts import Deduplication
+from bulltask.job_options import Deduplication
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.support.hand import Hand
