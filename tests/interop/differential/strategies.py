@@ -76,9 +76,7 @@ _ADDING = st.one_of(
     _step("add", **_NEW),
     _step("add_bulk", jobs=st.lists(st.fixed_dictionaries(_NEW), min_size=1, max_size=3)),
 )
-_WORKING = st.one_of(
-    _step("take", token=_TOKENS),
-    _step("take", token=_TOKENS),
+_ENDING = st.one_of(
     _step("complete", value=_DATA, **_HELD, **_NEXT),
     _step("fail", message=st.just("no"), unrecoverable=st.booleans(), trace=st.just("a trace"), **_HELD, **_NEXT),
     _step("fail", message=st.just("nö"), trace=st.just("at line 1"), **_HELD, **_NEXT),
@@ -113,13 +111,11 @@ _QUEUE = st.one_of(
     _step("set_rate", max=st.sampled_from([1, 3]), ms=st.just(TTL_UNIT_MS)),
     _step("remove_rate"),
     _step("remove_dedup", id=st.sampled_from(["d0", "d1"])),
-    _step("wait", ms=st.sampled_from([HOUR, 2 * HOUR])),
 )
 _LOCKS = st.one_of(
     _step("extend_lock", ms=st.just(2 * TTL_UNIT_MS), **_HELD),
     _step("extend_lock", ms=st.just(2 * TTL_UNIT_MS), token=st.just("foreign"), **_HELD),
     _step("check_stalled"),
-    _step("lose_lock", **_HELD),
 )
 _FLOWING = st.one_of(
     _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
@@ -146,13 +142,44 @@ _SCHEDULING = st.one_of(
     ),
     _step("remove_scheduler", id=st.just("s")),
 )
-_LAST = st.one_of(_QUEUE, _WORKING, _step("obliterate", force=st.booleans()))
+_LAST = st.one_of(_QUEUE, _ENDING, _step("obliterate", force=st.booleans()))
 """Node counts its ids from 1 again after ``obliterate``, so nothing can be told apart after it."""
+
+
+Chunk = tuple[dict[str, Any], ...]
+
+
+def _chunk(*steps: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Chunk]:
+    return st.tuples(*steps)
+
+
+_TAKE = _step("take", token=_TOKENS)
+_CHUNKS: Final[list[tuple[int, st.SearchStrategy[Chunk]]]] = [
+    (8, _chunk(_ADDING)),
+    (4, _chunk(_TAKE)),
+    (8, _chunk(_TAKE, _ENDING)),
+    (4, _chunk(_ENDING)),
+    (8, _chunk(_CHANGING)),
+    (2, _chunk(_ADDING, _CHANGING)),
+    (3, _chunk(_QUEUE)),
+    (1, _chunk(_step("pause"), _ADDING, _step("resume"))),
+    (2, _chunk(_step("wait", ms=st.sampled_from([HOUR, 2 * HOUR])), _TAKE)),
+    (1, _chunk(_LOCKS)),
+    # One lock at a time: in which order the jobs of one check come back is up to chance.
+    (1, _chunk(_step("lose_lock", **_HELD), _step("check_stalled"), _step("check_stalled"))),
+    (2, _chunk(_FLOWING)),
+    (1, _chunk(_SCHEDULING)),
+]
+"""How often, and what."""
 
 
 def sequences() -> st.SearchStrategy[list[dict[str, Any]]]:
     """Sequences of :data:`LENGTH` steps, more often of adding and working than of the rest."""
-    often = [_ADDING] * 3 + [_WORKING] * 4 + [_CHANGING] * 2
-    step = st.one_of(*often, _QUEUE, _LOCKS, _FLOWING, _SCHEDULING)
-    steps = st.lists(step, min_size=LENGTH - 1, max_size=LENGTH - 1)
-    return st.builds(lambda most, last: [*most, last], steps, _LAST)
+    # Not one_of: it gives every leaf of a tree of strategies the same weight.
+    chunk = st.sampled_from([chunk for weight, chunk in _CHUNKS for _ in range(weight)]).flatmap(lambda found: found)
+    chunks = st.lists(chunk, min_size=LENGTH - 1, max_size=LENGTH - 1)
+    return st.builds(_sequence, chunks, _LAST)
+
+
+def _sequence(chunks: list[Chunk], last: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*[step for chunk in chunks for step in chunk][: LENGTH - 1], last]

@@ -13,13 +13,13 @@ from tests.interop.differential.strategies import sequences
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(300)]
 
-COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "200"))
+COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
 """More of them: ``BULLTASK_TEST_SEQUENCES=5000``; others each time then, and hypothesis prints the seed."""
 
 
 @settings(
     max_examples=COUNT,
-    derandomize=COUNT == 200,  # the same in every run, so that a red build is red again
+    derandomize=COUNT == 500,  # the same in every run, so that a red build is red again
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],

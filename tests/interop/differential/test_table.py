@@ -155,7 +155,7 @@ def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
     outcome = pair.run([every(HOUR), take(), complete(), every(2 * HOUR)])
     assert both(outcome, "repeat", "value") == ([["s", START_MS + HOUR]], [["s", START_MS + 3000]])
 
-    three, four = ({"pattern": f"0 {hour} * * *", "tz": "UTC"} for hour in (3, 4))
+    three, four = (dict[str, object](pattern=f"0 {hour} * * *", tz="UTC") for hour in (3, 4))
     outcome = pair.run([scheduled("p", three), scheduled("p", four)])
     midnight_ms = START_MS + 16 * HOUR  # START_MS is 08:00
     assert both(outcome, "repeat", "value") == ([["p", midnight_ms + 3 * HOUR]], [["p", midnight_ms + 4 * HOUR]])
