@@ -35,6 +35,7 @@ MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 OWN_KEY: Final = "bulltask"
+_OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
 
@@ -102,13 +103,12 @@ class JobOptions:
         return wire
 
     def to_template(self, **own: object) -> dict[str, object]:
-        """The map that a job scheduler keeps for its jobs.
+        """The map that a job scheduler keeps for its jobs, without what it says itself of each of them.
 
         Args:
             own: more of what only bulltask knows.
         """
-        wire = self.to_wire("", 0)
-        del wire["jobId"]
+        wire = {name: value for name, value in self.to_wire("", 0).items() if name not in _OF_ONE_JOB}
         mine: dict[str, object] = {**self._own_to_wire(0), **own}
         if self.expires_in_ms is not None:
             # Each job has its own moment to count from.

@@ -95,12 +95,12 @@ def check_scheduler_id(scheduler_id: str) -> str:
     """
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
-        raise InvalidName(f"scheduler id {scheduler_id!r} has more than three ':', as repeatable jobs of BullMQ 3 have")
+        raise InvalidName(f"scheduler id {scheduler_id!r} has more than three ':', as only old repeatable jobs have")
     return scheduler_id
 
 
 def is_scheduler_id(key: str) -> bool:
-    """True for the id of a job scheduler; repeatable jobs of BullMQ 3 and older have keys with more colons."""
+    """True for the id of a job scheduler; repeatable jobs of BullMQ before 5.10 have keys with more colons."""
     return key.count(":") < 4
 
 

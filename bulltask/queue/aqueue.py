@@ -14,6 +14,7 @@ from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLog
 from bulltask.queue.base import QueueBase
 from bulltask.queue.fields import record_of
 from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.schedulers import AsyncJobSchedulers
 from bulltask.queue.walk import Walk
 from bulltask.states import JobState
 
@@ -197,6 +198,11 @@ class AsyncQueue(QueueBase):
         return await self._link.arun(reading.prometheus_text(self._link, labels or {}))
 
     # ---- the rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def schedulers(self) -> AsyncJobSchedulers:
+        """As :attr:`bulltask.queue.queue.Queue.schedulers`."""
+        return AsyncJobSchedulers(self._link)
 
     async def update_job_progress(self, job_id: str, progress: Json) -> None:
         """As :meth:`bulltask.queue.queue.Queue.update_job_progress`."""

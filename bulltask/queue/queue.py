@@ -14,6 +14,7 @@ from bulltask.queue.base import QueueBase
 from bulltask.queue.fields import record_of
 from bulltask.queue.job import Job
 from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.schedulers import JobSchedulers
 from bulltask.queue.walk import Walk
 from bulltask.states import JobState
 
@@ -285,6 +286,11 @@ class Queue(QueueBase):
         return self._link.run(reading.prometheus_text(self._link, labels or {}))
 
     # ---- the rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def schedulers(self) -> JobSchedulers:
+        """The queue's job schedulers: jobs at intervals and by cron patterns."""
+        return JobSchedulers(self._link)
 
     def update_job_progress(self, job_id: str, progress: Json) -> None:
         """Store a job's progress and tell listeners.

@@ -8,7 +8,7 @@ else makes under the same id is seen to be theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -157,19 +157,18 @@ def reconcile(keys: QueueKeys, entries: Sequence[Entry], owner: str, now_ms: int
     changes = Changes()
     found = yield from _labels(keys)
     for entry in entries:
-        label, digest = found.get(entry.name), entry.digest
+        label, wanted = found.get(entry.name), Label(owner, entry.digest)
         if label is not None and label.owner != owner:
             changes.foreign.append(entry.name)
-        elif label is None or label.digest != digest:
-            try:
-                yield from _put(keys, entry, {"beat": owner, "digest": digest}, now_ms)
-            except JobError as exc:
-                changes.failed[entry.name] = str(exc)
+        elif label != wanted:
+            fault = yield from _put(keys, entry, wanted, now_ms)
+            if fault:
+                changes.failed[entry.name] = fault
             else:
                 (changes.added if label is None else changes.changed).append(entry.name)
-    wanted = {entry.name for entry in entries}
+    names = {entry.name for entry in entries}
     for scheduler_id, label in found.items():
-        if label.owner == owner and scheduler_id not in wanted:
+        if label.owner == owner and scheduler_id not in names:
             yield from ask(remove_job_scheduler(keys, scheduler_id))
             changes.removed.append(scheduler_id)
     return changes
@@ -186,9 +185,14 @@ def _labels(keys: QueueKeys) -> Operation[dict[str, Label]]:
     return found
 
 
-def _put(keys: QueueKeys, entry: Entry, label: Mapping[str, object], now_ms: int) -> Operation[str | None]:
+def _put(keys: QueueKeys, entry: Entry, label: Label, now_ms: int) -> Operation[str]:
+    """Make or change the scheduler of an entry; the result is why that cannot be done, ``""`` if it is."""
     rule = entry.rule
     if rule.every_ms is not None:
         # As in Celery, an interval runs for the first time when it is over, not when somebody deploys.
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
-    return (yield from put(keys, entry.name, rule, entry.job, label, now_ms))
+    try:
+        own = {"beat": label.owner, "digest": label.digest}
+        return "" if (yield from put(keys, entry.name, rule, entry.job, own, now_ms)) else "it never fires"
+    except JobError as exc:
+        return str(exc)

@@ -151,7 +151,7 @@ def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
 @pytest.fixture
 def schedulers(mail: SideBySide) -> JobSchedulers:
     """Ours of the queue ``mail``."""
-    return JobSchedulers(mail.app.queue("mail").link)
+    return mail.app.queue("mail").schedulers
 
 
 def test_nodes_worker_drives_our_schedulers(mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ NONE = "app.conf.beat_schedule = {}"
 
 @pytest.fixture
 def schedulers(stage: Stage) -> JobSchedulers:
-    return JobSchedulers(stage.app.queue("default").link)
+    return stage.app.queue("default").schedulers
 
 
 def ticks(stage: Stage, scheduler: str) -> list[int]:
@@ -122,7 +122,7 @@ def test_ticks_that_nobody_saw_are_one_job_and_no_pile(stage: Stage, schedulers:
 
 
 def test_the_schedule_of_a_queue_that_this_worker_does_not_serve_is_made_and_removed_too(stage: Stage) -> None:
-    elsewhere = JobSchedulers(stage.app.queue("reports").link)
+    elsewhere = stage.app.queue("reports").schedulers
     entry = '{"a": {"task": "quick", "schedule": 3600, "options": {"queue": "reports"}}}'
     worker = stage.worker(f"app.conf.beat_schedule = {entry}")
     worker.wait_for_line("Schedule updated", queue="reports", added=["a"])

@@ -25,7 +25,7 @@ NIGHTLY = {"task": "work", "schedule": crontab(0, 3)}
 @pytest.fixture
 def schedulers(broker_url: str) -> Iterator[JobSchedulers]:
     with App("looks", broker_url).queue(QUEUE) as queue:
-        yield JobSchedulers(queue.link)
+        yield queue.schedulers
 
 
 def bring(url: str, entries: dict[str, Any], name: str = "shop") -> Changes:
@@ -125,6 +125,12 @@ def test_one_entry_that_redis_refuses_does_not_keep_the_others_away(
     assert changes.added == ["b"]
     assert set(changes.failed) == {"a"}
     assert scheduler.next_job_id in changes.failed["a"]
+
+
+def test_an_entry_that_never_fires_is_told_of(broker_url: str, schedulers: JobSchedulers) -> None:
+    never = {"task": "work", "schedule": crontab(0, 0, day_of_month=31, month_of_year="2,4")}
+    assert bring(broker_url, {"a": never}) == Changes(failed={"a": "it never fires"})
+    assert schedulers.count() == 0
 
 
 def test_templates_that_cannot_be_read_are_nobodys(broker_url: str, redis_client: redis.Redis) -> None:

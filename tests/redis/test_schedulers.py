@@ -13,7 +13,7 @@ import redis
 from bulltask.errors import ConfigError, InvalidName, SchedulerBusy, SchedulerCollision
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
-from bulltask.queue.schedulers import AsyncJobSchedulers, JobSchedulers
+from bulltask.queue.schedulers import JobSchedulers
 from bulltask.repeat import Scheduler
 from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
 from tests.support.driven import Driven
@@ -28,11 +28,11 @@ def schedulers(request: pytest.FixtureRequest, broker_url: str) -> Iterator[JobS
     """The schedulers of the queue ``mail``, through the sync class and through the async one."""
     if request.param == "sync":
         with Queue("mail", broker_url) as queue:
-            yield JobSchedulers(queue.link)
+            yield queue.schedulers
         return
     with asyncio.Runner() as runner:
         other = AsyncQueue("mail", broker_url)
-        driven: Any = Driven(AsyncJobSchedulers(other.link), runner)
+        driven: Any = Driven(other.schedulers, runner)
         yield cast("JobSchedulers", driven)
         runner.run(other.close())
 
@@ -101,9 +101,9 @@ def test_a_pattern_waits_for_its_next_moment_in_its_time_zone(schedulers: JobSch
 
 def test_a_pattern_without_a_time_zone_gets_that_of_the_settings(broker_url: str) -> None:
     with Queue("mail", broker_url, timezone="America/New_York") as queue:
-        assert made(JobSchedulers(queue.link).upsert("a", cron="@daily")).tz == "America/New_York"
+        assert made(queue.schedulers.upsert("a", cron="@daily")).tz == "America/New_York"
     with Queue("mail", broker_url) as queue:
-        assert made(JobSchedulers(queue.link).upsert("b", cron="@daily")).tz == "UTC"
+        assert made(queue.schedulers.upsert("b", cron="@daily")).tz == "UTC"
 
 
 def test_a_pattern_may_start_immediately(schedulers: JobSchedulers, jobs: Queue) -> None:
@@ -140,6 +140,17 @@ def test_with_an_offset_an_interval_keeps_to_multiples_of_itself(schedulers: Job
 def test_expiry_counts_from_the_moment_for_which_a_job_was_made(schedulers: JobSchedulers, jobs: Queue) -> None:
     scheduler = made(schedulers.upsert("a", every=60, start=FAR, options={"expires": 5}))
     assert scheduler.opts["bulltask"] == {"v": 1, "ttl": 5000}
+
+
+def test_a_queues_default_options_are_those_of_its_schedulers_as_far_as_they_make_sense(broker_url: str) -> None:
+    with Queue("mail", broker_url, default_job_options={"delay": 9, "deduplication": "x", "priority": 4}) as queue:
+        scheduler = made(queue.schedulers.upsert("a", every=60))
+        job = queue.get_job(scheduler.next_job_id)
+        assert job is not None
+        assert job.priority == scheduler.opts["priority"] == 4
+        assert "delay" not in scheduler.opts
+        assert "de" not in scheduler.opts
+        assert (job.deduplication_id, job.get_state().value) == (None, "prioritized")
 
 
 @pytest.mark.parametrize(
