@@ -19,6 +19,13 @@ pytestmark = pytest.mark.process
 
 PATIENT = {"lock_duration": 30, "drain_delay": 30}
 SHORT = """
+import asyncio
+
+@app.task(bind=True, name="short_async")
+async def short_async(self, number):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(number / 1_000_000)
+
 @app.task(bind=True, name="short")
 def short(self, number):
     tell("start", job=self.request.id)
@@ -156,3 +163,27 @@ def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_ea
     assert stage.events.all(event="stalled") == []
     assert worker.stop() == 0
     assert len(worker.logged("Child died")) <= kills
+
+
+def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(stage: Stage) -> None:
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    settings = {"lock_duration": 30, "max_crashes": 50, "worker_async_concurrency": 20}
+    worker = stage.worker(SHORT, children=3, settings=settings)
+    calls = [stage.app.send_task("short", kwargs={"number": 10})]
+    stage.started(calls[0])
+    for _ in range(12):
+        for name in ("short_async", "short_async", "short_async", "short"):
+            calls += [stage.app.send_task(name, kwargs={"number": chance.randrange(20_000)}) for _ in range(10)]
+        stage.journal.wait_for(len(stage.journal.seen) + chance.randrange(30), what="start")
+        if children := worker.children:
+            os.kill(chance.choice(children), signal.SIGKILL)
+    for call in calls:
+        call.get(timeout=30)
+
+    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    stage.note(seed=seed, jobs=len(calls), repeated=sum(starts.values()) - len(calls))
+    assert set(starts) == {call.id for call in calls}
+    assert stage.redis.llen(stage.keys.active) == 0
+    assert stage.events.all(event="stalled") == []
+    assert worker.stop() == 0
