@@ -46,7 +46,8 @@ class QueueEvents(EventReader):
         events.listen()                                   # a thread of its own reads and calls
         events.close()
 
-    It has a connection of its own. One thread at a time may read; :meth:`close` may be called from any.
+    It has a connection of its own, which does not survive a fork. One thread at a time may read; :meth:`close` may be
+    called from any. Arguments are those of :class:`bulltask.queue.events_reader.EventReader`.
     """
 
     def __init__(

@@ -273,7 +273,7 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         "no node": (TypeError, "a flow is made of FlowJob and of calls"),
         "bad data": (EncodeError, "nan"),
         "bad queue": (InvalidName, "queue name"),
-        "unknown": (TypeError, "unknown option 'atempts'"),
+        "unknown": (TypeError, "unknown option 'attemptz'"),
         "bad id": (InvalidName, "job_id"),
     }[flow]
 
@@ -289,7 +289,7 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         ("no node", {"name": "x", "queue": "q"}),
         ("bad data", job("x", data=float("nan"))),
         ("bad queue", job("x", queue="a:b")),
-        ("unknown", job("x", atempts=3)),
+        ("unknown", job("x", attemptz=3)),
         ("bad id", FlowJob("x", "q", {}, {"job_id": "123"})),
     ],
 )

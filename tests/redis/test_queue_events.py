@@ -273,6 +273,16 @@ def test_bytes_that_are_no_utf_8_end_no_listener(listen: Listen, redis_client: r
     assert custom == types.Custom(custom.id, "mail", "\\xfe", {"\\xfd": "\\xfc"})
 
 
+async def test_a_listener_needs_no_app(broker_url: str, redis_client: redis.Redis) -> None:
+    with QueueEvents("mail", broker_url, prefix="own", queue_hash_tag=False) as events:
+        entry_id = redis_client.xadd("own:mail:events", {"event": "drained"})
+        assert events.next(5) == types.Drained(str(entry_id), "mail")
+    async with AsyncQueueEvents("mail", broker_url, start="0", prefix="own", queue_hash_tag=False) as aevents:
+        assert await aevents.next(5) == types.Drained(str(entry_id), "mail")
+        await aevents.publish("own")
+    assert redis_client.xlen("own:mail:events") == 2
+
+
 @pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])
 def test_a_place_that_is_none_is_refused(broker: Broker, start: Any) -> None:
     with pytest.raises(ConfigError, match="start must be"):
