@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["closing_line", "problems", "ratios", "report", "spread"]
+__all__ = ["closing_line", "noise", "problems", "ratios", "report", "spread"]
 
 Rounds = Sequence[Mapping[str, Mapping[str, Mapping[str, Any]]]]
 """For each round: measure, then peer, then the numbers."""
@@ -31,6 +31,7 @@ TITLES = {
     "latency": "From send to result in hand, idle worker",
 }
 US, OTHER = "bulltask", "celery"
+MOST_NOISE = 0.1
 
 
 def report(rounds: Rounds) -> str:
@@ -71,6 +72,23 @@ def problems(rounds: Rounds) -> list[str]:
                     f"{result['done']} done, {stored} results"
                 )
     return found
+
+
+def noise(rounds: Rounds) -> str:
+    """A warning when processes outside the benchmark had a good part of the machine; empty when they had not."""
+    shares = [
+        result["foreign"]
+        for measures in rounds
+        for peers in measures.values()
+        for result in peers.values()
+        if "foreign" in result
+    ]
+    worst = max(shares, default=0.0)
+    if worst <= MOST_NOISE:
+        return ""
+    return (
+        f"noisy: other processes had up to {worst:.0%} of the CPU during a measurement; run it again when they are done"
+    )
 
 
 def ratios(rounds: Rounds, measure: str, ours: str, other: str) -> list[float]:

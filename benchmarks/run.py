@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.measures import MEASURES, Bench, Result
 from benchmarks.peers import PEERS, missing
 from benchmarks.processes import Failed
-from benchmarks.report import closing_line, problems, report
+from benchmarks.report import closing_line, noise, problems, report
 from bulltask.embedded import find_binary
 
 DEFAULT_PEERS = "bulltask,celery,celery-ignore-result"
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = problems(rounds)
     for problem in found:
         print(f"wrong: {problem}")
+    if warning := noise(rounds):
+        print(warning)
     print(closing_line(rounds))
     return 1 if found else 0
 

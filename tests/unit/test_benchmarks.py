@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.apps.counter import Counter, Tally, progress, tally
 from benchmarks.peers import PEERS, Peer
-from benchmarks.report import closing_line, problems, ratios, report, spread
+from benchmarks.report import closing_line, noise, problems, ratios, report, spread
 from benchmarks.run import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -111,6 +111,11 @@ def test_a_framework_that_is_not_installed_is_named(
     said = capsys.readouterr().err
     assert "no_such_package" in said
     assert "make bench" in said
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert noise(two_rounds()) == ""
+    assert "up to 40%" in noise(two_rounds(foreign=0.4))
 
 
 @pytest.mark.bench
