@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import math
 import re
@@ -114,10 +115,13 @@ def _options(opts: dict[str, Any], names: _Names) -> dict[str, Any]:
 
 def _stream(client: redis.Redis, key: str, names: _Names) -> Any:
     entries: list[tuple[str, dict[str, str]]] = client.xrange(key)  # type: ignore[assignment]
-    return [
+    found = [
         {name: names.only_id(value) if name in _ID_FIELDS else names.text(value) for name, value in fields.items()}
         for _, fields in entries
     ]
+    # Children are removed in the order of a set in Redis, which before 7.2 depends on their ids.
+    runs = itertools.groupby(found, lambda event: event.get("event") == "removed")
+    return [event for removed, run in runs for event in (sorted(run, key=str) if removed else run)]
 
 
 def _sorted_set(client: redis.Redis, key: str, names: _Names) -> Any:

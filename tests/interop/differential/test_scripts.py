@@ -289,13 +289,13 @@ CASES: Final[dict[str, Steps]] = {
     ],
     "removeJob": [
         *(add(), add(priority=1), add(delay=HOUR), add()),
-        *FAMILY,
+        flow(leaf()),
         *(do("remove", job=n, children=True) for n in (0, 1, 2)),
         take(),
         do("remove", job=3, children=True),
         do("remove", job=4, children=True),
         flow(leaf(), leaf()),
-        do("remove", job=8, children=False),
+        do("remove", job=6, children=False),
         every(HOUR),
     ],
     "removeChildDependency": [
@@ -441,6 +441,9 @@ CASES: Final[dict[str, Steps]] = {
 NOT_IN_NODE: Final = {"removeDeduplicationKey"}
 """Scripts that npm 5.62.0 does not have, tested in test_table.py."""
 
+ELSEWHERE: Final = {"updateRepeatableJobMillis"}
+"""Of BullMQ's old repeatable jobs, which only Node can make: nothing to compare on two queues."""
+
 
 @pytest.mark.parametrize("script", CASES)
 def test_the_script_leaves_the_same_behind_as_in_node(pair: Pair, script: str) -> None:
@@ -452,7 +455,7 @@ def test_the_script_leaves_the_same_behind_as_in_node(pair: Pair, script: str) -
 
 
 def test_every_official_script_that_bulltask_calls_has_a_case() -> None:
-    assert called_in_the_source() == CASES.keys() | NOT_IN_NODE
+    assert called_in_the_source() - ELSEWHERE == CASES.keys() | NOT_IN_NODE
 
 
 def called_in_the_source() -> set[str]:
