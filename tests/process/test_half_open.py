@@ -17,6 +17,7 @@ def test_an_idle_worker_whose_connections_are_half_open_takes_jobs_again_within_
     proxy = stage.proxy()
     worker = stage.worker(via=proxy, children=2, settings=IMPATIENT)
     stage.app.send_task("quick").get(timeout=20)
+    stage.wait_until_idle(2)
 
     proxy.freeze()
     frozen_ms = server_ms(stage.redis)
