@@ -234,6 +234,11 @@ class ActiveJob:
         return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None)
 
     @property
+    def is_repeated(self) -> bool:
+        """True when another job follows it by a rule: a job scheduler made it, or BullMQ before it had those."""
+        return bool(self.scheduler_id) or "repeat" in self.opts
+
+    @property
     def own(self) -> Mapping[str, Any]:
         """bulltask's own options; empty for a job that another client sent."""
         own = self.opts.get(OWN_KEY)

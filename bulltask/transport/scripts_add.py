@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -13,51 +15,47 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text
 
 __all__ = [
+    "RepeatedJob",
     "add_delayed_job",
     "add_job",
     "add_parent_job",
     "add_prioritized_job",
+    "add_repeated_job",
     "add_standard_job",
     "describe_queue",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatedJob:
+    """The next job of a repeatable one, as BullMQ had them before it had job schedulers.
+
+    Attributes:
+        key: of the repeatable job; a member of the queue's ``repeat``.
+        data: JSON.
+        options: as stored.
+    """
+
+    key: str
+    id: str
+    name: str
+    data: bytes
+    options: Mapping[str, Any]
+
+
 def add_standard_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     """``addStandardJob``: the job goes to ``wait`` (or ``paused``); the result is the id."""
-    places = (
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.id,
-        keys.completed,
-        keys.delayed,
-        keys.active,
-        keys.events,
-        keys.marker,
-    )
-    return _add("addStandardJob", places, keys, job, now_ms)
+    return _add("addStandardJob", _for_standard(keys), keys, job, now_ms)
 
 
 def add_delayed_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     """``addDelayedJob``: the job is due ``delay_ms`` after ``now_ms``."""
-    places = (keys.marker, keys.meta, keys.id, keys.delayed, keys.completed, keys.events)
-    return _add("addDelayedJob", places, keys, job, now_ms)
+    return _add("addDelayedJob", _for_delayed(keys), keys, job, now_ms)
 
 
 def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     """``addPrioritizedJob``: the job waits among those with a priority."""
-    places = (
-        keys.marker,
-        keys.meta,
-        keys.id,
-        keys.prioritized,
-        keys.delayed,
-        keys.completed,
-        keys.active,
-        keys.events,
-        keys.pc,
-    )
-    return _add("addPrioritizedJob", places, keys, job, now_ms)
+    return _add("addPrioritizedJob", _for_prioritized(keys), keys, job, now_ms)
 
 
 def add_parent_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
@@ -75,6 +73,18 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     if job.options.priority > 0:
         return add_prioritized_job(keys, job, now_ms)
     return add_standard_job(keys, job, now_ms)
+
+
+def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
+    """BullMQ's choice of script for the next job of a repeatable one; its options are stored as they are."""
+    if job.options.get("delay"):
+        script, places = "addDelayedJob", _for_delayed(keys)
+    elif job.options.get("priority"):
+        script, places = "addPrioritizedJob", _for_prioritized(keys)
+    else:
+        script, places = "addStandardJob", _for_standard(keys)
+    head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
+    return _call(script, places, keys, job.id, (head, job.data, job.options))
 
 
 def describe_queue(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:
@@ -101,9 +111,47 @@ def _add(script: str, places: tuple[str, ...], keys: QueueKeys, job: NewJob, now
         None if dedup is None else keys.deduplication(dedup),
     ]
 
+    return _call(script, places, keys, job.id, (head, job.data, job.options.to_wire(job.id, now_ms)))
+
+
+def _call(
+    script: str, places: tuple[str, ...], keys: QueueKeys, job_id: str, said: tuple[list[Any], bytes, Mapping[str, Any]]
+) -> Call[str]:
     def judge(reply: Any) -> str:
-        raise_for(reply, job.id, keys.name)
+        raise_for(reply, job_id, keys.name)
         return text(reply)
 
-    args = (msgpack.packb(head), job.data, msgpack.packb(job.options.to_wire(job.id, now_ms)))
-    return script_call(loader.official(script), places, args, judge)
+    head, data, options = said
+    return script_call(loader.official(script), places, (msgpack.packb(head), data, msgpack.packb(options)), judge)
+
+
+def _for_standard(keys: QueueKeys) -> tuple[str, ...]:
+    return (
+        keys.wait,
+        keys.paused,
+        keys.meta,
+        keys.id,
+        keys.completed,
+        keys.delayed,
+        keys.active,
+        keys.events,
+        keys.marker,
+    )
+
+
+def _for_delayed(keys: QueueKeys) -> tuple[str, ...]:
+    return (keys.marker, keys.meta, keys.id, keys.delayed, keys.completed, keys.events)
+
+
+def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
+    return (
+        keys.marker,
+        keys.meta,
+        keys.id,
+        keys.prioritized,
+        keys.delayed,
+        keys.completed,
+        keys.active,
+        keys.events,
+        keys.pc,
+    )

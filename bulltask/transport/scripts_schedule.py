@@ -23,6 +23,7 @@ __all__ = [
     "read_scheduler",
     "remove_job_scheduler",
     "update_job_scheduler",
+    "update_repeatable_job_millis",
 ]
 
 
@@ -107,6 +108,16 @@ def update_job_scheduler(
         producer_id,
     )
     return script_call(loader.official("updateJobScheduler"), places, args, _id_or_none)
+
+
+def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
+    """``updateRepeatableJobMillis``: note when a repeatable job of the older kind runs next.
+
+    Returns:
+        Under which of its two possible keys it is known, ``""`` if it is not (any more).
+    """
+    args = (next_ms, hashed_key, key)
+    return script_call(loader.official("updateRepeatableJobMillis"), (keys.repeat,), args, text)
 
 
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:

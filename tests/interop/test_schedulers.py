@@ -100,6 +100,79 @@ def test_an_older_repeatable_job_of_node_goes_on_too(mail: SideBySide, tmp_path:
     assert len(ran(file)) == 4
 
 
+# --- repeatable jobs of BullMQ before 5.10 ----------------------------------------------------------------------------
+
+
+def repeatable(sides: SideBySide, key: str, name: str, data: object, repeat: dict[str, Any]) -> str:
+    """A repeatable job whose key is of the old kind: Node goes on with such a key where it finds one."""
+    sides.redis.zadd(sides.keys.repeat, {key: 1})
+    return sides.add(name, data, repeat=repeat, attempts=2)
+
+
+def test_repeatable_jobs_of_the_old_kind_go_on_to_their_limit(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.worker()
+    repeatable(mail, "record::::250", "record", {"file": file}, {"every": 250, "limit": 4})
+    assert mail.redis.zrange(mail.keys.repeat, 0, -1) == ["record::::250"]
+    wait_until(lambda: mail.counts() == {"completed": 4}, 20, "four runs")
+    assert len(set(ran(file))) == 4
+
+
+def test_a_removed_repeatable_job_of_the_old_kind_ends(mail: SideBySide) -> None:
+    mail.worker()
+    job = repeatable(mail, "echo::::1000000000000", "echo", {}, {"every": 10**12})
+    mail.redis.delete(mail.keys.repeat)
+    mail.job_call(job, "promote")
+    wait_until(lambda: mail.counts() == {"completed": 1}, 20, "the last run")
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "repeat"),
+    [
+        ("echo::::1000000000000", {}, {"every": 10**12}),
+        ("echo::::1000000000000", {"id": 7}, {"every": 10**12, "limit": 9}),
+        ("echo:::UTC:0 0 1 1 *", {"id": "x"}, {"pattern": "0 0 1 1 *", "tz": "UTC"}),
+        ("echo::4000000000000::0 0 1 1 *", [], {"pattern": "0 0 1 1 *", "endDate": 4 * 10**12}),
+    ],
+)
+def test_the_next_job_of_a_repeatable_one_is_the_same_from_either_worker(
+    mail: SideBySide, key: str, data: object, repeat: dict[str, Any]
+) -> None:
+    found = []
+    for side in ("Node", "ours"):
+        mail.redis.flushdb()
+        job = repeatable(mail, key, "echo", data, repeat)
+        worker = mail.worker() if side == "ours" else None
+        handle = mail.node_worker() if side == "Node" else ""
+        mail.job_call(job, "promote")
+        # It fails where its data fits no argument of ours; that is no matter here.
+        wait_until(lambda: settled(mail.counts()), 20, "the next job")
+        found.append((next_repeat(mail), mail.redis.zrange(mail.keys.repeat, 0, -1, withscores=True)))
+        if worker is not None:
+            worker.stop()
+        else:
+            mail.node.call("worker.close", worker=handle)
+    assert found[0] == found[1]
+
+
+def settled(counts: dict[str, int]) -> bool:
+    """True when one job has ended and one is to come."""
+    return counts in ({"completed": 1, "delayed": 1}, {"failed": 1, "delayed": 1})
+
+
+def next_repeat(sides: SideBySide) -> list[tuple[str, dict[str, Any]]]:
+    """The jobs of the queue with their hashes, without times."""
+    jobs = []
+    for job in sorted(sides.redis.zrange(sides.keys.delayed, 0, -1)):
+        fields = sides.redis.hgetall(sides.keys.job(job))
+        options = json.loads(fields.pop("opts"))
+        for name in ("timestamp", "delay"):
+            fields.pop(name)
+            options.pop(name)
+        jobs.append((job, {**fields, "opts": options}))
+    return jobs
+
+
 def test_our_worker_adds_the_same_job_as_nodes_would(mail: SideBySide) -> None:
     """Each side picks up the first iteration of a scheduler; the jobs that follow are the same but for the times."""
     repeats: dict[str, dict[str, Any]] = {

@@ -76,6 +76,15 @@ def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(stage: Stage) -> 
     assert stage.redis.zcard(stage.keys.delayed) == 0
 
 
+def test_a_job_that_only_mentions_a_rule_runs_once(stage: Stage) -> None:
+    stage.worker(children=1)
+    job: AsyncResult[None] = stage.app.send_task("quick", countdown=0.3)
+    options = json.loads(stage.field(job, "opts"))
+    stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
+    job.get(timeout=20)
+    assert stage.redis.zcard(stage.keys.delayed) == 0
+
+
 @pytest.mark.parametrize("lost", ["the reply", "the call"])
 def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(stage: Stage, lost: str) -> None:
     proxy = stage.proxy()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from bulltask.errors import DecodeError
 from bulltask.job import ActiveJob, JobOptions
 from bulltask.repeat import Repeat, Scheduler
 from bulltask.worker.child.iterations import following
+from bulltask.worker.child.repeatables import following_repeat
 
 NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY = 86_400_000
@@ -164,3 +166,35 @@ def test_each_job_of_a_scheduler_expires_so_long_after_its_own_moment() -> None:
 
 def test_an_absolute_expiry_stays_one() -> None:
     assert JobOptions(expires_ms=NOON).to_template()["bulltask"] == {"v": 1, "expires": NOON}
+
+
+# --- repeatable jobs of BullMQ before 5.10 ----------------------------------------------------------------------------
+
+
+def test_an_interval_of_the_older_kind_keeps_to_multiples_of_itself() -> None:
+    found = following_repeat(job({"every": 60_000, "count": 2, "immediately": True, "jobId": "x"}), NOON + 5, UTC)
+    assert found is not None
+    assert (found.next_ms, found.key) == (NOON + 60_000, "send:x:::60000")
+    assert found.hashed_key == hashlib.md5(found.key.encode()).hexdigest()
+    assert found.rule == {"every": 60_000, "count": 3, "jobId": "x"}
+
+
+def test_a_rule_may_still_be_called_cron() -> None:
+    found = following_repeat(job({"cron": "0 3 * * *", "tz": "UTC", "endDate": NOON + 9 * DAY}), NOON, UTC)
+    assert found is not None
+    assert (found.next_ms, found.key) == (NOON + 15 * 3_600_000, f"send::{NOON + 9 * DAY}:UTC:0 3 * * *")
+    assert found.rule["pattern"] == "0 3 * * *"
+
+
+def test_series_of_the_older_kind_end_too() -> None:
+    assert following_repeat(job({"every": 1000, "limit": 2, "count": 2}), NOON, UTC) is None
+    assert following_repeat(job({"pattern": "0 3 * * *", "endDate": NOON + 5}), NOON, UTC) is None
+    with pytest.raises(DecodeError):
+        following_repeat(job([]), NOON, UTC)
+
+
+def test_only_jobs_that_another_one_follows_are_looked_at() -> None:
+    assert job({"every": 1}).is_repeated
+    assert job(None).is_repeated, "by its scheduler alone"
+    assert not ActiveJob.from_hash("mail", "1", [b"opts", b"{}"]).is_repeated
+    assert ActiveJob.from_hash("mail", "1", [b"opts", b'{"repeat":{"every":1}}']).is_repeated

@@ -11,6 +11,7 @@ from bulltask.job import ActiveJob
 from bulltask.names import is_scheduler_id
 from bulltask.repeat import Repeat, iteration_options
 from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
+from bulltask.worker.child.repeatables import add_next_repeat
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed
 
@@ -43,8 +44,6 @@ class Iterations:
         again, after 2 s, 4 s … 5 min, as Node.js does: were the job run, its series would end.
         """
         job, interrupted = picked.job, False
-        if not is_scheduler_id(job.scheduler_id):
-            return None
         while True:
             try:
                 self._add(picked)
@@ -62,6 +61,9 @@ class Iterations:
 
     def _add(self, picked: Picked) -> None:
         job, now_ms = picked.job, self._clock.now_ms()
+        if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
+            add_next_repeat(self._source.client, picked.keys, job, now_ms, self._zone)
+            return
         iteration = following(job, now_ms, self._zone)
         if iteration is not None:
             self._source.client.run(update_job_scheduler(picked.keys, job.scheduler_id, job.id, iteration, now_ms))

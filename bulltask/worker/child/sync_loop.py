@@ -57,7 +57,7 @@ class SyncLoop:
         if picked.at_once:
             # Before anything looks at the job: data that kills whoever decodes it must find its child empty, too.
             self._async.wait_for_others(picked.at_once)
-        if picked.job.scheduler_id and (postponed := self._iterations.add_next(picked)) is not None:
+        if picked.job.is_repeated and (postponed := self._iterations.add_next(picked)) is not None:
             return self._settle(picked, postponed, 0.0)
         begun = self._attempts.begin(picked.job)
         if not isinstance(begun, Attempt):
