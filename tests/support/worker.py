@@ -73,6 +73,8 @@ class Worker:
         settings: ``BULLTASK_`` settings, by their public names.
         environ: more environment variables.
         new_group: it becomes the leader of a process group of its own.
+        prefix: words before the command, of a program that replaces itself with the worker.
+        stdin: its standard input.
     """
 
     def __init__(
@@ -84,15 +86,17 @@ class Worker:
         settings: Mapping[str, object] | None = None,
         environ: Mapping[str, str] | None = None,
         new_group: bool = False,
+        prefix: Sequence[str] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tested.py").write_text(APP + textwrap.dedent(source))
         said = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bulltask", "worker", "-A", "tested:app", *options],
+            [*prefix, sys.executable, "-m", "bulltask", "worker", "-A", "tested:app", *options],
             cwd=directory,
             env={**os.environ, **said, **(environ or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -109,8 +109,10 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
         name: Anything(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
     }
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
+    "docs/flows.md": {"parts_of": Anything("parts_of")},
     "docs/guarantees.md": {"bank": Anything("bank"), "outbox": []},
     "docs/interop-node.md": {},
+    "docs/queue-events.md": {"pager": Anything("pager")},
     "docs/queues.md": {},
     "docs/schedules.md": {},
     "docs/observability.md": {"bus": Bus(), "pager": Anything("pager")},

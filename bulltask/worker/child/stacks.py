@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import fcntl
+import gc
 import os
 import signal
 import traceback
@@ -73,15 +74,20 @@ def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     parts = [f"\n{len(tasks)} asyncio tasks\n"]
     for task in tasks[:_MOST_TASKS]:
-        frames = _frames(task.get_coro())
-        lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames).format()
-        parts.append(f"Task {task.get_name()!r} (outermost call first):\n{''.join(lines)}")
+        coroutine = task.get_coro()
+        lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(coroutine)).format()
+        # What a task runs at this moment is known to its thread only.
+        order = "runs: see its thread" if getattr(coroutine, "cr_running", False) else "outermost call first"
+        parts.append(f"Task {task.get_name()!r} ({order}):\n{''.join(lines)}")
     return "".join(parts)
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
     """The frames from a task's coroutine to what it waits for in the end, through generators too."""
     while awaited is not None:
+        if type(awaited).__name__ == "coroutine_wrapper":
+            # What coroutine.__await__() returns, as many libraries do; only the collector knows its coroutine.
+            awaited = next(iter(gc.get_referents(awaited)), None)
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:
             return

@@ -1,0 +1,263 @@
+"""The parts of a worker that signals speak to, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bulltask.events import Bus, ChildDied, ChildLeft, ChildStarted, Event
+from bulltask.states import RunState
+from bulltask.testing.wait import wait_until
+from bulltask.worker.child.stacks import tasks_text
+from bulltask.worker.slots import ChildBlock, Slots
+from bulltask.worker.supervisor.fleet import Fleet
+from bulltask.worker.supervisor.origin import Origin
+from bulltask.worker.supervisor.recovery import Orphans
+from bulltask.worker.supervisor.signals import ON, STOP, SignalQueue
+from bulltask.worker.supervisor.stacks import StackDumps
+from bulltask.worker.wakeups import Wakeups
+
+# Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ON}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(-1)
+
+
+@pytest.fixture
+def wakeups() -> Iterator[Wakeups]:
+    made = Wakeups()
+    yield made
+    made.close()
+
+
+# ---- the queue ------------------------------------------------------------------------------------------------------
+
+
+def test_signals_come_out_as_methods_in_their_order(wakeups: Wakeups) -> None:
+    queue = SignalQueue()
+    queue.install(wakeups)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+        signal.raise_signal(number)
+    assert queue.holds({"restart"})
+    assert queue.holds(STOP)
+    assert not queue.holds({"pause"})
+    assert queue.take() == ["restart", "dump_stacks", "warm_shutdown"]
+    assert not queue.holds(STOP)
+
+
+def test_a_program_that_is_still_loaded_remembers_what_must_not_end_it_and_can_be_ended(wakeups: Wakeups) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    queue = SignalQueue()
+    queue.install_early()
+    assert signal.getsignal(signal.SIGTERM) is before
+    signal.raise_signal(signal.SIGUSR2)
+    queue.install(wakeups)
+    assert queue.take() == ["ignore"]
+
+
+def test_signals_that_were_held_back_come_through(wakeups: Wakeups) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, ON)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads hold nothing back
+    queue = SignalQueue()
+    queue.install(wakeups)
+    assert queue.take() == ["ignore"]
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(wakeups: Wakeups) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    queue = SignalQueue()
+    queue.install_early()
+    queue.install(wakeups)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+# ---- the origin -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_has_the_interpreters_own_options() -> None:
+    assert Origin().command == [sys.executable, *sys.orig_argv[1:]]
+
+
+def test_a_closed_terminal_is_noticed_and_one_that_never_was_is_not_missed() -> None:
+    master, slave = pty.openpty()
+    saved = os.dup(0)
+    try:
+        os.dup2(slave, 0)
+        os.close(slave)
+        origin = Origin()
+        assert not origin.hung_up
+        os.close(master)
+        assert origin.hung_up
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        assert not Origin().hung_up
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+
+
+# ---- the fleet ------------------------------------------------------------------------------------------------------
+
+Life = Callable[[ChildBlock], None]
+
+
+class Children:
+    """A fleet whose children live as the test says, and what is heard of them."""
+
+    def __init__(self, life: Life, room: int = 4, wanted: int = 1) -> None:
+        self.slots = Slots(room, 3)
+        self.heard: list[Event] = []
+        self._life = life
+        bus = Bus()
+        bus.subscribe(Event, self.heard.append)
+        self.fleet = Fleet(self.slots, self._launch, StackDumps(bus), bus, wanted)
+
+    def _launch(self, index: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._life(self.slots.children[index])
+            finally:
+                os._exit(0)
+        return pid
+
+    def buried(self) -> list[Orphans]:
+        """Wait until one dies."""
+        return wait_until(self.fleet.reap, what="a dead child")
+
+    def close(self) -> None:
+        self.fleet.kill()
+        wait_until(lambda: self.fleet.reap() is not None and self.fleet.alive == 0)
+
+
+@pytest.fixture
+def children() -> Iterator[Callable[..., Children]]:
+    made: list[Children] = []
+
+    def make(life: Life, **options: int) -> Children:
+        made.append(Children(life, **options))
+        made[-1].fleet.hold_strength()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def wait_for_term(block: ChildBlock) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    block.run_state = RunState.RUN
+    signal.pause()
+    block.run_state = RunState.CLOSED
+
+
+def running(made: Children, index: int = 0) -> bool:
+    return made.slots.children[index].run_state is RunState.RUN
+
+
+def pid_of(made: Children, index: int = 0) -> int:
+    return [event.pid for event in made.heard if isinstance(event, ChildStarted) and event.index == index][-1]
+
+
+def test_a_dead_child_is_told_from_one_that_left(children: Callable[..., Children]) -> None:
+    left = children(wait_for_term)
+    wait_until(lambda: running(left))
+    os.kill(pid_of(left), signal.SIGTERM)
+    assert left.buried()[0].wanted, "what it may have left behind is no crash"
+    assert left.heard[-1] == ChildLeft(0, pid_of(left))
+
+    died = children(lambda block: setattr(block, "run_state", RunState.RUN))
+    assert not died.buried()[0].wanted
+    assert died.heard[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
+
+
+def test_the_orphans_of_a_child_are_told_by_whether_they_ran(children: Callable[..., Children]) -> None:
+    def life(block: ChildBlock) -> None:
+        taking, running_one, settling = block.slots()
+        taking.reserve(1)
+        running_one.hold(0, "1", 1)
+        settling.hold(0, "2", 1)
+        settling.settle(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    made = children(life)
+    orphans = made.buried()[0]
+    tokens = [slot.token for slot in made.slots.children[0].slots()]
+    assert orphans.tokens == tuple(tokens)
+    assert orphans.running == {tokens[1]}
+
+
+def test_a_fleet_grows_to_its_room_and_shrinks_to_one_by_telling_the_last_one_to_end(
+    children: Callable[..., Children],
+) -> None:
+    made = children(wait_for_term, room=3, wanted=2)
+    assert made.fleet.grow()
+    assert not made.fleet.grow()
+    made.fleet.hold_strength()
+    wait_until(lambda: all(running(made, index) for index in range(3)))
+    assert made.fleet.shrink()
+    assert made.buried()[0].wanted
+    made.fleet.hold_strength()
+    assert made.fleet.alive == made.fleet.wanted == 2
+    assert made.fleet.shrink()
+    assert not made.fleet.shrink()
+    assert not any(isinstance(event, ChildDied | ChildLeft) for event in made.heard), "they were told to"
+
+
+# ---- stacks ---------------------------------------------------------------------------------------------------------
+
+
+async def deepest(inside: threading.Event) -> None:
+    asyncio.get_running_loop().call_soon(inside.set)
+    await asyncio.Event().wait()
+
+
+def generator(inside: threading.Event):
+    yield from deepest(inside).__await__()
+
+
+class Awaitable:
+    def __init__(self, inside: threading.Event) -> None:
+        self.inside = inside
+
+    def __await__(self):
+        return generator(self.inside)
+
+
+async def outermost(inside: threading.Event) -> None:
+    await Awaitable(inside)
+
+
+def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it_waits() -> None:
+    loop, inside = asyncio.new_event_loop(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        future = asyncio.run_coroutine_threadsafe(outermost(inside), loop)
+        assert inside.wait(10)
+        text = tasks_text(loop)
+        assert "1 asyncio tasks" in text
+        places = [text.index(f"in {name}\n") for name in ("outermost", "generator", "deepest", "wait")]
+        assert places == sorted(places)
+        future.cancel()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_without_a_loop_there_are_no_tasks() -> None:
+    assert tasks_text(None) == ""
