@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, InvalidName, ParentNotFound
+from bulltask.queue.flow import FlowJob, FlowProducer
 from bulltask.queue.queue import Queue
 from tests.interop.differential.intended import META
 from tests.interop.differential.pair import HOUR, START_MS, Outcome, Pair
@@ -21,6 +22,11 @@ from tests.support.programs import ROOT
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 PAGE = ROOT / "docs" / "differences.md"
+ELSEWHERE = {
+    "test_a_failed_child_is_tried_again_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
+    "test_a_parent_does_not_run_early_because_its_first_child_has_completed_before": "tests/redis/test_flow_add.py",
+}
+"""Rows that are asserted where their feature is."""
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -161,6 +167,27 @@ def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
     assert both(outcome, "repeat", "value") == ([["p", midnight_ms + 3 * HOUR]], [["p", midnight_ms + 4 * HOUR]])
 
 
+def test_limit_of_clean(pair: Pair, lasting_node: NodeBridge) -> None:
+    with Queue("cleaned", pair.url) as queue:
+        queue.add_bulk([{"name": "a", "data": {}, "options": {"delay": 60}} for _ in range(22_100)])
+        assert len(queue.clean(0, 10_050, "delayed")) == 10_050
+        args = [0, 10_050, "delayed"]
+        assert len(lasting_node.call("queue.call", queue="{cleaned}", method="clean", args=args)) > 10_050
+
+
+def test_refused_flows(pair: Pair) -> None:
+    leaf = FlowJob("leaf", "q", {}, {"job_id": "same"})
+    with FlowProducer(pair.url) as flows:
+        with pytest.raises(InvalidName, match="twice"):
+            flows.add(FlowJob("root", "q", {}, {}, [leaf, leaf]))
+        with pytest.raises(ConfigError, match="deduplicated"):
+            flows.add(FlowJob("root", "q", {}, {}, [FlowJob("leaf", "q", {}, {"deduplication": "d"})]))
+        assert pair.redis.keys("bull:{q}:*") == []
+        with pytest.raises(ParentNotFound):
+            flows.add(leaf, parent={"id": "gone", "queue": "q"})
+        assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
+
+
 def test_the_time(pair: Pair, lasting_node: NodeBridge, defaults: Queue) -> None:
     """Ours is Redis' own; Node's is that of its machine."""
     job = defaults.add("a")
@@ -174,4 +201,6 @@ def test_every_row_of_the_page_is_asserted_here_and_the_other_way_round() -> Non
     named = set(re.findall(r"`(test_[a-z_]+)`", PAGE.read_text()))
     here = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
     here.remove("test_every_row_of_the_page_is_asserted_here_and_the_other_way_round")
-    assert named == here
+    for name, file in ELSEWHERE.items():
+        assert f"def {name}(" in (ROOT / file).read_text()
+    assert named == here | ELSEWHERE.keys()
