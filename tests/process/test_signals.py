@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,15 @@ def version():
 """
 
 
+FOLLOWS_ITSELF = """
+@app.task(name="step")
+def step(number):
+    tell("step", number=number)
+    if number == 1:
+        app.send_task("step", kwargs={"number": 2}, countdown=3)
+
+app.send_task("step", kwargs={"number": 1}, job_id="first")
+"""
 MOVES = """
 os.chdir("/")
 tell("sees", seen=os.environ.setdefault("SEEN", "no"))
@@ -213,6 +224,50 @@ def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(
     assert stage.starts(running) == 1
     assert worker.logged("Worker restarting") == []
     assert worker.complaints() == []
+
+
+def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_all_the_same(stage: Stage) -> None:
+    to_terminal = ["setsid", "--ctty", "sh", "-c", 'exec "$@" >/dev/tty 2>&1', "sh"]
+    master, slave = pty.openpty()
+    worker = stage.worker(MORE, prefix=to_terminal, stdin=slave)
+    os.close(slave)
+    running = [stage.hold() for _ in range(2)]
+    for job in running:
+        stage.started(job)
+    os.close(master)
+    stage.open_gate("gate", 2)
+    assert worker.wait() == Exit.OK
+    assert [job.get(timeout=5) for job in running] == ["gate", "gate"]
+    assert [stage.starts(job) for job in running] == [1, 1]
+
+
+def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    worker = stage.worker(MORE, settings={"metrics_port": port})
+    worker.wait_for_line("Worker started")
+    worker.send(signal.SIGHUP)
+    worker.wait_for_line("Worker started", count=2)
+    assert version(stage) == "old"
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b"bullmq_jobs_processed_total" in answer.read()
+    assert worker.stop() == Exit.OK
+
+
+def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_after_a_restart(
+    stage: Stage, tmp_path: Path
+) -> None:
+    # The server ends with its last user, and between the old program and the new one there is none.
+    worker = stage.worker(
+        MORE + FOLLOWS_ITSELF,
+        settings={"broker_url": "embedded://"},
+        environ={"XDG_DATA_HOME": str(tmp_path / "data")},
+    )
+    stage.journal.wait_for(what="step", number="1")
+    worker.send(signal.SIGHUP)
+    worker.wait_for_line("Worker started", count=2, timeout=50)
+    stage.journal.wait_for(what="step", number="2", timeout=50)
+    assert worker.stop() == Exit.OK
 
 
 def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(stage: Stage) -> None:

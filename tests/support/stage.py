@@ -92,7 +92,7 @@ class Stage:
         url = self.url if via is None else f"redis://{via.host}:{via.port}/0"
         said = {"broker_url": url, "worker_concurrency": children, **(settings or {})}
         directory = self._directory / f"worker-{len(self._workers)}"
-        environ = {"JOURNAL_URL": self._journal_url}
+        environ = {"JOURNAL_URL": self._journal_url, **more.pop("environ", {})}
         self._workers.append(Worker(directory, source, settings=said, environ=environ, **more))
         return self._workers[-1]
 
