@@ -156,6 +156,16 @@ def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
     run_snippets(ROOT / name)
 
 
+@pytest.mark.redis
+def test_the_readmes_queues_flows_and_schedules_run(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
+    block = next(block for block in blocks(README, "python") if "beat_schedule" in block)
+    exec(compile(block, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+    assert capsys.readouterr().out == "{'delayed': 1}\n"
+
+
 def test_no_page_has_python_snippets_that_nobody_runs() -> None:
     assert {name_of(page) for page in PAGES if blocks(page, "python")} == GIVEN.keys()
 
