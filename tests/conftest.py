@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,6 +16,9 @@ from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.processes import MARK, Leftovers
+
+# Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH
 
