@@ -26,13 +26,14 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
 
-        A module that is imported again under the same name (``importlib.reload``) replaces its own tasks.
+        A function that is defined again replaces itself, as it does in Python: ``importlib.reload`` of an edited
+        module, a notebook cell that is run twice, a file imported under two names.
 
         Raises:
             DuplicateTask: another function has the name; the message says where both are.
         """
         other = self.get(task.name)
-        if other is not None and other.location != task.location:
+        if other is not None and not _is_same_function(other, task):
             raise DuplicateTask(
                 f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
                 "give one of them another name with @app.task(name='…')"
@@ -60,3 +61,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
     def __len__(self) -> int:
         return len(set(self._own) | set(self._shared))
+
+
+def _is_same_function(one: AnyTask[Any, Any], other: AnyTask[Any, Any]) -> bool:
+    """By place, or by name in its module: an edit moves a function, and a file may be imported under two names."""
+    if one.location == other.location:
+        return True
+    module, name = one.function.__module__, one.function.__qualname__
+    return "<lambda>" not in name and (module, name) == (other.function.__module__, other.function.__qualname__)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import inspect
 import json
 import re
@@ -169,6 +170,34 @@ def test_a_module_that_is_imported_again_replaces_its_own_tasks(app: App) -> Non
     first, second = app.task(add), app.task(add)
     assert app.tasks[first.name] is second
     assert len(app.tasks) == 1
+
+
+def test_an_edited_module_that_is_reloaded_replaces_its_tasks_though_they_have_moved(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two edits within a second look alike to the cache
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_tasks.py"
+    file.write_text("def work() -> int:\n    return 1\n")
+    module = importlib.import_module("edited_tasks")
+    try:
+        app.task(module.work)
+        file.write_text("import os\n\n\ndef work() -> int:\n    return 2\n")
+        task: Task[[], int] = app.task(importlib.reload(module).work)
+    finally:
+        del sys.modules["edited_tasks"]
+    assert app.tasks["edited_tasks.work"] is task
+    assert task() == 2
+
+
+def test_functions_of_one_name_in_two_modules_do_not_replace_each_other(app: App) -> None:
+    def elsewhere() -> None: ...
+
+    app.task(name="work")(add)
+    elsewhere.__qualname__ = add.__qualname__
+    elsewhere.__module__ = "another.module"
+    with pytest.raises(DuplicateTask, match="two tasks are named 'work'"):
+        app.task(name="work")(elsewhere)
 
 
 def test_an_unknown_task_is_answered_with_the_nearest_known_one(app: App) -> None:
