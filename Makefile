@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 LOCK := requirements-dev.lock
 SOURCES := pyproject.toml $(LOCK) bulltask/lua/manifest.json bulltask/lua/build_hook.py
 NODE_CLIENT := tests/interop/node_modules/.package-lock.json
+# One environment per major version of the official Python client: tests/interop/official/requirements-2.txt and so on.
+OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
+	$(wildcard tests/interop/official/requirements-*.txt))
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -73,11 +76,18 @@ $(BIN)/python:
 
 # What is missing is said, not installed: these are the developer's own programs. CI has them all.
 .PHONY: externals
-externals: $(if $(shell command -v npm),$(NODE_CLIENT))
+externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests on a real Redis need it (others use the embedded Valkey)"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
 $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 	cd tests/interop && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# Of its own, as it pins an older redis-py; without a pip of its own, which takes a second less.
+$(VENV)/official-%/installed.stamp: tests/interop/official/requirements-%.txt | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/pip --python $(@D)/bin/python install -q --no-deps -r $<
 	@touch $@
