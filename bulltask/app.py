@@ -11,8 +11,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 from bulltask import embedded
 from bulltask.categories import Categorizer
 from bulltask.codec import Json
-from bulltask.config import Conf, Config, names_of
+from bulltask.config import Conf, Config
 from bulltask.job import NewJob
+from bulltask.parsers import names_of
 from bulltask.ports import ResultReader
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
@@ -67,7 +68,7 @@ class App:
         name: shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for a server of bulltask's own on
             this machine (development). The environment's ``BULLTASK_BROKER_URL`` wins.
-        settings: any other setting of ``bulltask.config``.
+        settings: any other setting of ``bulltask.settings``.
 
     Raises:
         ConfigError: a setting has a wrong name or value.

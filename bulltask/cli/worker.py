@@ -7,7 +7,8 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.loading import app_options, load_app
-from bulltask.config import LOG_LEVELS, names_of
+from bulltask.parsers import names_of
+from bulltask.settings import LOG_LEVELS
 
 __all__ = ["command"]
 

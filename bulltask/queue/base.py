@@ -17,7 +17,7 @@ class QueueBase:
         broker_url: the server, when there is no app; the environment's ``BULLTASK_BROKER_URL`` wins.
         default_job_options: options of every job that is added here unless it says otherwise.
         link: the queue's way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.config``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         ConfigError, InvalidName: a setting or the name is wrong.

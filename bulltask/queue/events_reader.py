@@ -34,7 +34,7 @@ class EventReader(Callbacks):
         start: ``"$"`` begins with what happens from :meth:`open` (or the first event that is asked for) on, ``"0"``
             with the oldest event that is still there, an id behind the event of that id (see :attr:`position`).
         broker: gives the way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.config``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         InvalidName: the queue's name is refused.

@@ -36,7 +36,7 @@ class _Flows:
     Args:
         broker_url: the server, when there is no app; the environment's ``BULLTASK_BROKER_URL`` wins.
         broker: gives the way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.config``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         ConfigError: a setting is wrong.

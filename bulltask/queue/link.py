@@ -47,7 +47,7 @@ class Link:
     def to(
         cls, queue: str, url: str | None, settings: Mapping[str, object], defaults: Mapping[str, Any] | None
     ) -> Link:
-        """Make a link without an app; ``settings`` are those of ``bulltask.config``.
+        """Make a link without an app; ``settings`` are those of ``bulltask.settings``.
 
         Raises:
             ConfigError: a setting has a wrong name or value.

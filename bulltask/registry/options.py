@@ -13,7 +13,7 @@ import uuid_utils
 from bulltask import codec
 from bulltask.backoff import Backoff, CustomBackoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.config import Config, jitter_share
+from bulltask.config import Config
 from bulltask.errors import ConfigError
 from bulltask.job import JobOptions, NewJob
 from bulltask.job_options import (
@@ -28,6 +28,7 @@ from bulltask.job_options import (
     stored_options,
 )
 from bulltask.names import check_job_id, check_job_name, check_queue_name
+from bulltask.parsers import jitter_share
 
 __all__ = ["CallOptions", "TaskOptions", "build_job"]
 

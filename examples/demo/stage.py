@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, cast
 
-from bulltask.config import SETTINGS
 from bulltask.embedded import EmbeddedServer
 from bulltask.process import die_with_parent
+from bulltask.settings import SETTINGS
 
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]
 STOP_TIMEOUT = 20.0  # seconds that the worker has for its last jobs

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config import SETTINGS, Conf, Config
+from bulltask.config import Conf, Config
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
+from bulltask.settings import SETTINGS
 
 DURATIONS = [
     "redis_socket_connect_timeout",

@@ -1,0 +1,203 @@
+"""How the value of a setting is read: one function for each kind of value, or one that makes it.
+
+Each takes what the user gave (text from the environment and the command line, anything from code) and the setting's
+name for the message, and returns what :class:`bulltask.config.Config` holds, or raises ``ConfigError``. The text after
+"must be" in a message is also what the documentation says that the setting takes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from bulltask.clock import to_ms, zone_of
+from bulltask.errors import ConfigError
+from bulltask.process import usable_cores
+from bulltask.urls import redact_url
+
+__all__ = [
+    "Parse",
+    "choice",
+    "cores",
+    "did_you_mean",
+    "duration",
+    "entries",
+    "flag",
+    "integer",
+    "jitter_share",
+    "names_of",
+    "optional",
+    "plain_text",
+    "time_zone",
+    "url",
+    "worker_name",
+]
+
+URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
+Parse = Callable[[Any, str], Any]
+
+
+def integer(low: int, high: int | None = None) -> Parse:
+    """Return the reader of a whole number from ``low`` to ``high``, both included."""
+
+    def parse(value: Any, name: str) -> int:
+        try:
+            number = int(value) if isinstance(value, str) else value
+        except ValueError:
+            number = None
+        if not isinstance(number, int) or isinstance(number, bool) or number < low or (high and number > high):
+            raise ConfigError(f"{name} must be a whole number {_span(low, high)}, not {value!r}")
+        return number
+
+    return parse
+
+
+def _span(low: int, high: int | None) -> str:
+    return f"from {low} to {high}" if high else f"of {low} or more"
+
+
+def duration(low_ms: int = 0) -> Parse:
+    """Return the reader of a length of time, seconds or ``timedelta``, of ``low_ms`` or more: milliseconds."""
+
+    def parse(value: Any, name: str) -> int:
+        try:
+            length = float(value) if isinstance(value, str) else value
+        except ValueError as exc:
+            raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}") from exc
+        if (ms := to_ms(length, name)) < low_ms:
+            raise ConfigError(f"{name} must be at least {low_ms / 1000:g} s, not {value!r}")
+        return ms
+
+    return parse
+
+
+def optional(parse: Parse) -> Parse:
+    """Return a reader that takes none too (``None``, the word, or nothing), and leaves the rest to ``parse``."""
+    return lambda value, name: None if value is None or str(value).lower() in {"", "none"} else parse(value, name)
+
+
+def choice(*allowed: str) -> Parse:
+    """Return the reader of one of some words."""
+
+    def parse(value: Any, name: str) -> str:
+        text = str(value).lower()
+        if text not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}{did_you_mean(text, allowed)}")
+        return text
+
+    return parse
+
+
+_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return a switch: true or false, or a word for one of them.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    meant = value if isinstance(value, bool) else {**_WORDS, "1": True, "0": False}.get(str(value).lower())
+    if meant is None:
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
+    return meant
+
+
+def plain_text(value: Any, name: str) -> str:
+    """Return a text that is not empty and has no control characters.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
+        raise ConfigError(f"{name} must be a text without control characters, not {value!r}")
+    return value
+
+
+def worker_name(value: Any, name: str) -> str:
+    """Return a name that Redis can show as that of a connection, or nothing.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    if value is None or value == "":
+        return ""
+    if any(char.isspace() for char in plain_text(value, name)):
+        raise ConfigError(f"{name} must have no spaces, because Redis shows it as a connection's name: {value!r}")
+    return str(value)
+
+
+def time_zone(value: Any, name: str) -> str:
+    """Return the name of a time zone that is known here."""
+    zone_of(value, name)
+    return str(value)
+
+
+def entries(value: Any, name: str) -> Mapping[str, Any] | None:
+    """Return a dictionary of entries by name; what is in one is read where it is used.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r}")
+    return dict(value)
+
+
+def url(value: Any, name: str) -> str:
+    """Return the URL of a server; a message about it shows no password.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    if not isinstance(value, str) or not value.startswith(URL_SCHEMES):
+        shown = redact_url(value) if isinstance(value, str) else repr(value)
+        raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}; it is {shown}")
+    return value
+
+
+def jitter_share(value: Any, name: str) -> float:
+    """Return the share of a delay that is left to chance: a switch (true is 0.2) or a number from 0 to 1.
+
+    Raises:
+        ConfigError: it is neither; the message calls it ``name``.
+    """
+    meant = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if meant is not None:
+        return 0.2 if meant else 0.0
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{name} must be true, false or a share from 0 to 1, not {value!r}")
+    return share
+
+
+def names_of(value: Any, name: str) -> tuple[str, ...]:
+    """Return the names of a list, or of a text with commas between them.
+
+    Raises:
+        ConfigError: it is neither; the message calls it ``name``.
+    """
+    if isinstance(value, str):
+        return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{name} must be a list of names, not {value!r}")
+    return tuple(plain_text(part, name) for part in value)
+
+
+def cores(value: Any, name: str) -> int:
+    """Return a number of processes; none and auto are one for each core that we may use."""
+    if value is None or value == "auto":
+        return usable_cores()
+    return int(integer(1, 1_000)(value, name))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message: which of the ``known`` names was probably meant."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
