@@ -7,16 +7,18 @@ bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bulltask import codec
-from bulltask.backoff import Backoff
+from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
 from bulltask.codec import Json
 from bulltask.errors import DecodeError
 from bulltask.states import JobState
+from bulltask.values import value
 
 __all__ = [
     "MAX_PRIORITY",
@@ -39,7 +41,7 @@ _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobRef:
     """Which job: the queue as the user spells it, and the id."""
 
@@ -47,7 +49,7 @@ class JobRef:
     id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class JobOptions:
     """Options of a job; :meth:`to_wire` gives them BullMQ's names.
 
@@ -151,7 +153,7 @@ class ParentLink:
     data: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NewJob:
     """A job that was not sent yet: everything checked, the data already JSON.
 
@@ -176,7 +178,7 @@ class NewJob:
         return JobRef(self.queue, self.id)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ActiveJob:
     """A job in a worker's hands.
 
@@ -280,6 +282,26 @@ class ActiveJob:
             DecodeError: it is malformed.
         """
         return Backoff.from_wire(self.opts.get("backoff"))
+
+    def retry_delay_ms(self, made: int) -> int:
+        """How long the job's own backoff waits after ``made`` failed attempts.
+
+        Raises:
+            DecodeError: the stored backoff is malformed.
+        """
+        backoff = self.backoff()
+        if backoff is None:
+            return 0
+        return seed_delay_ms(backoff, made) if self.is_ours else bullmq_delay_ms(backoff, made)
+
+    def failure_fields(self, reason: str, trace: str) -> list[str]:
+        """BullMQ's fields of a failed attempt: the raw reason, and one traceback for each attempt that has one."""
+        traces = [*self.traces(), *([trace] if trace else [])]
+        limit = self.trace_limit()
+        if limit is not None:
+            traces = traces[-limit:] if limit else []
+        safe = reason.encode("utf-8", "replace").decode()
+        return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
 
     def keep(self, option: str) -> dict[str, int]:
         """BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail`` (PROTOCOL 4.7)."""

@@ -7,15 +7,12 @@ from typing import Final
 
 from bulltask.clock import ServerClock
 from bulltask.errors import REPAIRABLE, BulltaskError
-from bulltask.job import ActiveJob
-from bulltask.names import is_scheduler_id
-from bulltask.repeat import Repeat, iteration_options
-from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
-from bulltask.worker.child.repeatables import add_next_repeat
+from bulltask.queue.following import add_following
+from bulltask.transport.operation import perform
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed
 
-__all__ = ["Iterations", "following"]
+__all__ = ["Iterations"]
 
 _FIRST_PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 300_000
@@ -60,36 +57,4 @@ class Iterations:
                 return Postponed(_FIRST_PAUSE_MS, "its lock was lost") if lost else None
 
     def _add(self, picked: Picked) -> None:
-        job, now_ms = picked.job, self._clock.now_ms()
-        if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
-            add_next_repeat(self._source.client, picked.keys, job, now_ms, self._zone)
-            return
-        iteration = following(job, now_ms, self._zone)
-        if iteration is not None:
-            self._source.client.run(update_job_scheduler(picked.keys, job.scheduler_id, job.id, iteration, now_ms))
-
-
-def following(job: ActiveJob, now_ms: int, zone: tzinfo) -> Iteration | None:
-    """Return the job that follows ``job`` in its series, ``None`` if it was the last one.
-
-    Args:
-        job: made by a scheduler.
-        now_ms: the server's time.
-        zone: for a pattern that names no time zone.
-
-    Raises:
-        DecodeError, ConfigError: its rule cannot be read.
-    """
-    stored = job.opts.get("repeat")
-    repeat = Repeat.from_wire(stored)
-    if repeat.is_over(now_ms):
-        return None
-    next_ms = None
-    if repeat.pattern is not None:
-        previous = job.opts.get("prevMillis")
-        # A clock that lags behind the one that made this job must not find the same moment again.
-        next_ms = repeat.next_ms(max(now_ms, previous if isinstance(previous, int) else 0), zone)
-        if next_ms is None:
-            return None
-    rule = {**job.opts["repeat"], "count": repeat.count + 1}
-    return Iteration(next_ms, job.data, iteration_options(job.opts, rule, job.scheduler_id, next_ms, now_ms))
+        perform(self._source.client, add_following(picked.keys, picked.job, self._clock.now_ms(), self._zone))

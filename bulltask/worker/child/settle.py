@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.worker.child.moves import move_call, why
-from bulltask.worker.child.verdict import backoff_ms
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Outcome, Picked, Postponed, RetryLater
 
 __all__ = ["UNSTORABLE", "Settler"]
@@ -64,10 +62,10 @@ class Settler:
                     picked.keys, job.id, self._claim(token), _failed(job, outcome), fetch_next=fetch_next, now_ms=now_ms
                 )
             case RetryLater(delay_ms=0):
-                fields = _failure_fields(job, outcome.reason, outcome.trace)
+                fields = job.failure_fields(outcome.reason, outcome.trace)
                 return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
             case RetryLater():
-                fields = _failure_fields(job, outcome.reason, outcome.trace)
+                fields = job.failure_fields(outcome.reason, outcome.trace)
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case Postponed():
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
@@ -93,7 +91,7 @@ class Settler:
         made = picked.job.attempts_made + 1
         if isinstance(exc, PendingChildren) and made < picked.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: then it fails
-                return RetryLater(backoff_ms(picked.job, made), reason, "", "transient")
+                return RetryLater(picked.job.retry_delay_ms(made), reason, "", "transient")
         return Failed(reason, "", "permanent")
 
     def was_ours(self, picked: Picked) -> Call[bool]:
@@ -154,7 +152,7 @@ class Settler:
 
 
 def _failed(job: ActiveJob, outcome: Failed) -> Ending:
-    fields = _failure_fields(job, outcome.reason, outcome.trace)
+    fields = job.failure_fields(outcome.reason, outcome.trace)
     return Ending(False, outcome.reason.encode("utf-8", "replace"), job.keep("removeOnFail"), job.attempts, fields)
 
 
@@ -162,13 +160,3 @@ def _is_removed_soon(job: ActiveJob) -> bool:
     """True when the job may be gone by the time that a call with a lost reply is made again."""
     kept = (job.keep("removeOnComplete"), job.keep("removeOnFail"))
     return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
-
-
-def _failure_fields(job: ActiveJob, reason: str, trace: str) -> list[str]:
-    """BullMQ's fields of a failed attempt: the raw reason, and one traceback text for each attempt that has one."""
-    traces = [*job.traces(), *([trace] if trace else [])]
-    limit = job.trace_limit()
-    if limit is not None:
-        traces = traces[-limit:] if limit else []
-    safe = reason.encode("utf-8", "replace").decode()
-    return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]

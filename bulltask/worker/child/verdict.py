@@ -15,7 +15,6 @@ from typing import Final
 
 import bulltask
 from bulltask.app import App
-from bulltask.backoff import bullmq_delay_ms, seed_delay_ms
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
 from bulltask.errors import Retry
@@ -23,7 +22,7 @@ from bulltask.job import ActiveJob
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.work import Failed, RetryLater
 
-__all__ = ["backoff_ms", "judge", "trace_of"]
+__all__ = ["judge", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 _TRACE_CHARS: Final = 50_000
@@ -115,16 +114,4 @@ def _delay_ms(
     custom = None if task is None else task.options.custom_backoff
     if custom is not None:
         return to_ms(custom(made, cause), f"the retry_backoff of task {job.name}")
-    return max(backoff_ms(job, made), retry_after_ms(cause, now=app.now_ms()) or 0)
-
-
-def backoff_ms(job: ActiveJob, made: int) -> int:
-    """Return how long the job's own backoff waits after ``made`` failed attempts.
-
-    Raises:
-        DecodeError: the stored backoff is malformed.
-    """
-    backoff = job.backoff()
-    if backoff is None:
-        return 0
-    return seed_delay_ms(backoff, made) if job.is_ours else bullmq_delay_ms(backoff, made)
+    return max(job.retry_delay_ms(made), retry_after_ms(cause, now=app.now_ms()) or 0)

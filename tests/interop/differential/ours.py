@@ -20,6 +20,7 @@ from bulltask import App, codec
 from bulltask.errors import BulltaskError, NothingPending, PermanentError
 from bulltask.events import Bus
 from bulltask.job import ActiveJob, NewJob, ParentLink
+from bulltask.queue.following import following
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.queue.schedulers import JobSchedulers
@@ -32,7 +33,6 @@ from bulltask.transport.scripts_queue import get_metrics
 from bulltask.transport.scripts_read import is_finished
 from bulltask.transport.scripts_schedule import update_job_scheduler
 from bulltask.transport.transaction import atomic
-from bulltask.worker.child.iterations import following
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater

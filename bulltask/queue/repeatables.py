@@ -16,8 +16,8 @@ from bulltask import codec
 from bulltask.errors import DecodeError
 from bulltask.job import ActiveJob
 from bulltask.repeat import Repeat, iteration_id
-from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation, ask
 from bulltask.transport.scripts_add import RepeatedJob, add_repeated_job
 from bulltask.transport.scripts_schedule import update_repeatable_job_millis
 
@@ -41,7 +41,7 @@ class FollowingRepeat:
     rule: Mapping[str, Any]
 
 
-def add_next_repeat(client: Client, keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) -> None:
+def add_next_repeat(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) -> Operation[None]:
     """Add the job that follows ``job``; nothing if it was the last one, or if the series was removed.
 
     Raises:
@@ -51,9 +51,9 @@ def add_next_repeat(client: Client, keys: QueueKeys, job: ActiveJob, now_ms: int
     found = following_repeat(job, now_ms, zone)
     if found is None:
         return
-    key = client.run(update_repeatable_job_millis(keys, found.next_ms, found.hashed_key, found.key))
+    key = yield from ask(update_repeatable_job_millis(keys, found.next_ms, found.hashed_key, found.key))
     if key:
-        client.run(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
+        yield from ask(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
 
 
 def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepeat | None:
