@@ -40,9 +40,14 @@ class NodeBridge:
         connection: what every call sends as ``connection`` unless it has one of its own: ``host``, ``port``, ``db``,
             ``password``.
         prefix: the prefix of all keys, likewise.
+        package: the client, by the name that package.json gives it: another version is another package there.
     """
 
-    def __init__(self, connection: Mapping[str, Any] | None = None, *, prefix: str = "bull") -> None:
+    client = "Node"
+
+    def __init__(
+        self, connection: Mapping[str, Any] | None = None, *, prefix: str = "bull", package: str = "bullmq"
+    ) -> None:
         self._defaults: dict[str, Any] = {"connection": dict(connection or {}), "prefix": prefix}
         self._ids = itertools.count(1)
         self._answers: dict[int, dict[str, Any]] = {}
@@ -52,19 +57,23 @@ class NodeBridge:
         # Not a pipe: Node would stop when it is full, as nobody reads it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._process = subprocess.Popen(
-            ["node", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+            self._command(package), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
         self._reader = threading.Thread(target=self._read, name="node-bridge", daemon=True)
         self._reader.start()
 
+    def _command(self, package: str) -> list[str]:
+        """What runs; the official client in another language (official/bridge.py) is another program."""
+        return ["node", str(SCRIPT), package]
+
     @classmethod
-    def to(cls, url: str, *, prefix: str = "bull") -> Self:
+    def to(cls, url: str, *, prefix: str = "bull", package: str = "bullmq") -> Self:
         """Start a bridge to the server of a ``redis://`` URL."""
-        return cls(connection_of(url), prefix=prefix)
+        return cls(connection_of(url), prefix=prefix, package=package)
 
     @property
     def pid(self) -> int:
-        """Process id of Node."""
+        """Process id of the client."""
         return self._process.pid
 
     def call(self, op: str, *, timeout: float = 15.0, **fields: Any) -> Any:
@@ -87,7 +96,7 @@ class NodeBridge:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
         except (OSError, ValueError) as exc:
-            raise NodeError(f"{op}: Node is gone{self._said()}") from exc
+            raise NodeError(f"{op}: {self.client} is gone{self._said()}") from exc
         answer = self._wait(lambda: self._answers.pop(number, None), timeout, f"an answer to {op}")
         if "error" in answer:
             raise NodeError(answer["error"])
@@ -173,7 +182,7 @@ class NodeBridge:
         if found is not None:
             return found
         if self._ended:
-            raise NodeError(f"Node ended before {what} came{self._said()}")
+            raise NodeError(f"{self.client} ended before {what} came{self._said()}")
         raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._said()}")
 
     def _said(self) -> str:

@@ -1,5 +1,6 @@
 // The official Node client of BullMQ behind stdin and stdout, for tests written in Python (see node_bridge.py).
 //
+//   argv  the npm package of the client, "bullmq" if left out
 //   in    {"id": 1, "op": "queue.add", "queue": "mail", "name": "send", "data": {}}   one JSON object per line
 //   out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "what went wrong"}           in the order in which they finish
 //   out   {"event": "completed", "args": {...}, ...}                                  whenever it happens

@@ -1,7 +1,7 @@
 // The operations of the bridge: thin, one line of BullMQ each where that is possible.
 
-import { FlowProducer, Queue, QueueEvents, Worker } from 'bullmq';
 import cronParser from 'cron-parser';
+import { FlowProducer, Queue, QueueEvents, Worker } from './client.js';
 import { PROCESSORS } from './processors.js';
 import { runSequence } from './sequence.js';
 
@@ -142,7 +142,8 @@ export class Bridge {
 
   async lastEventId(at) {
     const queue = this.queue(at);
-    const newest = await (await queue.client).xrevrange(queue.toKey('events'), '+', '-', 'COUNT', 1);
+    const client = await (queue.client ?? queue.getBackend().client); // 6.x keeps its connection elsewhere
+    const newest = await client.xrevrange(queue.toKey('events'), '+', '-', 'COUNT', 1);
     return newest.length ? newest[0][0] : '0-0';
   }
 

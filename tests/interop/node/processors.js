@@ -2,7 +2,7 @@
 
 import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Queue, UnrecoverableError, WaitingChildrenError } from 'bullmq';
+import { Queue, UnrecoverableError, WaitingChildrenError } from './client.js';
 
 export const PROCESSORS = {
   // Returns the job's data.

@@ -1,7 +1,7 @@
 // A list of steps done one after the other, in a time that stands still during each: the oracle of the differential
 // tests (../differential). What a step means is said there, in steps.py; here it is BullMQ's own way to do it.
 
-import { FlowProducer, Queue, UnrecoverableError, Worker } from 'bullmq';
+import { FlowProducer, Queue, UnrecoverableError, Worker } from './client.js';
 
 const RealDate = Date;
 

@@ -1,0 +1,7 @@
+// The official client that this process drives: the npm package that its first argument names.
+
+import process from 'node:process';
+
+export const { FlowProducer, Queue, QueueEvents, UnrecoverableError, WaitingChildrenError, Worker } = await import(
+  process.argv[2] ?? 'bullmq'
+);
