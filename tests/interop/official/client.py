@@ -1,0 +1,271 @@
+"""The official Python client behind stdin and stdout. Runs in an environment of its own, which has no bulltask.
+
+Speaks as node/bridge.js does:
+
+    in    {"id": 1, "op": "queue.add", "queue": "{mail}", "name": "send", "data": {}}   one JSON object per line
+    out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "TypeError: what it says"}     in the order they finish
+    out   {"event": "worker.error", "args": {...}, "queue": "{mail}"}                   whenever it happens
+
+It ends when stdin does, at once: a worker that holds jobs must not outlive the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import bullmq  # type: ignore[import-not-found] # only in the environment that runs this file
+from bullmq.custom_errors import UnrecoverableError  # type: ignore[import-not-found]
+
+FIELDS = {
+    **{name: name for name in ("id", "name", "data", "opts", "progress", "returnvalue", "failedReason", "stacktrace")},
+    **{name: name for name in ("attemptsMade", "attemptsStarted", "stalledCounter", "timestamp", "processedOn")},
+    **{name: name for name in ("finishedOn", "delay", "parentKey")},
+}
+OUT = os.dup(1)
+os.dup2(2, 1)  # it prints tracebacks; only answers and events may be on what was stdout
+
+
+def write(message: dict[str, Any]) -> None:
+    """Write one line; jobs in threads write too."""
+    os.write(OUT, json.dumps(message).encode() + b"\n")
+
+
+def emit(event: str, args: dict[str, Any], **more: Any) -> None:
+    """Tell something that nobody has asked for."""
+    write({"event": event, "args": args, **more})
+
+
+def plain(value: Any) -> Any:
+    """Make JSON of what a method returns: jobs become their fields, alone, in lists and in the trees of flows."""
+    if isinstance(value, bullmq.Job):
+        return {name: getattr(value, field, None) for name, field in FIELDS.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    return value
+
+
+async def settled(value: Any) -> Any:
+    """Wait for what is awaitable: some methods are coroutines, others return one."""
+    return await value if inspect.isawaitable(value) else value
+
+
+# ---- what a worker does with a job -----------------------------------------------------------------------------------
+
+Processor = Callable[[Any, str], Awaitable[Any]]
+
+
+def echo(_: dict[str, Any]) -> Processor:
+    async def run(job: Any, _token: str) -> Any:
+        return job.data
+
+    return run
+
+
+def fail(args: dict[str, Any]) -> Processor:
+    async def run(_job: Any, _token: str) -> Any:
+        raise (UnrecoverableError if args.get("unrecoverable") else Exception)(args.get("message", "it failed"))
+
+    return run
+
+
+def fail_n(args: dict[str, Any]) -> Processor:
+    """Raise until ``n`` attempts were made; then return how many that were."""
+
+    async def run(job: Any, _token: str) -> Any:
+        if job.attemptsMade < args["n"]:
+            raise ConnectionResetError(f"attempt {job.attemptsMade + 1} failed")
+        return job.attemptsMade
+
+    return run
+
+
+def progress(args: dict[str, Any]) -> Processor:
+    async def run(job: Any, _token: str) -> Any:
+        for step in args["steps"]:
+            await job.updateProgress(step)
+            await job.log(f"at {step}")
+        return len(args["steps"])
+
+    return run
+
+
+def gather(_: dict[str, Any]) -> Processor:
+    async def run(job: Any, _token: str) -> Any:
+        return sorted((await job.getChildrenValues()).values())
+
+    return run
+
+
+def sleep(args: dict[str, Any]) -> Processor:
+    """Take ``ms`` milliseconds without holding the event loop."""
+
+    async def run(job: Any, _token: str) -> Any:
+        emit("start", {"jobId": job.id})
+        await asyncio.sleep(args["ms"] / 1000)
+        return args["ms"]
+
+    return run
+
+
+def block(args: dict[str, Any]) -> Processor:
+    """Hold the event loop for ``ms`` milliseconds, as code does that computes or calls a blocking library."""
+
+    async def run(job: Any, _token: str) -> Any:
+        emit("start", {"jobId": job.id})
+        until = time.monotonic() + args["ms"] / 1000
+        threading.Event().wait(until - time.monotonic())
+        return args["ms"]
+
+    return run
+
+
+def record(args: dict[str, Any]) -> Processor:
+    """Append "<job id> <process id>" to a file, in one write."""
+    handle = os.open(args["file"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    async def run(job: Any, _token: str) -> Any:
+        os.write(handle, f"{job.id} {os.getpid()}\n".encode())
+        return os.getpid()
+
+    return run
+
+
+def nan(_: dict[str, Any]) -> Processor:
+    async def run(_job: Any, _token: str) -> Any:
+        return float("nan")
+
+    return run
+
+
+PROCESSORS = {made.__name__.replace("_", "-"): made for made in (echo, fail, fail_n, progress, gather, sleep, block)}
+PROCESSORS |= {"record": record, "nan": nan}
+
+
+# ---- operations ------------------------------------------------------------------------------------------------------
+
+
+class Bridge:
+    """The queues, flow producers and workers of this process."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Any] = {}
+        self._workers: dict[str, Any] = {}
+
+    async def run(self, op: str, fields: dict[str, Any]) -> Any:
+        """Do one operation."""
+        kind, _, name = op.partition(".")
+        return plain(await settled(getattr(self, f"{kind}_{name}" if name else kind)(**fields)))
+
+    def queue(self, queue: str, connection: dict[str, Any], prefix: str, **opts: Any) -> Any:
+        key = json.dumps([queue, connection, prefix, opts])
+        if key not in self._queues:
+            self._queues[key] = bullmq.Queue(queue, {"connection": connection, "prefix": prefix, **opts})
+        return self._queues[key]
+
+    async def job(self, job: str, at: dict[str, Any]) -> Any:
+        found = await bullmq.Job.fromId(self.queue(**at), job)
+        if found is None:
+            raise LookupError(f"no job {job} in queue {at['queue']}")
+        return found
+
+    async def queue_add(self, name: str, data: Any, opts: dict[str, Any], **at: Any) -> Any:
+        return await self.queue(**at).add(name, data, opts)
+
+    async def queue_getJobCounts(self, states: list[str] | None = None, **at: Any) -> Any:
+        return await self.queue(**at).getJobCounts(*(states or ()))
+
+    async def queue_getJob(self, job: str, **at: Any) -> Any:
+        queue = self.queue(**at)
+        found = await bullmq.Job.fromId(queue, job)
+        if found is None:
+            return None
+        return {**plain(found), "state": await found.getState(), "logs": (await queue.getJobLogs(job))["logs"]}
+
+    async def queue_call(self, method: str, args: list[Any], **at: Any) -> Any:
+        return await settled(getattr(self.queue(**at), method)(*args))
+
+    async def job_call(self, job: str, method: str, args: list[Any], **at: Any) -> Any:
+        return await settled(getattr(await self.job(job, at), method)(*args))
+
+    async def flow_add(self, flow: dict[str, Any], connection: dict[str, Any], prefix: str) -> Any:
+        flows = bullmq.FlowProducer(connection, {"prefix": prefix})
+        try:
+            return plain(await flows.add(flow))
+        finally:
+            await flows.close()
+
+    def worker_start(self, queue: str, connection: dict[str, Any], prefix: str, processor: str, **more: Any) -> str:
+        opts = {"connection": connection, "prefix": prefix, **more.get("opts", {})}
+        worker = bullmq.Worker(queue, PROCESSORS[processor](more.get("args", {})), opts)
+        worker.on("error", lambda error, *_: emit("worker.error", {"message": str(error)}, queue=queue))
+        worker.on("stalled", lambda job: emit("worker.stalled", {"jobId": job}, queue=queue))
+        worker.on("completed", lambda job, _: emit("worker.completed", {"jobId": job.id}, queue=queue))
+        worker.on("failed", lambda job, error: emit("worker.failed", {"jobId": job.id, "failedReason": str(error)}))
+        self._workers[handle := f"Worker-{len(self._workers) + 1}"] = worker
+        return handle
+
+    async def worker_call(self, worker: str, method: str, args: list[Any] | None = None, **_: Any) -> Any:
+        return await settled(getattr(self._workers[worker], method)(*(args or ())))
+
+    async def worker_close(self, worker: str, **_: Any) -> None:
+        await self._workers[worker].close()
+
+    def names(self, **_: Any) -> dict[str, list[str]]:
+        """What the package and its classes have, so that a test can say what they have not."""
+        classes = [bullmq.Queue, bullmq.Job, bullmq.Worker, bullmq.FlowProducer]
+        found = {made.__name__: [name for name in dir(made) if not name.startswith("_")] for made in classes}
+        return {**found, "bullmq": [name for name in dir(bullmq) if not name.startswith("_")]}
+
+    async def reset(self, **_: Any) -> None:
+        """Be as good as new. Workers are cancelled: a close would wait for what runs and for BZPOPMIN."""
+        for worker in self._workers.values():
+            worker.closing = worker.closed = True
+            worker.cancelProcessing()
+            for timer in (worker.timer, worker.stalledCheckTimer):
+                timer.stop()
+        for owner in [*self._workers.values(), *self._queues.values()]:
+            await owner.redisConnection.close()
+        for worker in self._workers.values():
+            await worker.blockingRedisConnection.close()
+        self._workers.clear()
+        self._queues.clear()
+
+
+async def answer(bridge: Bridge, line: bytes) -> None:
+    """Do what a line says, and say how that ended."""
+    message = json.loads(line)
+    number, op = message.pop("id"), message.pop("op")
+    try:
+        write({"id": number, "ok": await bridge.run(op, message)})
+    except Exception as error:  # noqa: BLE001 (whatever the client raises is the answer)
+        write({"id": number, "error": f"{type(error).__name__}: {error}"})
+
+
+async def main() -> None:
+    """Read lines until there are none; each is answered on its own."""
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    bridge, tasks = Bridge(), set()
+    while line := await lines.get():
+        tasks.add(task := asyncio.create_task(answer(bridge, line)))
+        task.add_done_callback(tasks.discard)
+
+
+asyncio.run(main())
