@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -302,6 +303,16 @@ def test_the_traceback_begins_with_the_users_own_code() -> None:
 
 def test_an_error_of_bulltask_itself_still_looks_like_a_python_traceback() -> None:
     assert trace_of(JobRefusedError("x")) == "Traceback (most recent call last):\nbulltask.errors.JobRefusedError: x\n"
+
+
+def test_the_traceback_of_an_exception_group_is_pythons_own() -> None:
+    def gather() -> None:
+        raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
+
+    error = raised_by(gather)
+    trace = trace_of(error)
+    assert trace.count("Traceback (most recent call last):") == 1
+    assert trace == "".join(traceback.format_exception(error))
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:

@@ -53,8 +53,9 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
 
 def trace_of(exc: BaseException) -> str:
     """Return the traceback as text, beginning with the user's own code: bulltask's frames say nothing about it."""
-    text = "".join(traceback.format_exception(type(exc), exc, _users_part(exc.__traceback__)))
-    if not text.startswith("Traceback") and exc.__cause__ is None and exc.__context__ is None:
+    frames = _users_part(exc.__traceback__)
+    text = "".join(traceback.format_exception(type(exc), exc, frames))
+    if frames is None and exc.__cause__ is None and exc.__context__ is None:
         # No frame of the user's is left; the head line still tells readers that this is a Python traceback.
         text = f"Traceback (most recent call last):\n{text}"
     if len(text) > _TRACE_CHARS:
