@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bulltask.bus import Bus, Event, Listener, OnError
+from bulltask.values import value_class
 
 __all__ = [
     "Bus",
@@ -54,7 +55,7 @@ __all__ = [
 # ---- the life of one job, told by the child that runs it ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class JobPickedUp(Event):
     """A child took the job and starts to run it."""
 
@@ -65,7 +66,7 @@ class JobPickedUp(Event):
     """Attempts started, this one included (``ats``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class JobCompleted(Event):
     """The job ended well and Redis took the result."""
 

@@ -18,7 +18,7 @@ from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
 from bulltask.codec import Json
 from bulltask.errors import DecodeError
 from bulltask.states import JobState
-from bulltask.values import value
+from bulltask.values import value_class
 
 __all__ = [
     "MAX_PRIORITY",
@@ -41,7 +41,7 @@ _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
 
-@value
+@value_class
 class JobRef:
     """Which job: the queue as the user spells it, and the id."""
 
@@ -49,7 +49,7 @@ class JobRef:
     id: str
 
 
-@value(kw_only=True)
+@value_class(kw_only=True)
 class JobOptions:
     """Options of a job; :meth:`to_wire` gives them BullMQ's names.
 
@@ -153,7 +153,7 @@ class ParentLink:
     data: Mapping[str, object]
 
 
-@value
+@value_class
 class NewJob:
     """A job that was not sent yet: everything checked, the data already JSON.
 
@@ -178,7 +178,7 @@ class NewJob:
         return JobRef(self.queue, self.id)
 
 
-@value
+@value_class
 class ActiveJob:
     """A job in a worker's hands.
 

@@ -29,6 +29,7 @@ from bulltask.job_options import (
 )
 from bulltask.names import check_job_id, check_job_name, check_queue_name
 from bulltask.parsers import jitter_share
+from bulltask.values import value_class
 
 __all__ = ["CallOptions", "TaskOptions", "build_job"]
 
@@ -180,7 +181,7 @@ class TaskOptions:
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class CallOptions:
     """Options of one call (``apply_async``, ``send_task``); they win over the task's.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from bulltask.job import NewJob
@@ -35,7 +35,7 @@ class Signature(Generic[R]):
 
     def set(self, **options: Any) -> Signature[R]:
         """Return the same call with options of ``apply_async`` added: ``add.s(1, 2).set(countdown=5)``."""
-        said = {name: getattr(self.options, name) for name in CallOptions.__slots__}
+        said = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
         return Signature(self.task, self.data, CallOptions.of({**said, **options}))
 
     def job(self) -> NewJob:

@@ -7,12 +7,12 @@ nothing about the protocol is written twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import hiredis
 
 from bulltask.lua.loader import Script
+from bulltask.values import value_class
 
 __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call"]
 
@@ -29,7 +29,7 @@ def as_is(reply: Any) -> Any:
     return reply
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Call(Generic[R_co]):
     """One command or script call.
 

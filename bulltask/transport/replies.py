@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.errors import (
@@ -21,6 +20,7 @@ from bulltask.errors import (
     SchedulerCollision,
     SchedulerJob,
 )
+from bulltask.values import value_class
 
 __all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text"]
 
@@ -39,7 +39,7 @@ JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Fetched:
     """What a fetch brought: a job, or why there is none.
 

@@ -6,7 +6,6 @@ Every time is the server's, in milliseconds. A token proves that the caller hold
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
@@ -16,6 +15,7 @@ from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for, read_fetch, text
+from bulltask.values import value_class
 
 __all__ = [
     "CRASHES",
@@ -39,7 +39,7 @@ Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Claim:
     """Who takes jobs.
 
@@ -54,7 +54,7 @@ class Claim:
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Ending:
     """How a job ends.
 

@@ -7,6 +7,8 @@ Both checkers complain about a comment that is not needed, so that `make lint` g
 from __future__ import annotations
 
 from bulltask import App, AsyncResult, Context, shared_task
+from bulltask.events import JobCompleted
+from bulltask.job import JobOptions, NewJob
 
 app = App("typed")
 
@@ -72,3 +74,9 @@ def options() -> None:
     add.delay(1).get(timeout="5")  # type: ignore[arg-type]
     app.task(5)  # type: ignore[call-overload]
     app.task(name=5)  # type: ignore[call-overload]
+
+
+def values_stay_as_they_are(completed: JobCompleted, job: NewJob) -> None:
+    completed.job_id = "another"  # type: ignore[misc]
+    job.options.priority = 5  # type: ignore[misc]
+    JobOptions(3)  # type: ignore[call-arg]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask import codec
@@ -16,6 +15,7 @@ from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, Permanen
 from bulltask.job import ActiveJob
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
+from bulltask.values import value_class
 from bulltask.worker.child.moves import moved
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
@@ -26,7 +26,7 @@ _FIRST_PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 60_000
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Attempt:
     """A job whose task was found and whose arguments fit."""
 

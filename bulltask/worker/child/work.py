@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bulltask.job import ActiveJob
 from bulltask.transport.keys import QueueKeys
+from bulltask.values import value_class
 from bulltask.worker.slots import Slot
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Picked:
     """A job that this child holds the lock of.
 
@@ -41,7 +42,7 @@ class Picked:
     at_once: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Completed:
     """The task returned: ``value`` is the return value's JSON."""
 

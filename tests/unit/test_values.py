@@ -1,0 +1,56 @@
+"""Value classes behave as frozen dataclasses do, in all but the refusal of an assignment at run time."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+
+import pytest
+
+from bulltask.values import value_class
+
+
+@value_class
+class Point:
+    x: int
+    y: int = 0
+
+
+@value_class(kw_only=True)
+class Labels:
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+
+
+def test_values_are_equal_and_hashed_by_their_fields() -> None:
+    assert Point(1, 2) == Point(1, 2) != Point(2, 1)
+    assert len({Point(1, 2), Point(1, 2), Point(2, 1)}) == 2
+
+
+def test_a_value_has_the_fields_of_a_dataclass_and_no_others() -> None:
+    assert [each.name for each in fields(Point)] == ["x", "y"]
+    assert repr(replace(Point(1), y=3)) == "Point(x=1, y=3)"
+    with pytest.raises(AttributeError):
+        Point(1).z = 5  # type: ignore[attr-defined]
+
+
+def test_values_can_be_copied() -> None:
+    assert copy.deepcopy(Point(1, 2)) == copy.copy(Point(1, 2)) == Point(1, 2)
+
+
+def test_keyword_fields_take_no_positions_and_have_defaults_of_their_own() -> None:
+    assert Labels().texts is not Labels().texts
+    with pytest.raises(TypeError):
+        Labels(["a"])  # type: ignore[call-arg]
+
+
+def test_what_a_value_saves_is_the_check_at_run_time() -> None:
+    point = Point(1)
+    point.x = 2  # type: ignore[misc]
+    assert point.x == 2
+    with pytest.raises(FrozenInstanceError):
+        Frozen(1).x = 2  # type: ignore[misc]
