@@ -18,7 +18,7 @@ from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
 from bulltask.urls import redact_url
 
-__all__ = ["Conf", "Config"]
+__all__ = ["ENV_PREFIX", "Conf", "Config"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 
@@ -55,8 +55,11 @@ class Config:
     stalled_interval_ms: int
     max_stalled_count: int
     max_crashes: int
+    skip_stalled_check: bool
     drain_delay_ms: int
+    max_started_attempts: int | None
     shutdown_timeout_ms: int
+    paused: bool
     worker_name: str
     metrics_port: int | None
     metrics_host: str

@@ -23,7 +23,10 @@ SETTINGS: Final = {
     "lock_duration": "lock_duration",
     "stalled_interval": "stalled_interval",
     "max_stalled_count": "max_stalled_count",
+    "skip_stalled_check": "skip_stalled_check",
     "max_crashes": "max_crashes",
+    "max_started_attempts": "max_started_attempts",
+    "paused": "worker_paused",
     "shutdown_timeout": "shutdown_timeout",
 }
 """Flag to setting; a flag that was not given leaves the setting alone."""
@@ -45,8 +48,11 @@ SETTINGS: Final = {
 @click.option("--metrics-host", help="Address of the metrics (127.0.0.1).")
 @click.option("--lock-duration", type=float, help="Seconds a job's lock lasts unless renewed (30).")
 @click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (30).")
-@click.option("--max-stalled-count", type=int, help="Stalls after which a job fails (1).")
+@click.option("--max-stalled-count", type=int, help="Stalls that a job survives; one more fails it (1).")
+@click.option("--skip-stalled-check", is_flag=True, default=None, help="Leave that check to other workers.")
 @click.option("--max-crashes", type=int, help="Dead children after which a job fails (2).")
+@click.option("--max-started-attempts", type=int, help="Times that a job may be taken; once more fails it (no limit).")
+@click.option("--paused", is_flag=True, default=None, help="Take no jobs until a CONT: kill -CONT PID.")
 @click.option("--shutdown-timeout", type=float, help="Seconds running jobs have at a warm stop (30).")
 @click.pass_context
 def command(

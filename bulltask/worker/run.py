@@ -133,10 +133,10 @@ class _Assembly:
         fleet = Fleet(self.slots, self._launcher(), StackDumps(bus), bus, config.concurrency)
         recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
-        stalls = StallCheck(keys, client, self.broker.clock, config, bus, outage)
+        stalls = [] if config.skip_stalled_check else [StallCheck(keys, client, self.broker.clock, config, bus, outage)]
         self._name_unknown_tasks()
         beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
-        ticker = Ticker([heartbeat, recovery, stalls, self.presence, beat], outage)
+        ticker = Ticker([heartbeat, recovery, *stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)

@@ -37,6 +37,7 @@ COUNTS = [
     "worker_async_concurrency",
     "max_stalled_count",
     "max_crashes",
+    "max_started_attempts",
     "metrics_port",
 ]
 
@@ -81,8 +82,11 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "lock_renew_ms": None,
         "stalled_interval_ms": 30_000,
         "max_stalled_count": 1,
+        "skip_stalled_check": False,
         "max_crashes": 2,
+        "max_started_attempts": None,
         "drain_delay_ms": 5_000,
+        "paused": False,
         "shutdown_timeout_ms": 30_000,
         "worker_name": "",
         "metrics_port": None,

@@ -24,6 +24,8 @@ __all__ = ["Attempt", "Attempts"]
 
 _FIRST_PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 60_000
+_STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
+"""Node's words, by which its users and their alerts know it."""
 
 
 @value_class
@@ -85,6 +87,9 @@ class Attempts:
     def _check(self, job: ActiveJob) -> None:
         if job.deferred_failure:
             raise PermanentError(job.deferred_failure)
+        most = self._config.max_started_attempts
+        if most is not None and job.attempts_started > most:
+            raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise ExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
 

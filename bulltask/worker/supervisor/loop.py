@@ -65,6 +65,8 @@ class Supervisor:
     def run(self) -> Exit:
         """Work until stopped; return the exit code."""
         self._move(RunState.RUN)
+        if self._config.paused:
+            self.pause()
         wait_ms = 0
         while self._state is not RunState.CLOSED:
             self._signals.wait(wait_ms)

@@ -1,0 +1,70 @@
+"""One worker is paused, and not the queue: from its start, from the shell, from a task, from a program."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from bulltask.worker.exits import Exit
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+PAUSES_ITS_WORKER = """
+import signal
+
+@app.task(name="pause_my_worker")
+def pause_my_worker():
+    os.kill(os.getppid(), signal.SIGTSTP)
+    return os.getppid()
+"""
+
+
+@METHODS
+def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(stage: Stage, method: str) -> None:
+    job = stage.app.send_task("quick")
+    settings = {"worker_start_method": method, "drain_delay": 0.1}
+    paused = stage.worker(options=["--paused"], settings=settings)
+    paused.wait_for_line("Worker paused", running=0)
+    paused.wait_for_line("Child started", count=2)
+    stage.worker(options=["-Q", "other"], children=1)
+    stage.app.send_task("quick", queue="other", countdown=2).get(timeout=20)  # many drain delays pass
+    assert stage.starts(job) == 0
+    assert stage.redis.llen(stage.keys.wait) == 1
+    paused.send(signal.SIGCONT)
+    paused.wait_for_line("Worker resumed")
+    assert job.get(timeout=10) is None
+    assert paused.stop() == Exit.OK
+
+
+def test_a_worker_that_starts_paused_can_be_stopped_and_starts_paused_again(stage: Stage) -> None:
+    worker = stage.worker(settings={"worker_paused": True})
+    worker.wait_for_line("Worker paused")
+    worker.send(signal.SIGHUP)
+    worker.wait_for_line("Worker paused", count=2)
+    assert worker.stop() == Exit.OK
+
+
+def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> None:
+    paused = stage.worker(options=["--paused"])
+    paused.wait_for_line("Worker paused")
+    other = stage.worker()
+    job = stage.app.send_task("quick")
+    assert job.get(timeout=10) is None
+    assert int(stage.started(job)["pid"]) in other.children
+    assert not stage.app.queue("default").is_paused()
+    assert [worker.stop() for worker in (paused, other)] == [Exit.OK, Exit.OK]
+
+
+@METHODS
+def test_a_task_can_pause_its_own_worker_and_is_not_waited_for(stage: Stage, method: str) -> None:
+    worker = stage.worker(PAUSES_ITS_WORKER, settings={"worker_start_method": method}, children=1)
+    assert stage.app.send_task("pause_my_worker").get(timeout=20) == worker.pid
+    worker.wait_for_line("Worker paused")
+    job = stage.app.send_task("quick")
+    worker.send(signal.SIGCONT)
+    assert job.get(timeout=10) is None
+    assert len(worker.logged("Worker resumed")) == 1
+    assert worker.stop() == Exit.OK
