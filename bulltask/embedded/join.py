@@ -24,6 +24,7 @@ from bulltask.embedded.launch import (
     open_lock,
     pick_port,
     server_command,
+    server_environment,
     wait_until_it_serves,
 )
 from bulltask.embedded.place import Place, Running
@@ -216,6 +217,7 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=server_environment(),  # the keeper hands it on
                 pass_fds=fds,
                 timeout=30,
                 check=True,

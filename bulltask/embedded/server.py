@@ -22,6 +22,7 @@ from bulltask.embedded.launch import (
     claim,
     pick_port,
     server_command,
+    server_environment,
     wait_until_it_serves,
 )
 from bulltask.embedded.probe import HOST
@@ -193,6 +194,7 @@ def _spawn(command: Sequence[str], held: int, output: int) -> subprocess.Popen[b
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env=server_environment(),
             pass_fds=[held],
             start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the server
             preexec_fn=tie_to_parent(),  # noqa: PLW1509 # one call of prctl, resolved before the fork
