@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from time import monotonic
 from typing import Any
 
 from bulltask import App, Context, PermanentError
@@ -19,7 +20,7 @@ ERRORS: dict[str, type[Exception]] = {
 
 def register(app: App) -> None:
     """Make the functions below tasks of ``app``, by their names."""
-    for function in (echo, aecho, add, spread, fail, huge):
+    for function in (echo, aecho, add, spread, fail, huge, spin):
         app.task(name=function.__name__)(function)
     for bound in (fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
@@ -54,6 +55,14 @@ def fail(message: str = "it failed", error: str = "ConnectionError") -> None:
 def huge(kind: str) -> Any:
     """Return what JSON or Node cannot carry."""
     return {"integer": {"total": 2**53}, "nan": float("nan"), "infinity": [float("inf")]}[kind]
+
+
+def spin(seconds: float) -> str:
+    """Compute for so long, holding the interpreter."""
+    until = monotonic() + seconds
+    while monotonic() < until:
+        pass
+    return "spun"
 
 
 def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> int:

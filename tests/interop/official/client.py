@@ -204,6 +204,15 @@ class Bridge:
         finally:
             await flows.close()
 
+    async def flow_ask(self, flow: dict[str, Any], connection: dict[str, Any], prefix: str) -> Any:
+        """Add a flow and ask the job that came back for its state."""
+        flows = bullmq.FlowProducer(connection, {"prefix": prefix})
+        try:
+            job = (await flows.add(flow))["job"]
+            return {"id": job.id, "state": await job.getState()}
+        finally:
+            await flows.close()
+
     def worker_start(self, queue: str, connection: dict[str, Any], prefix: str, processor: str, **more: Any) -> str:
         opts = {"connection": connection, "prefix": prefix, **more.get("opts", {})}
         worker = bullmq.Worker(queue, PROCESSORS[processor](more.get("args", {})), opts)

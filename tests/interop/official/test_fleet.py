@@ -1,0 +1,174 @@
+"""The official Python Worker and ours on one queue at the same time, and who runs the jobs of one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.interop.official.bridge import OfficialPython
+from tests.interop.side_by_side import SideBySide, ran
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+JOBS = 2_000
+BULK = 200
+STALLS = {"lockDuration": 1_000, "stalledInterval": 1_000}
+KINDS: list[dict[str, Any]] = [{}, {"priority": 3}, {}, {"delay": 150}, {"lifo": True}]
+
+
+def sent_there(side: SideBySide, file: str) -> list[str]:
+    """Half of the jobs by the official ``addBulk``: plain, with priority, delayed, lifo; their ids."""
+    jobs = [
+        {"name": "record", "data": {"file": file}, "opts": {"attempts": 3, **KINDS[n % 5]}} for n in range(JOBS // 2)
+    ]
+    ids: list[str] = []
+    for start in range(0, len(jobs), BULK):
+        ids += [job["id"] for job in side.call("addBulk", jobs[start : start + BULK])]
+    return ids
+
+
+def sent_here(side: SideBySide, file: str) -> list[str]:
+    """The other half by ``app.send_many``, of the same kinds; their ids."""
+    ours: Any = side.app.tasks["record"]
+    in_seconds = [{"countdown": 0.15} if "delay" in kind else kind for kind in KINDS]
+    calls = [ours.s(file).set(**in_seconds[n % 5]) for n in range(JOBS // 2)]
+    ids: list[str] = []
+    for start in range(0, len(calls), BULK):
+        ids += [job.id for job in side.app.send_many(calls[start : start + BULK])]
+    return ids
+
+
+def test_a_mixed_fleet_runs_each_of_2000_jobs_once(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    with ExitStack() as stack:
+        ours = [mail.worker(children=1) for _ in range(2)]
+        theirs = [stack.enter_context(OfficialPython.to(mail.url)) for _ in range(2)]
+        for worker in ours:
+            worker.wait_for_line("Child started")
+        for official in theirs:
+            official.call(
+                "worker.start", queue=mail.name, processor="record", args={"file": file}, opts={"concurrency": 4}
+            )
+        with ThreadPoolExecutor() as threads:
+            halves = [threads.submit(send, mail, file) for send in (sent_there, sent_here)]
+            sent = [job_id for half in halves for job_id in half.result()]
+        wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= JOBS, 45, f"{JOBS} completed")
+        assert len(set(sent)) == JOBS
+        assert mail.counts() == {"completed": JOBS}
+        assert Counter(ran(file)) == Counter(sent), "each id exactly once"
+        runs = Counter(int(line.split()[1]) for line in Path(file).read_text().splitlines())
+        everyone = {pid for worker in ours for pid in worker.children} | {official.pid for official in theirs}
+        assert runs.keys() == everyone, "every process of both kinds has run some"
+        assert [worker.complaints() for worker in ours] == [[], []]
+        assert [official.events("worker.error") for official in theirs] == [[], []]
+    with mail.redis.pipeline(transaction=False) as pipeline:
+        for job_id in sent:
+            pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")
+        assert Counter(map(tuple, pipeline.execute())) == {("1", "1", None, None): JOBS}
+    left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys("*")} - set(sent)
+    assert left <= {"completed", "events", "id", "marker", "meta", "pc", "stalled-check"}, left
+
+
+@pytest.mark.parametrize("sent_by", ["us", "it"])
+def test_the_jobs_of_a_killed_official_worker_are_run_by_ours(mail: SideBySide, sent_by: str) -> None:
+    jobs = [mail.send("echo", value=n).id if sent_by == "us" else mail.add("echo", {"value": n}) for n in range(3)]
+    with OfficialPython.to(mail.url) as doomed:
+        opts = {"concurrency": 3, **STALLS}
+        doomed.call("worker.start", queue=mail.name, processor="sleep", args={"ms": 60_000}, opts=opts)
+        for job in jobs:
+            doomed.wait_event("start", lambda args, job=job: args["jobId"] == job)  # type: ignore[misc]
+        os.kill(doomed.pid, signal.SIGKILL)
+    mail.worker(stalled_interval=1)
+    for n, job in enumerate(jobs):
+        assert mail.result(job).get(timeout=30) == n
+        mail.stream.wait_for(event="stalled", jobId=job)
+        seen = mail.seen(job)
+        assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("sent_by", ["us", "it"])
+def test_the_job_of_our_killed_worker_is_run_by_an_official_one(mail: SideBySide, sent_by: str) -> None:
+    worker = mail.worker(lock_duration=1, stalled_interval=1)
+    job = mail.send("hold", gate="gate").id if sent_by == "us" else mail.add("hold", {"gate": "gate"})
+    mail.started(job)
+    worker.send(signal.SIGKILL)  # its children die with it
+    worker.wait()
+    mail.node_worker("echo", {}, **STALLS)
+    assert mail.result(job).get(timeout=30) == {"gate": "gate"}
+    mail.stream.wait_for(event="stalled", jobId=job)
+    seen = mail.seen(job)
+    assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
+
+
+def test_a_job_that_an_official_worker_stalled_too_often_fails_in_it_when_it_is_picked_up(mail: SideBySide) -> None:
+    """Both look whether BullMQ has marked the job for failure; only the official one then loses track of it."""
+    job = mail.send("hold", gate="gate")
+    worker = mail.worker(lock_duration=1, stalled_interval=1)
+    mail.started(job.id)
+    worker.send(signal.SIGKILL)
+    worker.wait()
+    mail.node_worker("echo", {}, **STALLS, maxStalledCount=0)
+    mail.stream.wait_for(event="failed", jobId=job.id)
+    assert "job stalled more than allowable limit" in mail.redis.hget(mail.keys.job(job.id), "failedReason")
+    assert mail.send("echo").get(timeout=20) == {}, "it goes on"
+
+
+def test_an_official_worker_does_not_take_the_long_job_of_ours_that_holds_the_interpreter(mail: SideBySide) -> None:
+    mail.worker(lock_duration=1, stalled_interval=1)
+    job = mail.send("spin", seconds=4)
+    mail.stream.wait_for(event="active", jobId=job.id)
+    mail.node_worker("echo", {}, **STALLS)
+    assert job.get(timeout=30) == "spun"
+    assert mail.stream.all(event="stalled") == []
+
+
+def test_a_job_that_holds_the_event_loop_of_an_official_worker_runs_a_second_time_beside_itself(
+    mail: SideBySide,
+) -> None:
+    """It renews its locks on the loop that runs the jobs: what blocks it for longer than a lock loses the lock."""
+    mail.node_worker("block", {"ms": 4_000}, **STALLS)
+    job = mail.send("echo", value="ours")
+    mail.node.wait_event("start", lambda args: args["jobId"] == job.id)
+    worker = mail.worker(stalled_interval=1)
+    mail.stream.wait_for(event="stalled", jobId=job.id)
+    assert job.get(timeout=30) == "ours", "a second run, beside the first"
+    assert "Missing lock" in mail.node.wait_event("worker.error", timeout=20)["message"], "the first is not heard"
+    assert int(mail.redis.hget(mail.keys.job(job.id), "ats")) == 2
+    assert worker.stop() == 0
+
+
+def test_a_job_that_an_official_worker_closes_by_force_stalls(mail: SideBySide) -> None:
+    """Ours gives back what runs at a cold stop, so that it starts again at once."""
+    theirs = mail.node_worker("sleep", {"ms": 60_000}, **STALLS)
+    job = mail.send("echo", value=1)
+    mail.node.wait_event("start")
+    mail.node.call("worker.call", worker=theirs, method="close", args=[True])
+    assert mail.counts() == {"active": 1}
+    mail.worker(stalled_interval=1)
+    assert job.get(timeout=30) == 1
+    assert int(mail.redis.hget(mail.keys.job(job.id), "stc")) == 1
+
+
+def test_an_idle_official_worker_takes_seconds_to_close(mail: SideBySide) -> None:
+    theirs = mail.node_worker("echo", drainDelay=2)
+    mail.send("echo").get(timeout=20)
+    wait_until(lambda: any(client["cmd"] == "bzpopmin" for client in mail.redis.client_list()), what="its wait")
+    before = mail.redis.time()
+    mail.node.call("worker.close", worker=theirs, timeout=20)
+    took = mail.redis.time()[0] - before[0] + (mail.redis.time()[1] - before[1]) / 1e6
+    assert took > 1, "until its blocking wait of drainDelay seconds ends"
+
+
+def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: SideBySide) -> None:
+    theirs = mail.node_worker("echo", drainDelay=1)
+    mail.send("echo").get(timeout=20)
+    mail.node.call("worker.call", worker=theirs, method="pause")
+    assert mail.send("echo", value=2).get(timeout=20) == {"value": 2}

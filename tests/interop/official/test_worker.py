@@ -1,0 +1,221 @@
+"""We send, the official Python Worker runs; its results are read by ours."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import JobState, TaskError
+from bulltask.queue.events_types import Completed, Progress
+from bulltask.queue.flow import FlowJob
+from bulltask.testing.wait import wait_until
+from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+
+def test_a_job_of_ours_runs_there_and_get_returns_what_it_returned(either: SideBySide) -> None:
+    either.node_worker("echo")
+    job = either.send("add", x=1, y=2)
+    assert job.get(timeout=20) == {"x": 1, "y": 2}
+    assert (job.state, job.successful(), job.info) == (JobState.COMPLETED, True, {"x": 1, "y": 2})
+    seen = either.seen(job.id)
+    assert (seen["name"], seen["data"], seen["state"]) == ("add", {"x": 1, "y": 2}, "completed")
+    assert (seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1)
+    assert either.counts() == {"completed": 1}
+
+
+def test_values_come_back_from_it_as_they_were(mail: SideBySide) -> None:
+    mail.node_worker("echo")
+    values: list[Any] = [None, "ünï 😀 \u2028 \x00 \ud800", 2**53 - 1, -0.5, [], {}, {"a": [{"b": [None, [], {}]}]}]
+    for value in values:
+        assert mail.send("echo", value=value).get(timeout=20) == {"value": value}
+
+
+def test_jobs_of_ours_sent_in_one_go_all_run_there(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    mail.node_worker("record", {"file": file}, concurrency=5)
+    task: Any = mail.app.tasks["record"]
+    jobs = mail.app.send_many([task.s(file) for _ in range(50)])
+    assert {job.get(timeout=20) for job in jobs} == {mail.node.pid}
+    assert sorted(ran(file)) == sorted(job.id for job in jobs)
+
+
+def test_the_options_of_our_queue_hold_there(mail: SideBySide, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    with mail.app.queue("mail") as queue:
+        jobs = [queue.add("record", priority=it) for it in (3, 1, 2)]
+        jobs.append(queue.add("record"))
+        jobs.append(queue.add("record", lifo=True))
+        gone = queue.add("record", remove_on_complete=True, priority=4)
+        first = queue.add("record", deduplication={"id": "once"}, priority=5)
+        assert queue.add("record", deduplication={"id": "once"}).id == first.id
+        mail.node_worker("record", {"file": file})
+        for job in [*jobs, first]:
+            mail.result(job.id).get(timeout=20)
+        assert ran(file) == [job.id for job in (jobs[4], jobs[3], jobs[1], jobs[2], jobs[0], gone, first)]
+        assert mail.gone(gone.id)
+        assert mail.redis.keys("*:de:*") == [], "the owner of a deduplication id gives it back when it ends"
+
+
+def test_a_job_of_ours_with_a_countdown_runs_there_up_to_a_second_late(mail: SideBySide) -> None:
+    """Its wait for the marker is rounded up to whole seconds; ours and Node's end when the job is due."""
+    mail.node_worker("echo")
+    mail.send("echo").get(timeout=20)
+    late = []
+    for _ in range(3):
+        job = mail.send("echo", options={"countdown": 0.25})
+        assert (job.state, mail.seen(job.id)["state"]) == (JobState.DELAYED, "delayed")
+        job.get(timeout=20)
+        seen = mail.seen(job.id)
+        late.append(seen["processedOn"] - seen["timestamp"] - 250)
+    assert all(500 < it < 3_000 for it in late), late
+
+
+@pytest.mark.parametrize(
+    ("backoff", "delays"),
+    [
+        (0.15, [150, 150]),
+        ({"type": "exponential", "delay": 0.1}, [100, 200]),
+        # Node's jitter shortens the delay, ours spreads it; the official Python client has none, and knows no cap.
+        ({"type": "exponential", "delay": 0.1, "jitter": 0.5, "max_delay": 0.1}, [100, 200]),
+    ],
+)
+def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_cap(
+    mail: SideBySide, backoff: Any, delays: list[int]
+) -> None:
+    mail.node_worker("fail-n", {"n": 2})
+    job = mail.send("echo", options={"backoff": backoff})
+    assert job.get(timeout=20) == 2
+    waits = mail.waits_ms(job.id)
+    assert all(delay - 90 <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), waits
+    assert mail.seen(job.id)["attemptsMade"] == 3
+
+
+def test_why_a_job_failed_there_is_read_here_with_its_traceback_and_with_the_quotes_that_it_adds(
+    mail: SideBySide,
+) -> None:
+    """Node and bulltask store the text; the official Python client stores it as JSON."""
+    mail.node_worker("fail", {"message": 'no "ünicorn"'})
+    job = mail.send("echo", options={"max_retries": 0})
+    with pytest.raises(TaskError) as failure:
+        job.get(timeout=20)
+    assert mail.redis.hget(mail.keys.job(job.id), "failedReason") == '"no \\"\\u00fcnicorn\\""'
+    assert 'no "ünicorn"' in str(failure.value), "its traceback"
+    assert job.state is JobState.FAILED
+    assert mail.stream.wait_for(event="failed", jobId=job.id)[0]["failedReason"] == '"no \\"\\u00fcnicorn\\""'
+
+
+def test_an_unrecoverable_error_there_ends_our_job(mail: SideBySide) -> None:
+    mail.node_worker("fail", {"unrecoverable": True})
+    job = mail.send("echo")
+    with pytest.raises(TaskError):
+        job.get(timeout=20)
+    assert mail.seen(job.id)["attemptsMade"] == 1
+
+
+def test_not_a_number_fails_the_job_there_too(mail: SideBySide) -> None:
+    mail.node_worker("nan")
+    with pytest.raises(TaskError, match="Out of range float"):
+        mail.send("echo", options={"max_retries": 0}).get(timeout=20)
+
+
+def test_progress_and_logs_of_it_are_read_here_and_our_events_tell_them(mail: SideBySide) -> None:
+    steps: list[Any] = [10, {"sent": 3}, "half ½ 😀", 100]
+    with mail.app.events("mail") as events:
+        mail.node_worker("progress", {"steps": steps})
+        job = mail.send("echo")
+        assert job.get(timeout=20) == 4
+        heard = list(iter(lambda: events.next(timeout=0), None))
+    assert [event.data for event in heard if isinstance(event, Progress)] == steps
+    assert [event.returnvalue for event in heard if isinstance(event, Completed)] == [4]
+    assert job.progress == 100
+    assert mail.seen(job.id)["logs"] == [f"at {step}" for step in steps]
+
+
+def test_a_flow_of_ours_runs_there_and_its_parent_reads_what_the_children_returned(mail: SideBySide) -> None:
+    children = [FlowJob("echo", "mail", {"n": n}) for n in (1, 2)]
+    with mail.app.flows() as flows:
+        tree = flows.add(FlowJob("parent", "mail", {"all": True}, children=children))
+    worker = mail.node_worker("echo")
+    assert mail.result(tree.job.id).get(timeout=20) == {"all": True}
+    values = tree.job.get_children_values()
+    assert sorted(value["n"] for value in values.values()) == [1, 2]
+    assert mail.job_call(tree.job.id, "getChildrenValues") == values
+    assert worker
+
+
+def test_a_child_that_fails_there_fails_its_parent_if_our_flow_says_so(mail: SideBySide) -> None:
+    child = FlowJob("echo", "mail", options={"attempts": 1, "fail_parent_on_failure": True})
+    with mail.app.flows() as flows:
+        tree = flows.add(FlowJob("parent", "mail", {}, children=[child]))
+    mail.node_worker("fail")
+    with pytest.raises(TaskError, match=r"child .* failed"):
+        mail.result(tree.job.id).get(timeout=20)
+
+
+# ---- what it does not do ---------------------------------------------------------------------------------------------
+
+
+def test_a_series_of_ours_that_only_it_serves_ends_after_one_iteration_and_beside_ours_goes_on(
+    mail: SideBySide, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "runs")
+    with mail.app.queue("mail") as queue:
+        queue.schedulers.upsert("often", every=0.2, name="record", data={"file": file})
+        theirs = mail.node_worker("record", {"file": file})
+        wait_until(lambda: len(ran_or_none(file)) == 1)
+        marker = mail.send("record", file=file, options={"countdown": 1})
+        marker.get(timeout=20)
+        assert len(ran(file)) == 2, "the iteration and the job that came a second after it"
+        assert set(queue.get_job_counts("delayed", "waiting").values()) == {0}
+        assert queue.schedulers.get("often") is not None, "it is listed all the same"
+        mail.node.call("worker.close", worker=theirs, timeout=20)
+
+        queue.schedulers.upsert("often", every=0.2, name="record", data={"file": file})
+        mail.worker()
+        wait_until(lambda: len(ran(file)) >= 6, 20, "four more iterations, by ours")
+
+
+def ran_or_none(file: str) -> list[str]:
+    return ran(file) if Path(file).exists() else []
+
+
+def test_what_only_bulltask_knows_does_not_bind_it(mail: SideBySide) -> None:
+    job = mail.send("echo", options={"expires": timedelta(milliseconds=1), "headers": {"trace": "1"}})
+    mail.redis.blpop("nobody", 0.1)
+    mail.node_worker("echo")
+    assert job.get(timeout=20) == {}, "an expired job runs"
+
+
+def test_a_pause_of_ours_stops_it_and_resume_wakes_it(mail: SideBySide) -> None:
+    mail.node_worker("echo")
+    mail.send("echo").get(timeout=20)
+    with mail.app.queue("mail") as queue:
+        queue.pause()
+        job = mail.send("echo")
+        assert mail.counts() == {"completed": 1, "paused": 1}
+        assert mail.call("isPaused") is True
+        queue.resume()
+    assert job.get(timeout=20) == {}
+
+
+def test_our_concurrency_limit_binds_it(mail: SideBySide) -> None:
+    with mail.app.queue("mail") as queue:
+        queue.set_global_concurrency(1)
+        mail.node_worker("sleep", {"ms": 60}, concurrency=4)
+        jobs = [mail.send("echo") for _ in range(4)]
+        for job in jobs:
+            job.get(timeout=40)
+    times = sorted((mail.seen(job.id)["processedOn"], mail.seen(job.id)["finishedOn"]) for job in jobs)
+    assert all(start >= end - CLOCKS_MS for (start, _), (_, end) in zip(times[1:], times, strict=False)), times
+
+
+def test_it_is_in_no_list_of_workers(mail: SideBySide) -> None:
+    mail.node_worker("echo")
+    mail.send("echo").get(timeout=20)
+    with mail.app.queue("mail") as queue:
+        assert queue.get_workers() == []
