@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bulltask.config import Config
+from bulltask.config import ENV_PREFIX, Config
 from bulltask.errors import BrokerAuthError, BrokerError
 from bulltask.names import wire_name
+from bulltask.parsers import did_you_mean
+from bulltask.settings import SETTINGS
 from bulltask.transport.client import Client
 from bulltask.transport.inspect import jobs_under, server_facts
 from bulltask.transport.keys import QueueKeys
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Preflight"]
 
 OLDEST_REDIS: Final = (6, 2)
+OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_")
+"""What variables of ours begin with that are no settings."""
 
 
 class Preflight:
@@ -52,6 +57,7 @@ class Preflight:
             wait: waits so many milliseconds, or until a signal.
             stopped: True when the worker was told to stop meanwhile.
         """
+        self._look_at_environment()
         while True:
             try:
                 self._look()
@@ -82,6 +88,17 @@ class Preflight:
         for queue in self._keys:
             self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
             self._look_for_other_spelling(queue)
+
+    def _look_at_environment(self) -> None:
+        """A variable with a misspelt name would be missed by nobody until its default has done harm."""
+        for variable in sorted(os.environ):
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(OTHER_VARIABLES):
+                continue
+            self._logger.warning(
+                f"An environment variable names no setting and is ignored{did_you_mean(name, SETTINGS)}",
+                variable=variable,
+            )
 
     def _look_for_other_spelling(self, keys: QueueKeys) -> None:
         """`emails` and `{emails}` are two queues for BullMQ; say so where jobs wait under the one not served."""

@@ -1,0 +1,27 @@
+"""Settings of a worker's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+
+def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_meant(stage: Stage) -> None:
+    environ = {
+        "BULLTASK_LOCK_DURATON": "60",  # codespell:ignore duraton
+        "BULLTASK_X": "1",
+        "BULLTASK_APP": "tasks",
+        "BULLTASK_DRAIN_DELAY": "1",
+    }
+    worker = stage.worker(children=1, environ=environ)
+    worker.wait_for_line("Worker started")
+    assert [(line["variable"], line["event"]) for line in worker.complaints()] == [
+        (
+            "BULLTASK_LOCK_DURATON",  # codespell:ignore duraton
+            "An environment variable names no setting and is ignored; did you mean 'lock_duration'?",
+        ),
+        ("BULLTASK_X", "An environment variable names no setting and is ignored"),
+    ]
