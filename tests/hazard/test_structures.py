@@ -1,0 +1,197 @@
+"""Flows, schedulers and deduplication that one side makes and the other goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.errors import InvalidName
+from bulltask.queue.flow import FlowJob
+from bulltask.states import JobState
+from bulltask.testing.wait import wait_until
+from tests.hazard.conftest import Clients
+from tests.hazard.page import PINNED
+from tests.interop.node_bridge import NodeError
+from tests.interop.side_by_side import SideBySide, ran
+from tests.support.hand import Hand
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+UUID_LENGTH = 36
+CHANGED = "docs/mixed-versions.md: the table can be updated"
+
+
+def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: object) -> dict[str, Any]:
+    """A node of a flow as their FlowProducer takes it."""
+    return {"name": name, "data": data or {}, "queueName": "{mail}", "opts": opts, "children": list(children)}
+
+
+def test_their_flow_runs_in_our_worker(mail: SideBySide, told: str) -> None:
+    leaf = node_of("add", {"x": 1})
+    flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, node_of("add", {"x": 2}, leaf), leaf))
+    failing = node_of("fail", {"error": "PermanentError"}, failParentOnFailure=True)
+    broken = mail.node.call("flow.add", flow=node_of("echo", {}, failing))
+    mail.worker(children=2)
+    assert len(flow["children"][0]["id"]) == UUID_LENGTH
+    assert mail.finished(flow["id"]) == "top"
+    assert sorted(mail.job_call(flow["id"], "getChildrenValues").values()) == [11, 12]
+    with pytest.raises(NodeError, match="failed"):
+        mail.finished(broken["id"])
+    assert mail.counts() == {"completed": 4, "failed": 2}
+    assert told == "safe"
+
+
+def test_our_flow_runs_in_their_worker(mail: SideBySide, told: str) -> None:
+    with mail.app.flows() as flows:
+        children = [FlowJob("echo", "mail", {"n": n}) for n in range(2)]
+        top = flows.add(FlowJob("echo", "mail", {"top": True}, {}, children)).job.id
+        failing = FlowJob("fail", "mail", {}, {"attempts": 1, "fail_parent_on_failure": True})
+        broken = flows.add(FlowJob("echo", "mail", {}, {}, [failing])).job.id
+    mail.node_worker("fail-named")
+    assert mail.result(top).get(timeout=20) == {"top": True}
+    values = mail.job_call(top, "getChildrenValues").values()
+    assert sorted(values, key=str) == [{"n": 0}, {"n": 1}]
+    wait_until(lambda: mail.result(broken).state is JobState.FAILED)
+    assert mail.counts() == {"completed": 3, "failed": 2}
+    assert told == "safe"
+
+
+def iterations(file: str) -> int:
+    return len(set(ran(file))) if Path(file).exists() else 0
+
+
+def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, told: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    template = {"name": "record", "data": {"file": file}, "opts": {"attempts": 3}}
+    mail.call("upsertJobScheduler", "often", {"every": 200}, template)
+    mail.call("upsertJobScheduler", "seconds", {"pattern": "* * * * * *", "limit": 1}, template)
+    mail.worker()
+    wait_until(lambda: iterations(file) >= 6, 20, "six iterations")
+    assert mail.call("getJobScheduler", "often")["iterationCount"] >= 5
+    mail.call("removeJobScheduler", "often")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
+    assert told == "safe"
+
+
+def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, told: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    with mail.app.queue("mail") as queue:
+        queue.schedulers.upsert("often", name="record", every=0.2)
+        queue.schedulers.upsert("seconds", name="record", cron="* * * * * *", limit=1)
+        mail.node_worker("record", {"file": file})
+        wait_until(lambda: iterations(file) >= 6, 20, "six iterations")
+        found = queue.schedulers.get("often")
+        assert found is not None
+        assert queue.schedulers.remove("often")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
+    assert told == "safe"
+
+
+def test_one_scheduler_is_upserted_by_both(mail: SideBySide, told: str) -> None:
+    """The last one to say so decides; there is one next job and not two."""
+    template = {"name": "theirs", "data": {}, "opts": {}}
+    with mail.app.queue("mail") as queue:
+        for every in (60, 120, 180):
+            mail.call("upsertJobScheduler", "s", {"every": every * 1000}, template)
+            found = queue.schedulers.get("s")
+            assert found is not None
+            assert (found.name, found.every_ms) == ("theirs", every * 1000)
+            queue.schedulers.upsert("s", name="ours", every=every)
+            assert mail.call("getJobScheduler", "s")["name"] == "ours"
+        assert [job.name for job in queue.get_jobs(["waiting", "delayed"])] == ["ours"]
+        mail.call("removeJobScheduler", "s")
+        assert queue.schedulers.count() == 0
+    assert told == "safe"
+
+
+def test_repeatable_jobs_of_older_clients(mail: SideBySide, told: str, clients: Clients, tmp_path: Path) -> None:
+    """``repeat`` as an option of a job is gone in 6: its workers go on with such jobs, but without their data."""
+    file = str(tmp_path / "runs")
+    opts = {"repeat": {"every": 200}}
+    clients[PINNED].call("queue.add", queue=mail.name, name="record", data={"file": file}, opts=opts)
+    theirs = mail.node_worker("record", {"file": file})
+    wait_until(lambda: iterations(file) >= 3, 20, "three iterations in their worker")
+    mail.node.call("worker.close", worker=theirs)
+    [following] = mail.redis.zrange(mail.keys.delayed, 0, -1)
+    data = mail.redis.hget(mail.keys.job(following), "data")
+    assert {f'{{"file":"{file}"}}': "safe", "{}": "unsafe"}[data] == told, CHANGED
+    if told == "safe":
+        before = iterations(file)
+        mail.worker()
+        wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in our worker")
+
+
+def test_deduplication_holds_between_both(mail: SideBySide, told: str) -> None:
+    hand = Hand(mail.app.broker, mail.keys)
+
+    def ours(**how: Any) -> str:
+        with mail.app.queue("mail") as queue:
+            return queue.add("a", deduplication=how).id
+
+    def theirs(**how: Any) -> str:
+        return mail.add("a", deduplication=how)
+
+    for first, second in ((ours, theirs), (theirs, ours)):
+        owner = first(id="simple")
+        assert second(id="simple") == owner
+        assert hand.complete() == owner
+        again = second(id="simple")
+        assert again != owner
+        assert first(id="simple") == again
+        assert hand.complete() == again
+    owner = ours(id="throttled", ttl=60)
+    assert hand.complete() == owner
+    assert theirs(id="throttled", ttl=60_000) == owner
+    owner = theirs(id="slow", ttl=60_000)
+    assert hand.complete() == owner
+    assert ours(id="slow", ttl=60) == owner
+    hand.close()
+    assert told == "safe"
+
+
+def last_one_kept(mail: SideBySide) -> tuple[str, str]:
+    """Their job that is active in our hands, and one more of its deduplication id, which waits for the first to end."""
+    keep = {"id": "d", "keepLastIfActive": True}
+    first = mail.add("a", {"n": 1}, deduplication=keep)
+    hand = Hand(mail.app.broker, mail.keys)
+    assert hand.take() == first
+    mail.add("a", {"n": 2}, deduplication=keep)
+    key = f"{mail.keys.base}dn:d"
+    assert mail.redis.hget(key, "data") == '{"n":2}'
+    hand.end(first)
+    following = hand.take()
+    hand.close()
+    return following, key
+
+
+def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, told: str) -> None:
+    """The payload that came while the job ran stays in a key that no script of 5.62 knows."""
+    following, key = last_one_kept(mail)
+    lost = following == "" and mail.redis.exists(key) == 1
+    assert ("unsafe" if lost else "safe") == told, CHANGED
+
+
+def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, told: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "runs")
+    keep = {"id": "d", "keepLastIfActive": True}
+    mail.node_worker("progress", {"steps": [1], "then_ms": 300})
+    first = mail.add("a", {"n": 1}, deduplication=keep)
+    mail.stream.wait_for(event="active", jobId=first)
+    mail.add("a", {"n": 2}, deduplication=keep)
+    wait_until(lambda: mail.counts() == {"completed": 2}, 20)
+    assert not Path(file).exists()
+    assert told == "safe"
+
+
+def test_job_ids_that_the_other_side_refuses(mail: SideBySide, told: str) -> None:
+    """Both refuse the same ids, so that none is made that the other could not name."""
+    with mail.app.queue("mail") as queue:
+        for job_id in ("1", "0", "0:a", "a:b", "a:b:c:d"):
+            with pytest.raises(InvalidName):
+                queue.add("a", job_id=job_id)
+            with pytest.raises(NodeError):
+                mail.add("a", jobId=job_id)
+        assert queue.add("a", job_id="a:b:c").id == mail.add("a", jobId="a:b:c") == "a:b:c"
+    assert told == "safe"

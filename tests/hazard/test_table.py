@@ -1,0 +1,88 @@
+"""docs/mixed-versions.md as a whole: its rows are the tests, its versions are the installed ones, its program works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.queue.queue import Queue
+from bulltask.states import JobState
+from tests.hazard.conftest import PACKAGES, Clients
+from tests.hazard.page import NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
+from tests.interop.side_by_side import SideBySide
+from tests.support.hand import Hand
+
+pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+
+def test_every_row_of_the_page_has_a_test_and_the_other_way_round() -> None:
+    there = [
+        name
+        for file in Path(__file__).parent.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\([^)]*\btold: str", file.read_text(), re.MULTILINE)
+    ]
+    rows = re.findall(r"\| `(test_\w+)` \|$", PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(there)
+
+
+def test_the_page_says_nothing_but_what_a_test_can_compare() -> None:
+    for row in pairings().values():
+        assert {row[version] for version in VERSIONS} <= {"safe", "differs", "unsafe"}, row
+        assert row["Note"] or {row[version] for version in VERSIONS} == {"safe"}, f"what to do? {row}"
+    for pause in pausing():
+        assert all(re.fullmatch(r"safe|loses \d", outcome) for outcome in pause.outcomes.values()), pause
+        assert list(pause.outcomes) == [*PACKAGES, PYTHON_6, "bulltask"]
+
+
+def test_the_versions_on_the_page_are_those_that_the_tests_run(node_client: None) -> None:
+    for version, package in PACKAGES.items():
+        assert installed(package) == version
+    text = PAGE.read_text()
+    assert f"`bullmq` {', '.join([*PACKAGES][:-1])} and {NEWEST_6} and PyPI" in " ".join(text.split())
+    assert f"PyPI `bullmq` {PYTHON_6}." in text
+    told = set(re.findall(r"\b\d+\.\d+\.\d+\b", text))
+    assert told == {*PACKAGES, PYTHON_6}
+
+
+@pytest.fixture
+def program() -> dict[str, Any]:
+    """The page's Python program."""
+    [block] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return names
+
+
+@pytest.mark.parametrize("version", [NEWEST_6])
+def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
+    mail: SideBySide, clients: Clients, program: dict[str, Any]
+) -> None:
+    old = clients[PINNED]
+    hand = Hand(mail.app.broker, mail.keys)
+    queue: Queue = mail.app.queue("mail")
+    queue.add("a")
+    hand.complete()
+    queue.add("a", attempts=1)
+    hand.fail()
+    queue.add("a")
+    hand.take()
+    queue.add("a", delay=60)
+    queue.add("a", priority=3)
+    queue.schedulers.upsert("hourly", every=3600)
+    states = {job.id: job.get_state() for job in queue.get_jobs()}
+    waiting = [job for job, state in states.items() if state is JobState.WAITING]
+
+    mail.call("pause")
+    added = old.call("queue.add", queue=mail.name, name="a", data={}, opts={})["id"]
+    old.call("queue.call", queue=mail.name, method="resume", args=[])
+    assert waiting
+    assert [queue.get_job_state(job) for job in waiting] == [JobState.UNKNOWN] * len(waiting)
+    assert sorted(program["put_back"](mail.app, mail.url, "mail")) == sorted(waiting)
+    assert program["put_back"](mail.app, mail.url, "mail") == []
+    assert {job.id: job.get_state() for job in queue.get_jobs()} == {**states, added: JobState.WAITING}
+    assert {hand.complete() for _ in range(len(waiting) + 1)} == {added, *waiting}
+    queue.close()
+    hand.close()
