@@ -7,15 +7,19 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bulltask.testing.server import RedisServer
+from tests.interop.board import Board
+from tests.interop.bull_bridge import BullBridge
+from tests.interop.migrating import Migrating
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.side_by_side import SideBySide
+from tests.support.stage import Stage
 
 HERE = Path(__file__).parent
 LOCK_FILE = HERE / "package-lock.json"
@@ -54,6 +58,29 @@ def lasting_node(node_client: None, redis_server: RedisServer, lasting_processes
         yield bridge
 
 
+@pytest.fixture(scope="session")
+def lasting_board(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[Board]:
+    """One bull-board for many tests: two queues, one that is spelled without braces, one that it only looks at."""
+    names = ("{default}", "{parts}", "default", "{look}")
+    with Board(redis_server.url, [{"name": name, "readOnlyMode": name == "{look}"} for name in names]) as board:
+        lasting_processes.add(board.pid)
+        yield board
+
+
+@pytest.fixture
+def board(lasting_board: Board, broker_url: str) -> Board:
+    """bull-board on the empty server of ``broker_url``."""
+    return lasting_board
+
+
+@pytest.fixture
+def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+    """Our workers and senders, where Node only looks on."""
+    made = Stage(broker_url, tmp_path, record_property)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def mail(lasting_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
     """Our queue ``mail``, which Node calls ``{mail}``."""
@@ -66,6 +93,25 @@ def either(
 ) -> Iterator[SideBySide]:
     """The same, and once more with ``queue_hash_tag=False``, where Node calls it ``mail`` as we do."""
     yield from sides(lasting_node, broker_url, tmp_path, hash_tag=request.param == "braces")
+
+
+@pytest.fixture(params=["moved", "in place"])
+def migrating(
+    request: pytest.FixtureRequest, lasting_node: NodeBridge, lasting_bull: BullBridge, broker_url: str
+) -> Iterator[Migrating]:
+    """Bull 4's queue ``mail``, to be migrated to ``{mail}``, and once more to BullMQ's ``mail`` with the same keys."""
+    made = Migrating(broker_url, lasting_bull, lasting_node, in_place=request.param == "in place")
+    yield made
+    made.close()
+    lasting_node.reset()
+
+
+@pytest.fixture(scope="session")
+def lasting_bull(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[BullBridge]:
+    """One Node process with Bull 4 for many tests."""
+    with BullBridge.to(redis_server.url, package="bull") as bridge:
+        lasting_processes.add(bridge.pid)
+        yield bridge
 
 
 def sides(node: NodeBridge, url: str, directory: Path, *, hash_tag: bool) -> Iterator[SideBySide]:

@@ -1,0 +1,102 @@
+"""The tasks behind the tests of bull-board, and the steps that several of them take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from tests.interop.board import Board
+from tests.support.stage import Stage
+from tests.support.worker import Worker
+
+__all__ = ["PARTS", "QUEUE", "ended", "failed_jobs", "ids", "ours", "start_worker", "states", "waiting_for"]
+
+QUEUE = "{default}"
+PARTS = "{parts}"
+TASKS = '''
+@app.task(name="greet")
+def greet(to, subject="Hello"):
+    return f"{subject}, {to}"
+
+
+@app.task(bind=True, name="load")
+def load(self, progress, gate="gate"):
+    """Say how far it is, and wait there."""
+    self.log("the first line")
+    self.update_progress(progress)
+    self.log("the second <b>line</b>")
+    tell("start", job=self.request.id)
+    wait_at(gate)
+    return progress
+
+
+@app.task(bind=True, name="flaky")
+def flaky(self, good):
+    """Fail before the attempt of this number."""
+    tell("start", job=self.request.id)
+    if self.request.retries + 1 < good:
+        raise ConnectionError(f"attempt {self.request.retries + 1} failed")
+    return self.request.retries
+
+
+@app.task(name="lookup")
+def lookup(key):
+    return {}[key]
+
+
+@app.task(bind=True, name="total")
+def total(self):
+    return sum(self.get_children_values().values())
+
+
+@app.task(name="part")
+def part(n):
+    return n
+
+
+@app.task(bind=True, name="slow_part")
+def slow_part(self, n):
+    tell("start", job=self.request.id)
+    wait_at("gate")
+    return n
+'''
+
+
+def start_worker(stage: Stage, *, children: int = 2, **settings: object) -> Worker:
+    """Start our worker for both queues."""
+    return stage.worker(TASKS, children=children, settings=settings, options=["-Q", "default,parts"])
+
+
+def ours(stage: Stage, queue: str = "default") -> Queue:
+    """A queue as we see it."""
+    return stage.app.queue(queue)
+
+
+def ended(stage: Stage, job_id: str, event: str = "completed", count: int = 1) -> None:
+    """Wait for the ``count``-th end of a job of the default queue."""
+    stage.events.wait_for(count, 30.0, event=event, jobId=job_id)
+
+
+def waiting_for(stage: Stage, job_id: str, count: int = 1) -> None:
+    """Wait until a task that waits at a gate runs, for the ``count``-th time."""
+    stage.journal.wait_for(count, 30.0, what="start", job=job_id)
+
+
+def failed_jobs(stage: Stage, count: int, *, good: int = 2) -> list[Job]:
+    """Jobs that have failed in their only attempt; tried again, they are done."""
+    jobs = ours(stage).add_bulk(
+        [{"name": "flaky", "data": {"good": good}, "options": {"attempts": 1}} for _ in range(count)]
+    )
+    stage.events.wait_for(count, 30.0, event="failed")
+    return jobs
+
+
+def ids(shown: list[dict[str, Any]]) -> list[str]:
+    """The ids of jobs as the board lists them."""
+    return [job["id"] for job in shown]
+
+
+def states(board: Board, queue: str = QUEUE) -> dict[str, int]:
+    """The board's counts without the zeros."""
+    return {state: count for state, count in board.queue(queue)["counts"].items() if count}

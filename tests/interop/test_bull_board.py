@@ -1,0 +1,207 @@
+"""bull-board shows our queues: jobs in every state, tracebacks, progress, logs, flows, schedulers, workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bulltask.queue.flow import FlowJob
+from bulltask.testing.wait import wait_until
+from tests.interop.board import Board, BoardError
+from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for
+from tests.support.stage import Stage
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+STATES = ("active", "waiting", "prioritized", "delayed", "waiting-children", "completed", "failed")
+
+
+def fill(stage: Stage) -> None:
+    """Jobs in every state, several where there may be several; no worker has an idle child left."""
+    queue = ours(stage)
+    start_worker(stage, children=1)
+    for to in ("Ada", "Grace"):
+        queue.add("greet", {"to": to}).wait_until_finished(30)
+    failed_jobs(stage, 3)
+    waiting_for(stage, stage.hold().id)
+    queue.add_bulk([{"name": "greet", "data": {"to": str(n)}} for n in range(12)])
+    queue.add_bulk([{"name": "greet", "data": {}, "options": {"priority": priority}} for priority in (9, 1, 5)])
+    queue.add_bulk([{"name": "greet", "data": {}, "options": {"delay": delay}} for delay in (3600, 60)])
+    stage.app.flows().add(FlowJob("total", "default", children=[FlowJob("part", "parts", {"n": 1}, {"delay": 60})]))
+
+
+def test_the_board_counts_and_lists_our_jobs_in_every_state(board: Board, stage: Stage) -> None:
+    fill(stage)
+    queue = ours(stage)
+    counts = board.queue(QUEUE)["counts"]
+    assert counts == queue.get_job_counts()
+    assert [counts[state] for state in STATES] == [1, 12, 3, 2, 1, 2, 3]
+    for state in STATES:
+        listed = ids(board.queue(QUEUE, state, per_page=20)["jobs"])
+        assert listed == queue.get_job_ids([state]), state
+    assert set(ids(board.queue(QUEUE, "latest", per_page=20)["jobs"])) == set(queue.get_job_ids())
+    board.put(QUEUE, "pause")
+    shown = board.queue(QUEUE, "paused", per_page=20)
+    assert shown["isPaused"]
+    assert shown["counts"] == queue.get_job_counts()
+    assert (shown["counts"]["paused"], shown["counts"]["waiting"]) == (12, 0)
+    assert ids(shown["jobs"]) == queue.get_job_ids(["paused"])
+
+
+def test_the_pages_of_the_board_have_every_job_once(board: Board, stage: Stage) -> None:
+    queue = ours(stage)
+    queue.add_bulk([{"name": "greet", "data": {"n": n}} for n in range(25)])
+    pages = [board.queue(QUEUE, "waiting", page=page) for page in (1, 2, 3)]
+    assert [len(page["jobs"]) for page in pages] == [10, 10, 5]
+    assert {page["pagination"]["pageCount"] for page in pages} == {3}
+    assert [job["id"] for page in pages for job in page["jobs"]] == queue.get_job_ids(["waiting"])
+
+
+def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(board: Board, stage: Stage) -> None:
+    worker = start_worker(stage)
+    sent = stage.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
+    stage.open_gate("open")
+    assert sent.get(timeout=30) == 100
+    shown = board.job(QUEUE, sent.id)
+    assert shown["name"] == "load"
+    assert shown["data"] == {"progress": 100, "gate": "open"}
+    assert (shown["returnValue"], shown["progress"], shown["priority"]) == (100, 100, 4)
+    assert (shown["status"], shown["isFailed"], shown["attempts"]) == ("completed", False, 1)
+    assert shown["processedBy"] == worker.wait_for_line("Worker started")[0]["worker_id"]
+    assert shown["timestamp"] <= shown["processedOn"] <= shown["finishedOn"]
+    assert board.get(QUEUE, sent.id, "logs") == ["the first line", "the second <b>line</b>"]
+    assert "stalledCounter" not in shown
+    assert "attemptsStarted" not in shown  # the board has it only where a start was no attempt
+
+
+def test_a_failed_job_is_shown_with_its_reason_and_a_traceback_for_each_attempt_newest_first(
+    board: Board, stage: Stage
+) -> None:
+    start_worker(stage)
+    job = ours(stage).add("flaky", {"good": 9}, attempts=3, backoff=None)
+    ended(stage, job.id, "failed")
+    shown = board.job(QUEUE, job.id)
+    assert (shown["status"], shown["isFailed"], shown["attempts"]) == ("failed", True, 3)
+    assert shown["failedReason"] == "attempt 3 failed"
+    assert [trace.splitlines()[-1] for trace in shown["stacktrace"]] == [
+        f"ConnectionError: attempt {number} failed" for number in (3, 2, 1)
+    ]
+    assert all(trace.startswith("Traceback (most recent call last):\n") for trace in shown["stacktrace"])
+    assert all("tested.py" in trace and ", in flaky\n" in trace for trace in shown["stacktrace"])
+    assert not any("bulltask/worker" in trace for trace in shown["stacktrace"])
+
+
+def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, stage: Stage) -> None:
+    start_worker(stage)
+    job = ours(stage).add("flaky", {"good": 2}, attempts=3, backoff=None)
+    assert job.wait_until_finished(30) == 1
+    shown = board.job(QUEUE, job.id)
+    assert (shown["status"], shown["attempts"], shown["returnValue"]) == ("completed", 2, 1)
+    assert [trace.splitlines()[-1] for trace in shown["stacktrace"]] == ["ConnectionError: attempt 1 failed"]
+
+
+@pytest.mark.parametrize("progress", [42, {"done": 3, "of": 10}, "parsing"], ids=["number", "object", "text"])
+def test_a_running_job_is_shown_with_its_progress_and_its_log(board: Board, stage: Stage, progress: Any) -> None:
+    start_worker(stage)
+    job = ours(stage).add("load", {"progress": progress})
+    waiting_for(stage, job.id)
+    (shown,) = board.queue(QUEUE, "active")["jobs"]
+    assert (shown["id"], shown["progress"], shown["returnValue"]) == (job.id, progress, None)
+    assert "finishedOn" not in shown
+    assert board.get(QUEUE, job.id, "logs") == ["the first line", "the second <b>line</b>"]
+    stage.open_gate()
+    ended(stage, job.id)
+    assert board.job(QUEUE, job.id)["returnValue"] == progress
+
+
+def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, stage: Stage) -> None:
+    start_worker(stage)
+    queue = stage.app.queue("parts")
+    children = [
+        FlowJob("part", "parts", {"n": 1}),
+        FlowJob("slow_part", "parts", {"n": 2}),
+        FlowJob("lookup", "parts", {"key": "x"}, {"ignore_dependency_on_failure": True}),
+    ]
+    tree = stage.app.flows().add(FlowJob("total", "default", children=children))
+    done, slow, lost = [child.job.id for child in tree.children]
+    waiting_for(stage, slow)
+    wait_until(lambda: (queue.get_job_state(done), queue.get_job_state(lost)) == ("completed", "failed"), 30.0)
+    for job, of in ((tree.job.id, QUEUE), (slow, PARTS)):
+        flow = board.get(of, job, "flow")
+        assert (flow["nodeId"], flow["isFlowNode"]) == (job, True)
+        root = flow["flowRoot"]
+        assert (root["id"], root["queueName"], root["state"]) == (tree.job.id, QUEUE, "waiting-children")
+        assert root["dependencies"] == {"processed": 1, "unprocessed": 1, "ignored": 1, "failed": 0}
+        assert root["ignoredChildFailureReasons"] == {f"bull:{{parts}}:{lost}": "'x'"}
+        assert {child["id"]: (child["queueName"], child["name"], child["state"]) for child in root["children"]} == {
+            done: (PARTS, "part", "completed"),
+            slow: (PARTS, "slow_part", "active"),
+            lost: (PARTS, "lookup", "failed"),
+        }
+    assert states(board) == {"waiting-children": 1}
+    stage.open_gate()
+    ended(stage, tree.job.id)
+    assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
+
+
+def test_the_board_lists_our_schedulers_with_their_runs(board: Board, stage: Stage) -> None:
+    schedulers = ours(stage).schedulers
+    nightly = schedulers.upsert("nightly", cron="30 3 * * *", tz="Europe/Berlin", name="greet", data={"to": "Ada"})
+    schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # the first time at once
+    start_worker(stage)
+    ran = stage.events.wait_for(1, 30.0, event="completed")[0]
+    listed = {shown["id"]: shown for shown in board.read("job-schedulers", queueName=QUEUE)["schedulers"]}
+    assert board.queue(QUEUE)["jobSchedulerCount"] == len(listed) == 2
+    first, second = listed["nightly"], listed["hourly"]
+    assert nightly is not None
+    assert (first["pattern"], first["tz"], first["next"]) == ("30 3 * * *", "Europe/Berlin", nightly.next_ms)
+    assert (first["name"], first["template"]["data"]) == ("greet", {"to": "Ada"})
+    assert first["nextRunJobId"] == f"repeat:nightly:{nightly.next_ms}"
+    assert "lastRun" not in first
+    assert (second["every"], second["queueName"], second["iterationCount"]) == (3_600_000, QUEUE, 2)
+    assert second["lastRunJobId"] == ran["jobId"]
+    assert second["next"] == int(ran["jobId"].rpartition(":")[2]) + 3_600_000
+    assert abs(second["lastRun"] - ran.ms) < 5_000
+
+
+def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> None:
+    queue = board.queue(QUEUE)
+    assert (queue["hasWorkers"], queue["type"]) == (False, "bullmq")
+    workers = [start_worker(stage) for _ in range(2)]
+    names = {worker.wait_for_line("Worker started")[0]["worker_id"] for worker in workers}
+    wait_until(lambda: len(board.get(QUEUE, "workers")["workers"]) == 2, 30.0, "both workers on the board")
+    shown = board.get(QUEUE, "workers")["workers"]
+    assert {worker["name"] for worker in shown} == names
+    assert all(worker["addr"].startswith("127.0.0.1:") for worker in shown)
+    assert board.queue(QUEUE)["hasWorkers"]
+    assert not board.queue("default")["hasWorkers"]
+    stats = board.read("redis/stats")
+    assert stats["version"]
+    assert stats["memory"]["used"] > 0
+    assert stats["clients"]["connected"] > 0
+
+
+def test_a_queue_without_braces_is_its_own_queue_on_the_board(board: Board, stage: Stage) -> None:
+    plain = stage.sender(queue_hash_tag=False)
+    job = plain.queue("default").add("greet", {"to": "Ada"})
+    assert ids(board.queue("default", "waiting")["jobs"]) == [job.id]
+    assert states(board) == {}
+
+
+def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, stage: Stage) -> None:
+    look = "{look}"
+    job = ours(stage, "look").add("greet", {"to": "Ada"}, delay=60)
+    shown = board.queue(look, "delayed")
+    assert (ids(shown["jobs"]), shown["readOnlyMode"]) == ([job.id], True)
+    assert board.job(look, job.id)["data"] == {"to": "Ada"}
+    for parts in (("pause",), ("empty",), (job.id, "promote"), (job.id, "clean"), ("clean", "delayed")):
+        with pytest.raises(BoardError) as refused:
+            board.put(look, *parts)
+        assert (refused.value.status, refused.value.key) == (405, "ERRORS.QUEUE_READ_ONLY")
+    assert states(board, look) == {"delayed": 1}
+
+
+def test_the_pages_of_the_board_are_served(board: Board) -> None:
+    for path in ("/", "/queue/%7Bdefault%7D", "/job-schedulers"):
+        assert "<title>Bull Dashboard</title>" in board.page(path)
