@@ -9,10 +9,12 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from bulltask import embedded
+from bulltask.bus import Event
 from bulltask.categories import Categorizer
 from bulltask.codec import Json
 from bulltask.config import Conf, Config
 from bulltask.job import NewJob
+from bulltask.listeners import Listeners
 from bulltask.parsers import names_of
 from bulltask.ports import ResultReader
 from bulltask.queue.aqueue import AsyncQueue
@@ -36,6 +38,7 @@ __all__ = ["App", "shared_task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=Event)
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first one that fits wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -79,6 +82,7 @@ class App:
         self.conf = Conf(settings if broker_url is None else {**settings, "broker_url": broker_url})
         self.tasks = Tasks(shared.SHARED)
         self.categorizer = Categorizer()
+        self.listeners = Listeners()
         self._autodiscover: list[Callable[[], list[str]]] = []
         self._lock = threading.RLock()
         self._broker: Broker | None = None
@@ -131,6 +135,36 @@ class App:
         for discover in self._autodiscover:
             imported += discover()
         return imported
+
+    # ---- hearing of what workers do ------------------------------------------------------------------------------
+
+    @overload
+    def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...
+    @overload
+    def on(self, kind: type[E], listener: Callable[[E], R], /) -> Callable[[E], R]: ...
+
+    def on(self, kind: type[E], listener: Callable[[E], R] | None = None, /) -> Any:
+        """Call a function with every event of a class that a child of this app's workers tells: ``@app.on(JobFailed)``.
+
+        The place of Celery's signals (``task_failure`` …). It is called in the child that ran the job, after Redis took
+        the outcome, on the thread that ran it: it should be quick, and what it raises is logged and breaks nothing.
+
+        Args:
+            kind: a class of :mod:`bulltask.events` that children tell; ``ChildEvent`` is all of them.
+            listener: takes the event; left out where this is a decorator. What it returns is ignored.
+
+        Returns:
+            The listener, or a decorator for one.
+
+        Raises:
+            ConfigError: no child tells such events, it is a coroutine function, or it comes after the children began.
+        """
+
+        def add(function: Callable[[E], R]) -> Callable[[E], R]:
+            self.listeners.add(kind, function)
+            return function
+
+        return add if listener is None else add(listener)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 

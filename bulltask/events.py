@@ -5,20 +5,24 @@ classes below are the documentation of everything that can be heard. In all of t
 of the queue, durations end in ``_ms`` and ``attempt`` or ``attempts_made`` are BullMQ's ``ats`` and ``atm``.
 
 A bus belongs to one process. A child makes its own after the fork, so a listener of the supervisor hears what the
-supervisor does and a listener of a child hears the jobs of that child.
+supervisor does and a listener of a child hears the jobs of that child. Listeners of an app (``app.on(…)``) are in the
+children; what these tell is a :class:`ChildEvent`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bulltask.bus import Bus, Event, Listener, OnError
 from bulltask.values import value_class
 
 __all__ = [
     "Bus",
+    "ChildClosing",
     "ChildDied",
+    "ChildEvent",
     "ChildLeft",
+    "ChildReady",
     "ChildStarted",
     "ConcurrencyChanged",
     "Event",
@@ -52,11 +56,17 @@ __all__ = [
 ]
 
 
+class ChildEvent(Event):
+    """What a child tells of itself and its jobs; a listener of this class hears all of it."""
+
+    __slots__ = ()
+
+
 # ---- the life of one job, told by the child that runs it ------------------------------------------------------------
 
 
 @value_class
-class JobPickedUp(Event):
+class JobPickedUp(ChildEvent):
     """A child took the job and starts to run it."""
 
     job_id: str
@@ -67,7 +77,7 @@ class JobPickedUp(Event):
 
 
 @value_class
-class JobCompleted(Event):
+class JobCompleted(ChildEvent):
     """The job ended well and Redis took the result."""
 
     job_id: str
@@ -78,7 +88,7 @@ class JobCompleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailed(Event):
+class JobFailed(ChildEvent):
     """The job ended badly and for good: it is in ``failed``."""
 
     job_id: str
@@ -90,10 +100,12 @@ class JobFailed(Event):
     """Of the error: ``transient``, ``permanent`` or ``unknown``."""
     attempts_made: int
     traceback: str
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    """What the task raised, or bulltask in its place; ``None`` when it was the result that could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobRetried(Event):
+class JobRetried(ChildEvent):
     """An attempt failed and the job will be tried again."""
 
     job_id: str
@@ -104,10 +116,12 @@ class JobRetried(Event):
     category: str
     attempts_made: int
     delay_ms: int
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    """What the task raised."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobReturned(Event):
+class JobReturned(ChildEvent):
     """The job went back unfinished, as at a shutdown or because its task asked for it; it costs no attempt."""
 
     job_id: str
@@ -117,7 +131,7 @@ class JobReturned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownTaskSeen(Event):
+class UnknownTaskSeen(ChildEvent):
     """A job names a task that this app does not have."""
 
     job_id: str
@@ -128,7 +142,7 @@ class UnknownTaskSeen(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulingFailed(Event):
+class SchedulingFailed(ChildEvent):
     """The job of a job scheduler was not run, because the next one could not be added; it is tried again."""
 
     job_id: str
@@ -139,7 +153,7 @@ class SchedulingFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LockLost(Event):
+class LockLost(ChildEvent):
     """The outcome of a job was discarded: its lock ran out and another worker has the job."""
 
     job_id: str
@@ -213,6 +227,22 @@ class StalledCheckSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ChildReady(ChildEvent):
+    """A child has its connections and will take its first job now; told by itself (see also ``ChildStarted``)."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildClosing(ChildEvent):
+    """A child that was told to end has settled its last job; one that is killed cannot say so."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChildStarted(Event):
     """A child process was started."""
 
@@ -242,14 +272,14 @@ class ChildLeft(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RedisDisconnected(Event):
+class RedisDisconnected(ChildEvent):
     """Redis does not answer this process any more."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class RedisReconnecting(Event):
+class RedisReconnecting(ChildEvent):
     """Another attempt to reach Redis begins."""
 
     attempt: int
@@ -257,7 +287,7 @@ class RedisReconnecting(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RedisReconnected(Event):
+class RedisReconnected(ChildEvent):
     """Redis answers again."""
 
     attempt: int
@@ -327,7 +357,7 @@ class ConcurrencyChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StacksDumped(Event):
+class StacksDumped(ChildEvent):
     """A process was asked what it is doing."""
 
     index: int | None

@@ -80,6 +80,8 @@ class LogListener:
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
             (logging.INFO, events.ChildStarted, self._child_started),
+            (logging.DEBUG, events.ChildReady, self._child_ready),
+            (logging.DEBUG, events.ChildClosing, self._child_closing),
             (logging.WARNING, events.ChildDied, self._child_died),
             (logging.INFO, events.ChildLeft, self._child_left),
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
@@ -227,6 +229,12 @@ class LogListener:
 
     def _child_started(self, event: events.ChildStarted) -> None:
         self._log.info("Child started", index=event.index, pid=event.pid)
+
+    def _child_ready(self, event: events.ChildReady) -> None:
+        self._log.debug("Child ready", index=event.index, pid=event.pid)
+
+    def _child_closing(self, event: events.ChildClosing) -> None:
+        self._log.debug("Child closing", index=event.index, pid=event.pid)
 
     def _child_died(self, event: events.ChildDied) -> None:
         fields: dict[str, object] = {"index": event.index, "pid": event.pid, "reason": event.reason}

@@ -163,7 +163,7 @@ class _Assembly:
             index=index,
             block=self.slots.children[index],
             orders=self.slots.orders,
-            bus=lambda: child_bus(self.logger, self.memory, index, self.queues),
+            bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app.listeners),
             let_go=self._let_go,
         )
         run_child(plan, parent_pid)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
 from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
+from bulltask.events import JobFailed
 
 app = App("typed", lock_duration=60)
 
@@ -123,6 +124,15 @@ async def shared_async(x: int) -> int:
 @shared_task(bind=True)
 def shared_bound(self: Context, x: int) -> int:
     return x + self.request.retries
+
+
+def tell(event: JobFailed) -> str:
+    return event.error
+
+
+def listening() -> None:
+    assert_type(app.on(JobFailed, tell), Callable[[JobFailed], str])
+    assert_type(app.on(JobFailed)(tell), Callable[[JobFailed], str])
 
 
 async def other() -> None:

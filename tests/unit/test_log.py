@@ -39,6 +39,8 @@ ONE_OF_EACH: list[events.Event] = [
     events.HeartbeatFailed("mail", "1", "timed out"),
     events.StalledCheckSkipped("mail", 1),
     events.ChildStarted(0, 4711),
+    events.ChildReady(0, 4711),
+    events.ChildClosing(0, 4711),
     events.ChildDied(0, 4711, "SIGKILL", 1),
     events.ChildLeft(0, 4711),
     events.RedisDisconnected("connection refused"),
@@ -170,7 +172,7 @@ def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
         log.bus.emit(event)
         started = [text for text in log.texts() if f"{WORKER}" in text]
         assert len(started) == number + 1
-    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "Event", "Listener", "OnError"}
+    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "ChildEvent", "Event", "Listener", "OnError"}
 
 
 def test_a_line_that_somebody_can_act_on_says_how() -> None:
@@ -226,7 +228,7 @@ def test_a_bus_wants_nothing_that_the_level_would_drop() -> None:
     }
     hot = {events.JobPickedUp, events.JobCompleted}
     assert wanted["debug"] == KINDS
-    assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded}
+    assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded, events.ChildReady, events.ChildClosing}
     assert hot < wanted["info"]
     assert not hot & wanted["warning"]
     assert events.JobRetried in wanted["warning"] - wanted["error"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bulltask.app import App
 from bulltask.clock import zone_of
-from bulltask.events import Bus
+from bulltask.events import Bus, ChildClosing, ChildReady
 from bulltask.job import ActiveJob
 from bulltask.process import die_with_parent, release_signals
 from bulltask.registry.context import Reporter
@@ -64,10 +64,13 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
     try:
         _own_process(parent_pid)
         plan.let_go()
-        loop = _assemble(plan)
+        bus = plan.bus()
+        loop = _assemble(plan, bus)
         release_signals()
+        bus.emit(ChildReady(plan.index, os.getpid()))
         plan.block.run_state = RunState.RUN
         loop.run()
+        bus.emit(ChildClosing(plan.index, os.getpid()))
         plan.block.run_state = RunState.CLOSED
         code = Exit.OK
     except BaseException:  # noqa: BLE001 - the fork's caller is the supervisor's code: nothing may return to it
@@ -96,11 +99,10 @@ def _own_process(parent_pid: int) -> None:
     gc.enable()
 
 
-def _assemble(plan: ChildPlan) -> SyncLoop:
+def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     app, config = plan.app, plan.app.config
     broker = app.broker  # the child's own: App makes a new one after a fork
     wakeups = Wakeups()
-    bus = plan.bus()
 
     def reporter(job: ActiveJob) -> Reporter:
         # Asked for late: the loop's client is made by the loop's own thread.

@@ -116,26 +116,9 @@ class Settler:
                 if self._bus.wants(JobCompleted):
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case Failed():
-                made = job.attempts_made + 1
-                self._bus.emit(
-                    JobFailed(
-                        job.id, job.queue, job.name, duration_ms, outcome.reason, outcome.category, made, outcome.trace
-                    )
-                )
+                self._bus.emit(_failure(job, outcome, duration_ms))
             case RetryLater():
-                made = job.attempts_made + 1
-                self._bus.emit(
-                    JobRetried(
-                        job.id,
-                        job.queue,
-                        job.name,
-                        duration_ms,
-                        outcome.reason,
-                        outcome.category,
-                        made,
-                        outcome.delay_ms,
-                    )
-                )
+                self._bus.emit(_retry(job, outcome, duration_ms))
             case Postponed() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case Postponed():
@@ -160,3 +143,15 @@ def _is_removed_soon(job: ActiveJob) -> bool:
     """True when the job may be gone by the time that a call with a lost reply is made again."""
     kept = (job.keep("removeOnComplete"), job.keep("removeOnFail"))
     return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
+
+
+def _failure(job: ActiveJob, outcome: Failed, duration_ms: float) -> JobFailed:
+    made, raised = job.attempts_made + 1, outcome.exception
+    error, category, trace = outcome.reason, outcome.category, outcome.trace
+    return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, made, trace, raised)
+
+
+def _retry(job: ActiveJob, outcome: RetryLater, duration_ms: float) -> JobRetried:
+    made, raised = job.attempts_made + 1, outcome.exception
+    error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
+    return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, made, delay_ms, raised)

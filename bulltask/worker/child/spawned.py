@@ -67,7 +67,7 @@ def main(order_fd: int) -> None:
         memory = MetricsMemory(order.queues, order.children + 1, order.metrics_fd)
 
     def bus() -> Any:
-        return child_bus(logger, memory, order.index, order.queues)
+        return child_bus(logger, memory, order.index, order.queues, app.listeners)
 
     plan = ChildPlan(
         app=app,

@@ -43,12 +43,13 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
     reason, trace = _reason(cause, job), trace_of(cause)
     made = job.attempts_made + 1
     if made >= _allowed(job, asked) or not _wanted(cause, category, job, task, asked):
-        return Failed(reason, trace, category.value)
+        return Failed(reason, trace, category.value, cause)
     try:
         delay_ms = _delay_ms(cause, job, task, made, asked, app)
     except Exception as fault:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
-        return Failed(f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})", trace, category.value)
-    return RetryLater(delay_ms, reason, trace, category.value)
+        reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
+        return Failed(reason, trace, category.value, cause)
+    return RetryLater(delay_ms, reason, trace, category.value, cause)
 
 
 def trace_of(exc: BaseException) -> str:

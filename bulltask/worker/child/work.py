@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bulltask.job import ActiveJob
 from bulltask.transport.keys import QueueKeys
@@ -58,6 +58,7 @@ class Failed:
     trace: str
     category: str
 
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
@@ -68,6 +69,7 @@ class RetryLater:
     trace: str
     category: str
 
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
 
 @dataclass(frozen=True, slots=True)
 class Postponed:

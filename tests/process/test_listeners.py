@@ -1,0 +1,174 @@
+"""Listeners of an app, in real children."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+LISTENS = """
+import asyncio
+import sys
+import threading
+
+from bulltask import TransientError
+from bulltask.events import ChildClosing, ChildReady, JobCompleted, JobFailed, JobPickedUp, JobRetried
+
+
+def thread():
+    return "main" if threading.current_thread() is threading.main_thread() else "loop"
+
+
+@app.task(name="value")
+def value(number):
+    return number
+
+@app.task(name="avalue")
+async def avalue(number):
+    await asyncio.sleep(0)
+    return number
+
+@app.task(name="fails", max_retries=1, default_retry_delay=0)
+def fails():
+    secret = "in the frame"
+    raise TransientError("no line")
+
+@app.on(ChildReady)
+def ready(event):
+    tell("ready", index=event.index, told_pid=event.pid)
+
+@app.on(ChildClosing)
+def closing(event):
+    tell("closing", index=event.index, told_pid=event.pid)
+
+@app.on(JobPickedUp)
+def picked_up(event):
+    tell("picked up", job=event.job_id, task=event.task)
+
+@app.on(JobCompleted)
+def completed(event):
+    tell("completed", job=event.job_id, result=repr(event.result), thread=thread())
+
+@app.on(JobRetried)
+def retried(event):
+    tell("retried", job=event.job_id, raised=repr(event.exception), made=event.attempts_made)
+
+@app.on(JobFailed)
+def failed(event):
+    frames = event.exception.__traceback__
+    while frames.tb_next:
+        frames = frames.tb_next
+    tell("failed", job=event.job_id, raised=repr(event.exception), secret=frames.tb_frame.f_locals["secret"])
+"""
+BREAKS = """
+import sys
+
+from bulltask.events import ChildReady, JobCompleted, JobPickedUp
+
+@app.on(ChildReady)
+def not_ready(event):
+    raise LookupError("no database")
+
+@app.on(JobPickedUp)
+def raises(event):
+    raise ValueError("no disk")
+
+@app.on(JobCompleted)
+def exits(event):
+    sys.exit(3)
+"""
+SENDS = """
+from bulltask.events import JobCompleted
+
+@app.on(JobCompleted)
+def follow(event):
+    if event.task == "hold":
+        app.send_task("quick", job_id=f"after-{event.job_id}")
+"""
+TOO_LATE = """
+from bulltask.events import JobCompleted
+
+@app.task(name="listen")
+def listen():
+    app.on(JobCompleted, print)
+"""
+
+
+@METHODS
+def test_listeners_hear_of_jobs_in_the_child_that_ran_them(stage: Stage, method: str) -> None:
+    worker = stage.worker(LISTENS, children=2, settings={"worker_start_method": method})
+    done = stage.app.send_task("value", kwargs={"number": 1})
+    adone = stage.app.send_task("avalue", kwargs={"number": 2})
+    assert (done.get(timeout=20), adone.get(timeout=20)) == (1, 2)
+    heard = {job.id: stage.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
+    assert (heard[done.id]["result"], heard[done.id]["thread"]) == ("1", "main")
+    assert (heard[adone.id]["result"], heard[adone.id]["thread"]) == ("2", "loop")
+    for job, entry in heard.items():
+        assert stage.journal.wait_for(what="picked up", job=job)[0]["pid"] == entry["pid"]
+        assert int(entry["pid"]) in worker.children
+    assert worker.complaints() == []
+    assert worker.stop() == 0
+
+
+@METHODS
+def test_a_listener_gets_the_exception_itself_of_each_attempt(stage: Stage, method: str) -> None:
+    worker = stage.worker(LISTENS, children=1, settings={"worker_start_method": method, "task_retry_backoff": 0.01})
+    job = stage.app.send_task("fails", max_retries=1, backoff=0)
+    retried = stage.journal.wait_for(what="retried", job=job.id)[0]
+    failed = stage.journal.wait_for(what="failed", job=job.id)[0]
+    assert (retried["raised"], retried["made"]) == ("TransientError('no line')", "1")
+    assert (failed["raised"], failed["secret"]) == ("TransientError('no line')", "in the frame")
+    assert stage.field(job, "finishedOn") is not None, "it is told when Redis has it"
+    assert worker.stop() == 0
+
+
+@METHODS
+def test_each_child_says_when_it_is_ready_and_when_it_closes_and_its_replacement_too(stage: Stage, method: str) -> None:
+    worker = stage.worker(LISTENS, children=2, settings={"worker_start_method": method})
+    ready = stage.journal.wait_for(2, what="ready")
+    assert {entry["index"] for entry in ready} == {"0", "1"}
+    assert all(entry["pid"] == entry["told_pid"] for entry in ready)
+    os.kill(int(ready[0]["pid"]), signal.SIGKILL)
+    again = stage.journal.wait_for(3, what="ready")[-1]
+    assert again["index"] == ready[0]["index"]
+    assert worker.stop() == 0
+    closed = {entry["pid"] for entry in stage.journal.all(what="closing")}
+    assert closed == {ready[1]["pid"], again["pid"]}, "who is killed cannot say so"
+
+
+@METHODS
+def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(stage: Stage, method: str) -> None:
+    worker = stage.worker(BREAKS, children=1, settings={"worker_start_method": method})
+    jobs = [stage.app.send_task("quick") for _ in range(20)]
+    for job in jobs:
+        assert job.get(timeout=20) is None
+    assert [stage.starts(job) for job in jobs] == [1] * 20
+    assert worker.stop() == 0
+    lines = {line["on"]: line for line in worker.logged("Listener failed")}
+    assert len(worker.logged("Listener failed")) == len(lines) == 3
+    assert lines["JobPickedUp"]["listener"] == "tested.raises"
+    assert "no disk" in lines["JobPickedUp"]["exception"]
+    assert "SystemExit" in lines["JobCompleted"]["exception"]
+    assert "no database" in lines["ChildReady"]["exception"]
+    assert worker.logged("Child died") == []
+
+
+@METHODS
+def test_a_listener_may_send_jobs(stage: Stage, method: str) -> None:
+    stage.worker(SENDS, children=1, settings={"worker_start_method": method})
+    job = stage.hold()
+    stage.started(job)
+    stage.open_gate()
+    stage.journal.wait_for(what="start", job=f"after-{job.id}")
+
+
+def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(stage: Stage) -> None:
+    stage.worker(TOO_LATE, children=1)
+    with pytest.raises(ValueError, match="comes too late"):
+        stage.app.send_task("listen").get(timeout=20)
