@@ -32,6 +32,7 @@ class JobRecord:
         parent_key: full key of the parent's hash.
         deduplication_id: ``deid``.
         scheduler_id: id of the job scheduler that made it (``rjk``).
+        next_iteration_id: id of the job that the scheduler made after it (``nrjid``).
     """
 
     queue: str
@@ -58,6 +59,7 @@ class JobRecord:
     parent_key: str | None
     deduplication_id: str | None
     scheduler_id: str | None
+    next_iteration_id: str | None
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> JobRecord:
@@ -88,6 +90,7 @@ class JobRecord:
             parent_key=_text(raw, b"parentKey"),
             deduplication_id=_text(raw, b"deid"),
             scheduler_id=_text(raw, b"rjk"),
+            next_iteration_id=_text(raw, b"nrjid"),
         )
 
 

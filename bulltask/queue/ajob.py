@@ -6,8 +6,8 @@ from typing import Any
 
 from bulltask.clock import Duration
 from bulltask.codec import Json
+from bulltask.queue import by_hand, reading
 from bulltask.queue import job_operations as operations
-from bulltask.queue import reading
 from bulltask.queue.answers import ChildFailures, Dependencies, JobLogs
 from bulltask.queue.fields import JobFields
 from bulltask.states import JobState
@@ -99,6 +99,32 @@ class AsyncJob(JobFields):
     async def extend_lock(self, token: str, duration: Duration) -> bool:
         """As :meth:`bulltask.queue.job.Job.extend_lock`."""
         return await self._link.arun(operations.extend_lock(self, token, duration))
+
+    async def move_to_completed(
+        self, value: Any, token: str | None = None, *, fetch_next: bool = False
+    ) -> AsyncJob | None:
+        """As :meth:`bulltask.queue.job.Job.move_to_completed`."""
+        record = await self._link.arun(by_hand.complete(self, value, token, fetch_next=fetch_next))
+        return None if record is None else AsyncJob(self._link, record, self.token if token is None else token)
+
+    async def move_to_failed(
+        self, error: BaseException | str, token: str | None = None, *, fetch_next: bool = False
+    ) -> AsyncJob | None:
+        """As :meth:`bulltask.queue.job.Job.move_to_failed`."""
+        record = await self._link.arun(by_hand.fail(self, error, token, fetch_next=fetch_next))
+        return None if record is None else AsyncJob(self._link, record, self.token if token is None else token)
+
+    async def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
+        """As :meth:`bulltask.queue.job.Job.move_to_delayed`."""
+        await self._link.arun(by_hand.delay(self, delay, token))
+
+    async def move_to_wait(self, token: str | None = None) -> None:
+        """As :meth:`bulltask.queue.job.Job.move_to_wait`."""
+        await self._link.arun(by_hand.give_back(self, token))
+
+    async def move_to_waiting_children(self, token: str | None = None) -> bool:
+        """As :meth:`bulltask.queue.job.Job.move_to_waiting_children`."""
+        return await self._link.arun(by_hand.await_children(self, token))
 
     async def get_children_values(self) -> dict[str, Any]:
         """As :meth:`bulltask.queue.job.Job.get_children_values`."""

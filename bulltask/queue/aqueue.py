@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Self, Unpack
 
 from bulltask import codec
 from bulltask.clock import Duration
 from bulltask.codec import Json
-from bulltask.queue import operations, reading
+from bulltask.queue import by_hand, operations, reading
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
 from bulltask.queue.base import QueueBase
+from bulltask.queue.by_hand import Taking
 from bulltask.queue.fields import record_of
 from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.repeatables import AsyncRepeatables
 from bulltask.queue.schedulers import AsyncJobSchedulers
 from bulltask.queue.walk import Walk
 from bulltask.states import JobState
@@ -197,12 +200,48 @@ class AsyncQueue(QueueBase):
         """As :meth:`bulltask.queue.queue.Queue.export_prometheus_metrics`."""
         return await self._link.arun(reading.prometheus_text(self._link, labels or {}))
 
+    # ---- by hand -------------------------------------------------------------------------------------------------
+
+    async def get_next_job(
+        self,
+        token: str,
+        *,
+        timeout: Duration = 0,  # noqa: ASYNC109 - the same words as Queue
+        lock_duration: Duration | None = None,
+        worker: str = "",
+    ) -> AsyncJob | None:
+        """As :meth:`bulltask.queue.queue.Queue.get_next_job`."""
+        taking = Taking(self._link, token, timeout, lock_duration, worker)
+        while (record := await self._link.arun(taking.attempt())) is None and (wait_ms := taking.wait_ms):
+            if limited_ms := taking.limited_ms:
+                await asyncio.sleep(limited_ms / 1000)
+            else:
+                await self._link.await_(taking.marker(wait_ms), wait_ms)
+        return None if record is None else AsyncJob(self._link, record, token)
+
+    async def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
+        """As :meth:`bulltask.queue.queue.Queue.check_stalled`."""
+        return await self._link.arun(by_hand.check_stalled(self._link, max_stalled_count))
+
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     @property
     def schedulers(self) -> AsyncJobSchedulers:
         """As :attr:`bulltask.queue.queue.Queue.schedulers`."""
         return AsyncJobSchedulers(self._link)
+
+    @property
+    def repeatables(self) -> AsyncRepeatables:
+        """As :attr:`bulltask.queue.queue.Queue.repeatables`."""
+        return AsyncRepeatables(self._link)
+
+    async def wait_until_ready(self) -> None:
+        """As :meth:`bulltask.queue.queue.Queue.wait_until_ready`."""
+        await self._link.aconnect()
+
+    async def remove_deprecated_priority_key(self) -> bool:
+        """As :meth:`bulltask.queue.queue.Queue.remove_deprecated_priority_key`."""
+        return await self._link.arun(operations.remove_deprecated_priority_key(self._link))
 
     async def update_job_progress(self, job_id: str, progress: Json) -> None:
         """As :meth:`bulltask.queue.queue.Queue.update_job_progress`."""

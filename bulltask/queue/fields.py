@@ -21,10 +21,10 @@ class JobFields:
     Times are epoch milliseconds of the server. ``refresh()`` reads everything again.
     """
 
-    __slots__ = ("_link", "_record")
+    __slots__ = ("_discarded", "_link", "_record", "_token")
 
-    def __init__(self, link: Link, record: JobRecord) -> None:
-        self._link, self._record = link, record
+    def __init__(self, link: Link, record: JobRecord, token: str = "") -> None:
+        self._link, self._record, self._token, self._discarded = link, record, token, False
 
     @property
     def link(self) -> Link:
@@ -43,6 +43,20 @@ class JobFields:
     def become(self, record: JobRecord) -> None:
         """Take what was read anew."""
         self._record = record
+
+    @property
+    def token(self) -> str:
+        """The token of its lock, if ``get_next_job()`` took it; ``""`` otherwise."""
+        return self._token
+
+    @property
+    def is_discarded(self) -> bool:
+        """True after :meth:`discard`."""
+        return self._discarded
+
+    def discard(self) -> None:
+        """Let ``move_to_failed()`` of this object be final, whatever attempts are left; nothing is stored."""
+        self._discarded = True
 
     @property
     def id(self) -> str:
@@ -175,6 +189,11 @@ class JobFields:
         """The job scheduler that made it."""
         return self._record.scheduler_id
 
+    @property
+    def next_iteration_id(self) -> str | None:
+        """The job that its scheduler has made after it (Node's ``nextRepeatableJobId``)."""
+        return self._record.next_iteration_id
+
     def result(self) -> AsyncResult[Any]:
         """The handle that ``delay()`` would have returned."""
         return AsyncResult(self.id, self.queue, self._link.broker.results, self.timestamp_ms)
@@ -217,4 +236,5 @@ def record_of(job: NewJob, job_id: str) -> JobRecord:
         parent_key=None if parent is None else parent.key,
         deduplication_id=job.options.deduplication_id,
         scheduler_id=None,
+        next_iteration_id=None,
     )

@@ -170,6 +170,10 @@ class FlowProducer(_Flows):
         reader = self._reader(queue, job_id, depth, max_children)
         return _tree(self._link.run(reader.read()), Job)
 
+    def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, to hear at once of a server that cannot be reached."""
+        self._link.connect()
+
     def close(self) -> None:
         """Close idle connections, unless an app owns them."""
         self._link.close()
@@ -221,6 +225,10 @@ class AsyncFlowProducer(_Flows):
         """As :meth:`FlowProducer.get_flow`."""
         reader = self._reader(queue, job_id, depth, max_children)
         return _tree(await self._link.arun(reader.read()), AsyncJob)
+
+    async def wait_until_ready(self) -> None:
+        """As :meth:`FlowProducer.wait_until_ready`."""
+        await self._link.aconnect()
 
     async def close(self) -> None:
         """Close the running loop's connection, unless an app owns it."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from bulltask.clock import Duration
 from bulltask.codec import Json
+from bulltask.queue import by_hand, reading
 from bulltask.queue import job_operations as operations
-from bulltask.queue import reading
 from bulltask.queue.answers import ChildFailures, Dependencies, JobLogs
 from bulltask.queue.fields import JobFields
 from bulltask.states import JobState
@@ -148,6 +148,78 @@ class Job(JobFields):
     def extend_lock(self, token: str, duration: Duration) -> bool:
         """Keep the job's lock for ``duration`` from now; false when it is not held with ``token``."""
         return self._link.run(operations.extend_lock(self, token, duration))
+
+    def move_to_completed(self, value: Any, token: str | None = None, *, fetch_next: bool = False) -> Job | None:
+        """Complete the job, which :meth:`Queue.get_next_job` took.
+
+        Args:
+            value: the return value, plain JSON.
+            token: of its lock; the one with which it was taken if left out.
+            fetch_next: take the next job in the same step, with the same token.
+
+        Returns:
+            The next job; ``None`` unless asked for, and when there is none.
+
+        Raises:
+            EncodeError, PayloadTooLarge: the value cannot travel; the job is still active.
+            ConfigError: no token is known.
+            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+            PendingChildren, FailedChildren: it cannot complete because of its children.
+        """
+        record = self._link.run(by_hand.complete(self, value, token, fetch_next=fetch_next))
+        return None if record is None else Job(self._link, record, self.token if token is None else token)
+
+    def move_to_failed(
+        self, error: BaseException | str, token: str | None = None, *, fetch_next: bool = False
+    ) -> Job | None:
+        """End an attempt that failed: as in Node, the job is tried again while it has attempts left.
+
+        It fails for good at its last attempt, after :meth:`discard`, and when the error is a ``PermanentError``. What
+        a worker of bulltask asks besides (is the error a passing one?) is the caller's affair here.
+
+        Args:
+            error: the reason; an exception is stored with its traceback.
+            token: of its lock; the one with which it was taken if left out.
+            fetch_next: take the next job in the same step, with the same token; not while it is tried again.
+
+        Returns:
+            The next job; ``None`` unless asked for, and when there is none.
+
+        Raises:
+            DecodeError: its ``backoff`` cannot be read.
+            ConfigError: no token is known.
+            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+        """
+        record = self._link.run(by_hand.fail(self, error, token, fetch_next=fetch_next))
+        return None if record is None else Job(self._link, record, self.token if token is None else token)
+
+    def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
+        """Put the job off, which :meth:`Queue.get_next_job` took: due ``delay`` from now; no attempt is counted.
+
+        Raises:
+            ConfigError: no token is known.
+            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+        """
+        self._link.run(by_hand.delay(self, delay, token))
+
+    def move_to_wait(self, token: str | None = None) -> None:
+        """Give the job back, which :meth:`Queue.get_next_job` took: it is the next one; no attempt is counted.
+
+        Raises:
+            ConfigError: no token is known.
+            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+        """
+        self._link.run(by_hand.give_back(self, token))
+
+    def move_to_waiting_children(self, token: str | None = None) -> bool:
+        """Let the job, which :meth:`Queue.get_next_job` took, wait for its children; false when none is pending.
+
+        Raises:
+            FailedChildren: one has failed that fails its parent.
+            ConfigError: no token is known.
+            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+        """
+        return self._link.run(by_hand.await_children(self, token))
 
     def get_children_values(self) -> dict[str, Any]:
         """The return values of the children that have completed, by the full key of each child's hash."""

@@ -12,7 +12,9 @@ from bulltask.config import Conf
 from bulltask.job import NewJob
 from bulltask.names import check_queue_name
 from bulltask.queue.options import build_job, check_options
+from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, aperform, perform
 
@@ -76,6 +78,22 @@ class Link:
         client = self.broker.loop_client()
         await client.connect()
         return await aperform(client, operation)
+
+    def wait(self, call: Call[Any], wait_ms: int) -> None:
+        """Make a call that blocks for up to ``wait_ms``, on a connection of its own."""
+        client = self.broker.waiting_client(wait_ms)
+        try:
+            client.run(call)
+        finally:
+            client.close()
+
+    async def await_(self, call: Call[Any], wait_ms: int) -> None:
+        """:meth:`wait` for asyncio."""
+        client = AsyncClient(self.broker.endpoint.waiting(wait_ms))
+        try:
+            await client.run(call)
+        finally:
+            await client.close()
 
     def connect(self) -> None:
         """Connect now, so that the server's time is known."""

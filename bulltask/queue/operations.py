@@ -23,6 +23,7 @@ __all__ = [
     "rate_limit",
     "remove",
     "remove_deduplication_key",
+    "remove_deprecated_priority_key",
     "remove_rate_limit_key",
     "set_global_concurrency",
     "set_global_rate_limit",
@@ -135,6 +136,11 @@ def trim_events(link: Link, max_length: int) -> Operation[int]:
 def remove_deduplication_key(link: Link, dedup_id: str) -> Operation[bool]:
     """Free a deduplication id; false when nobody owned it."""
     return (yield from ask(command("DEL", link.keys.deduplication(dedup_id), judge=bool)))
+
+
+def remove_deprecated_priority_key(link: Link) -> Operation[bool]:
+    """Remove the key of BullMQ 3; false when there was none."""
+    return (yield from ask(command("DEL", link.keys.deprecated_priority, judge=bool)))
 
 
 def update_job_progress(link: Link, job_id: str, progress: bytes) -> Operation[None]:

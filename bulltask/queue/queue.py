@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self, Unpack
 
 from bulltask import codec
 from bulltask.clock import Duration
 from bulltask.codec import Json
-from bulltask.queue import operations, reading
+from bulltask.queue import by_hand, operations, reading
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
 from bulltask.queue.base import QueueBase
+from bulltask.queue.by_hand import Taking
 from bulltask.queue.fields import record_of
 from bulltask.queue.job import Job
 from bulltask.queue.options import AddOptions, BulkJob
+from bulltask.queue.repeatables import Repeatables
 from bulltask.queue.schedulers import JobSchedulers
 from bulltask.queue.walk import Walk
 from bulltask.states import JobState
@@ -285,12 +288,65 @@ class Queue(QueueBase):
         """
         return self._link.run(reading.prometheus_text(self._link, labels or {}))
 
+    # ---- by hand -------------------------------------------------------------------------------------------------
+
+    def get_next_job(
+        self, token: str, *, timeout: Duration = 0, lock_duration: Duration | None = None, worker: str = ""
+    ) -> Job | None:
+        """Take the next job by hand, as a worker would; ``None`` when there is none (Node's ``Worker.getNextJob``).
+
+        A worker is the normal way to run jobs: it renews their locks, catches what their code raises and gives them
+        back when it dies. Whoever takes a job by hand ends it with ``move_to_completed()``, ``move_to_failed()`` …,
+        renews its lock with ``extend_lock()`` before it runs out, and fails a job that has a ``deferred_failure``
+        with that text instead of running it.
+
+        Args:
+            token: locks the job; a text that nobody else uses, such as a UUID.
+            timeout: how long to wait for a job; 0 not at all.
+            lock_duration: how long the lock lasts; the setting of that name (30 s) if left out.
+            worker: the name that is noted as :attr:`Job.processed_by`.
+
+        Raises:
+            DecodeError, ConfigError: the rule of a scheduler's job cannot be read; the job is delayed.
+        """
+        taking = Taking(self._link, token, timeout, lock_duration, worker)
+        while (record := self._link.run(taking.attempt())) is None and (wait_ms := taking.wait_ms):
+            if limited_ms := taking.limited_ms:
+                threading.Event().wait(limited_ms / 1000)
+            else:
+                self._link.wait(taking.marker(wait_ms), wait_ms)
+        return None if record is None else Job(self._link, record, token)
+
+    def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
+        """Let jobs wait again whose lock has run out, and return their ids; every worker does it by itself.
+
+        A first call marks the jobs that are active, a later one finds those that nobody has renewed since. Only one
+        call in ``stalled_interval`` (30 s) does anything, whoever makes it.
+
+        Args:
+            max_stalled_count: a job that stalls more often fails when it is taken next; the setting if left out.
+        """
+        return self._link.run(by_hand.check_stalled(self._link, max_stalled_count))
+
     # ---- the rest ------------------------------------------------------------------------------------------------
 
     @property
     def schedulers(self) -> JobSchedulers:
         """The queue's job schedulers: jobs at intervals and by cron patterns."""
         return JobSchedulers(self._link)
+
+    @property
+    def repeatables(self) -> Repeatables:
+        """Repeatable jobs that BullMQ's older interface has made: to list and remove them."""
+        return Repeatables(self._link)
+
+    def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, to hear at once of a server that cannot be reached."""
+        self._link.connect()
+
+    def remove_deprecated_priority_key(self) -> bool:
+        """Remove a key of BullMQ 3, after all its clients are gone; false when there was none."""
+        return self._link.run(operations.remove_deprecated_priority_key(self._link))
 
     def update_job_progress(self, job_id: str, progress: Json) -> None:
         """Store a job's progress and tell listeners.

@@ -1,27 +1,201 @@
-"""Repeatable jobs that BullMQ before 5.10 has stored; job schedulers have taken their place.
+"""Repeatable jobs, which BullMQ had before 5.10 and Node's ``queue.add(…, {repeat})`` still makes.
 
-Their key in ``repeat`` is put together from what they are (name, id, end, time zone, rule), and the worker itself adds
-the next job. Nothing makes new ones, but series that run since then must not end.
+Job schedulers have taken their place. Their key in ``repeat`` is put together from what they are (name, id, end, time
+zone, rule), and the worker itself adds the next job. Nothing here makes new ones, but series that run must not end,
+and whoever has some must be able to end them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
-from typing import Any
+from datetime import datetime, tzinfo
+from typing import Any, Final
 
 from bulltask import codec
-from bulltask.errors import DecodeError
+from bulltask.clock import Duration, to_epoch_ms, to_ms
+from bulltask.errors import ConfigError, DecodeError
 from bulltask.job import ActiveJob
+from bulltask.queue.link import Link
 from bulltask.repeat import Repeat, iteration_id
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.scripts_add import RepeatedJob, add_repeated_job
-from bulltask.transport.scripts_schedule import update_repeatable_job_millis
+from bulltask.transport.scripts_schedule import (
+    list_schedulers,
+    read_repeatable,
+    remove_repeatable,
+    update_repeatable_job_millis,
+)
 
-__all__ = ["FollowingRepeat", "add_next_repeat", "following_repeat"]
+__all__ = ["AsyncRepeatables", "FollowingRepeat", "Repeatable", "Repeatables", "add_next_repeat", "following_repeat"]
+
+_PARTS: Final = 5  # of a key of the oldest form
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """A repeatable job as Redis knows it.
+
+    Attributes:
+        key: by which it is removed.
+        name: of its jobs.
+        next_ms: when it runs next, epoch milliseconds.
+        pattern: its cron pattern; ``None`` for an interval.
+        every_ms: its interval.
+        tz: the pattern's time zone.
+        end_ms: nothing runs after.
+        id: the job id with which it was made; known only from keys of the oldest form.
+    """
+
+    key: str
+    name: str
+    next_ms: int
+    pattern: str | None = None
+    every_ms: int | None = None
+    tz: str | None = None
+    end_ms: int | None = None
+    id: str | None = None
+
+
+class Repeatables:
+    """The repeatable jobs of a queue; :class:`bulltask.queue.schedulers.JobSchedulers` have taken their place.
+
+    There is no way to make new ones: use ``queue.schedulers.upsert``. Those that are there go on in every worker.
+
+    Args:
+        link: the queue's way to Redis.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def list(self) -> Sequence[Repeatable]:
+        """Return all repeatable jobs, the one that runs next first; job schedulers are not among them."""
+        return self._link.run(_list(self._link.keys))
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.list())
+
+    def remove(
+        self,
+        name: str,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        end: datetime | None = None,
+        job_id: str | None = None,
+    ) -> bool:
+        """Remove a repeatable job, and its next job while that is delayed, by what it was made of.
+
+        Args:
+            name: of its jobs.
+            every: seconds or ``timedelta``: its interval.
+            cron: its pattern, to the letter.
+            tz, end, job_id: as it was made.
+
+        Returns:
+            False when there is none.
+
+        Raises:
+            ConfigError: neither or both of ``every`` and ``cron`` are given.
+        """
+        return self._link.run(_remove(self._link.keys, name, _made_of(name, every, cron, tz, end, job_id), job_id))
+
+    def remove_by_key(self, key: str) -> bool:
+        """Remove a repeatable job, and its next job while that is delayed; false when there is none of that key."""
+        return self._link.run(_remove_by_key(self._link.keys, key))
+
+
+class AsyncRepeatables:
+    """:class:`Repeatables` for asyncio; the methods are the same."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def list(self) -> Sequence[Repeatable]:
+        """See :meth:`Repeatables.list`."""
+        return await self._link.arun(_list(self._link.keys))
+
+    async def count(self) -> int:
+        """See :meth:`Repeatables.count`."""
+        return len(await self.list())
+
+    async def remove(
+        self,
+        name: str,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        end: datetime | None = None,
+        job_id: str | None = None,
+    ) -> bool:
+        """See :meth:`Repeatables.remove`."""
+        made_of = _made_of(name, every, cron, tz, end, job_id)
+        return await self._link.arun(_remove(self._link.keys, name, made_of, job_id))
+
+    async def remove_by_key(self, key: str) -> bool:
+        """See :meth:`Repeatables.remove_by_key`."""
+        return await self._link.arun(_remove_by_key(self._link.keys, key))
+
+
+def _list(keys: QueueKeys) -> Operation[list[Repeatable]]:
+    rows = yield from ask(list_schedulers(keys, 0, -1, asc=True))
+    hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
+    # "ic" counts the iterations of a job scheduler.
+    return [_repeatable(key, ms, said) for (key, ms), said in zip(rows, hashes, strict=True) if "ic" not in said]
+
+
+def _repeatable(key: str, next_ms: int, said: Mapping[str, str]) -> Repeatable:
+    job_id = None
+    if not said and key.count(":") >= _PARTS - 1:
+        name, job_id, end, tz, rule = key.split(":", _PARTS - 1)
+        said = {"name": name, "endDate": end, "tz": tz, ("every" if rule.isdecimal() else "pattern"): rule}
+    end, every = said.get("endDate", ""), said.get("every", "")
+    return Repeatable(
+        key=key,
+        name=said.get("name", ""),
+        next_ms=next_ms,
+        pattern=said.get("pattern") or None,
+        every_ms=int(every) if every.isdecimal() else None,
+        tz=said.get("tz") or None,
+        end_ms=int(end) if end.isdecimal() else None,
+        id=job_id or None,
+    )
+
+
+def _made_of(
+    name: str, every: Duration | None, cron: str | None, tz: str | None, end: datetime | None, job_id: str | None
+) -> str:
+    if (every is None) == (cron is None):
+        raise ConfigError("a repeatable job has either every= or cron=")
+    end_ms = "" if end is None else to_epoch_ms(end, "end")
+    return f"{name}:{job_id or ''}:{end_ms}:{tz or ''}:{cron if every is None else to_ms(every, 'every')}"
+
+
+def _remove(keys: QueueKeys, name: str, made_of: str, job_id: str | None) -> Operation[bool]:
+    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id or "", made_of), made_of, _md5(made_of))))
+
+
+def _remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
+    if not _is_of_the_oldest_form(key):
+        return (yield from ask(remove_repeatable(keys, "", "", key)))
+    name, job_id, *_ = key.split(":")
+    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id, key), key, key)))
+
+
+def _old_id(name: str, job_id: str, key: str) -> str:
+    """The ids of the jobs of a key of the oldest form, without their moment."""
+    checksum = _md5(f"{name}{job_id}{_md5(key)}")
+    return f"repeat:{checksum}:"
+
+
+def _is_of_the_oldest_form(key: str) -> bool:
+    return key.count(":") >= 2  # as Node tells them apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,11 @@ class QueueKeys:
         """Who owns a deduplication id."""
         return f"{self.base}de:{dedup_id}"
 
+    @property
+    def deprecated_priority(self) -> str:
+        """What BullMQ 3 kept beside ``wait``."""
+        return f"{self.base}priority"
+
     def crashes(self, job_id: str) -> str:
         """The tokens of the children that died while they ran the job: a set of ours, with an expiry."""
         return f"{self.own}crashes:{job_id}"

@@ -20,8 +20,10 @@ __all__ = [
     "count_schedulers",
     "get_job_scheduler",
     "list_schedulers",
+    "read_repeatable",
     "read_scheduler",
     "remove_job_scheduler",
+    "remove_repeatable",
     "update_job_scheduler",
     "update_repeatable_job_millis",
 ]
@@ -118,6 +120,29 @@ def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str,
     """
     args = (next_ms, hashed_key, key)
     return script_call(loader.official("updateRepeatableJobMillis"), (keys.repeat,), args, text)
+
+
+def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) -> Call[bool]:
+    """``removeRepeatable``: remove a repeatable job and its next job while that is delayed; false when there is none.
+
+    Args:
+        keys: the queue.
+        old_job_id: the ids of its jobs without their moment, if it has a key of the oldest form.
+        old_key: its key in the oldest form, ``""`` for none.
+        key: its key.
+    """
+    places = (keys.repeat, keys.delayed, keys.events)
+    args = (old_job_id, old_key, key, keys.base)
+    return script_call(loader.official("removeRepeatable"), places, args, lambda reply: int(reply) == 0)
+
+
+def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
+    """The hash of a repeatable job or of a scheduler; empty for a key of the oldest form, which says it all itself."""
+
+    def judge(reply: Any) -> dict[str, str]:
+        return {text(name): text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+    return command("HGETALL", keys.scheduler(key), judge=judge)
 
 
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:

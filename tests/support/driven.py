@@ -1,4 +1,4 @@
-"""Drive the async twins of ``Queue`` and ``Job`` with sync tests, so that one test covers both."""
+"""Drive the async twins of ``Queue``, ``Job`` … with sync tests, so that one test covers both."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.repeatables import AsyncRepeatables
+from bulltask.queue.schedulers import AsyncJobSchedulers
 
 __all__ = ["Driven"]
 
+_DRIVEN = (AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
+
 
 class Driven:
-    """An ``AsyncQueue`` or ``AsyncJob`` whose coroutines are awaited here: it looks like its sync twin."""
+    """An async object whose coroutines are awaited here: it looks like its sync twin."""
 
     def __init__(self, target: Any, runner: asyncio.Runner) -> None:
         self.target, self._runner = target, runner
@@ -25,7 +29,7 @@ class Driven:
         if inspect.isasyncgenfunction(found):
             return lambda *args, **options: self._walk(found(*args, **options))
         if not inspect.iscoroutinefunction(found):
-            return found
+            return self._wrapped(found)
 
         @functools.wraps(found)
         def call(*args: Any, **options: Any) -> Any:
@@ -43,7 +47,7 @@ class Driven:
             yield self._wrapped(item)
 
     def _wrapped(self, value: Any) -> Any:
-        if isinstance(value, AsyncJob | AsyncQueue):
+        if isinstance(value, _DRIVEN):
             return Driven(value, self._runner)
         if isinstance(value, list):
             return [self._wrapped(item) for item in value]

@@ -7,40 +7,29 @@ not ended. Options are spelled as Node spells them.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from datetime import UTC
-from types import SimpleNamespace
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 import redis
 
-from bulltask import App, codec
-from bulltask.errors import BulltaskError, NothingPending, PermanentError
-from bulltask.events import Bus
-from bulltask.job import ActiveJob, NewJob, ParentLink
-from bulltask.queue.following import following
+from bulltask.errors import BulltaskError
+from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
-from bulltask.queue.schedulers import JobSchedulers
 from bulltask.transport import scripts_move
-from bulltask.transport.call import Call
-from bulltask.transport.replies import JOB_ERRORS, Fetched
-from bulltask.transport.scripts_add import add_job
+from bulltask.transport.replies import JOB_ERRORS
 from bulltask.transport.scripts_job import extend_lock
 from bulltask.transport.scripts_queue import get_metrics
 from bulltask.transport.scripts_read import is_finished
-from bulltask.transport.scripts_schedule import update_job_scheduler
-from bulltask.transport.transaction import atomic
-from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.verdict import judge
-from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater
+from tests.interop.differential.hands import LOCK_MS, Form, Hands, Held, OwnHands, WorkersHands
+from tests.support.driven import Driven
 
-__all__ = ["LOCK_MS", "WORKER", "Ours"]
+__all__ = ["STALLED_MS", "Ours"]
 
-LOCK_MS: Final = 300_000
-WORKER: Final = "w"
 STALLED_MS: Final = 100_000
 _LISTS: Final = {"wait", "paused", "active"}
 _OPTIONS: Final[Mapping[str, str]] = {
@@ -60,8 +49,6 @@ _OPTIONS: Final[Mapping[str, str]] = {
 
 _CODES: Final[Mapping[type[BulltaskError], int]] = {kind: code for code, kind in JOB_ERRORS.items()}
 
-_ERRORS: Final[Mapping[str, type[Exception]]] = {"ConnectionError": ConnectionError, "ValueError": ValueError}
-
 Step = Mapping[str, Any]
 
 
@@ -71,31 +58,40 @@ class Ours:
     Args:
         url: the server.
         name: the queue.
+        form: by which interface: the sync one, with a worker's own code for what workers do; the sync one or the
+            async one, with jobs taken by hand.
+        runner: of the event loop that the async interface uses.
         settings: of bulltask; those that would write defaults into options are off unless they are given.
 
     Attributes:
         ids: of all jobs, in the order in which they were made.
     """
 
-    def __init__(self, url: str, name: str, **settings: object) -> None:
+    def __init__(self, url: str, name: str, form: Form, runner: asyncio.Runner, **settings: object) -> None:
         given: Any = {
             "queue_hash_tag": False,
             "lock_duration": LOCK_MS / 1000,
+            "stalled_interval": STALLED_MS / 1000,
             "result_expires": None,
             "result_failure_expires": None,
             **settings,
         }
-        self.app = App("differential", url, **given)
-        self.queue = Queue(name, url, **given)
-        self.schedulers = JobSchedulers(self.queue.link)
+        queue = Driven(AsyncQueue(name, url, **given), runner) if form == "async" else Queue(name, url, **given)
+        self.queue = cast("Queue", queue)
+        self.schedulers = self.queue.schedulers
         self.ids: list[str] = []
-        self._held: list[Picked] = []
+        self._held: list[Held] = []
         self._now_ms = 0
         link = self.queue.link
         setattr(link.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - every user of the clock has this one
         self.keys = link.keys
-        self._settler = Settler(self.app.conf.freeze(), link.broker.clock, Bus(), WORKER)
+        self.flows: FlowProducer = (
+            cast("FlowProducer", Driven(AsyncFlowProducer(broker=lambda: link.broker), runner))
+            if form == "async"
+            else FlowProducer(broker=lambda: link.broker)
+        )
         self._client = link.broker.client()
+        self._hands: Hands = WorkersHands(self.queue, self._client, given) if form == "worker" else OwnHands(self.queue)
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
 
     def run(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,8 +110,8 @@ class Ours:
         """Close all connections."""
         self._client.close()
         self._redis.close()
+        self._hands.close()
         self.queue.close()
-        self.app.close()
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
@@ -151,26 +147,13 @@ class Ours:
         return [self.number(job.id) for job in self.queue.add_bulk(cast(Any, jobs))]
 
     def flow(self, step: Step) -> list[int]:
-        """Add a tree of jobs in one transaction."""
-        new = self._tree(step["flow"], None)
-        calls = [add_job(self.keys, job, self._now_ms) for job in new]
-        results = self._client.run_many(atomic(calls, "here"))[-1]
-        for result in results:
-            if isinstance(result, BulltaskError):
-                raise result
-        return [self.number(job_id) for job_id in results]
+        """Add a tree of jobs; each is remembered before its children."""
+        return [self.number(node.job.id) for node in self.flows.add(self._tree(step["flow"])).walk()]
 
-    def _tree(self, node: Step, parent: NewJob | None) -> list[NewJob]:
-        job = self.queue.link.build(node["name"], node.get("data"), options_of(node.get("opts", {})))
-        if parent is not None:
-            qualified = self.keys.base[:-1]
-            flags = {name: True for name in ("fpof", "cpof", "idof", "rdof") if name in job.options.more}
-            link = ParentLink(self.keys.job(parent.id), {"id": parent.id, "queueKey": qualified, **flags})
-            more = {**job.options.more, "parent": {"id": parent.id, "queue": qualified}}
-            job = replace(job, parent=link, options=replace(job.options, more=more))
-        children = node.get("children", [])
-        job = replace(job, has_children=bool(children))
-        return [job, *(new for child in children for new in self._tree(child, job))]
+    def _tree(self, node: Step) -> FlowJob:
+        children = [self._tree(child) for child in node.get("children", [])]
+        options = cast(Any, options_of(node.get("opts", {})))
+        return FlowJob(node["name"], self.queue.name, node.get("data"), options, children)
 
     def add_child(self, step: Step) -> Any:
         """Add a child to a job that is there."""
@@ -186,114 +169,78 @@ class Ours:
 
     def take(self, step: Step) -> int | None:
         """Take the next job."""
-        claim = scripts_move.Claim(step["token"], LOCK_MS, WORKER)
-        return self._hold(self._client.run(scripts_move.move_to_active(self.keys, claim, self._now_ms)), step["token"])
+        return self._hold(self._hands.take(step["token"]))
 
-    def _hold(self, fetched: Fetched, token: str) -> int | None:
-        if not fetched.job_id:
+    def _hold(self, held: Held | None) -> int | None:
+        if held is None:
             return None
-        job = ActiveJob.from_hash(self.keys.queue, fetched.job_id, fetched.fields)
-        if job.scheduler_id and (iteration := following(job, self._now_ms, UTC)) is not None:
-            self._client.run(update_job_scheduler(self.keys, job.scheduler_id, job.id, iteration, self._now_ms))
-        self._held.append(Picked(cast(Any, SimpleNamespace(token=token)), 0, self.keys, job))
-        return self.number(job.id)
+        self._held.append(held)
+        return self.number(held.id)
 
-    def with_held(self, step: Step, work: Callable[[Picked, str], Any]) -> Any:
+    def with_held(self, step: Step, work: Callable[[Held, str], Any]) -> Any:
         """Do something with a job that was taken, and let it go."""
         if not self._held:
             return "nothing"
-        picked = self._held.pop(step["held"] % len(self._held))
-        token = step.get("token") or picked.slot.token
-        return work(replace(picked, slot=cast(Any, SimpleNamespace(token=token))), token)
+        held = self._held.pop(step["held"] % len(self._held))
+        return work(held, step.get("token") or held.token)
 
     def complete(self, step: Step) -> Any:
         """Complete a job."""
-
-        def work(picked: Picked, token: str) -> int | None:
-            outcome = Completed(codec.encode(step["value"], what="value"), step["value"])
-            return self._finish(self._settler.call(picked, outcome, fetch_next=step["next"]), token)
-
-        return self.with_held(step, work)
+        return self.with_held(
+            step,
+            lambda held, token: self._hold(self._hands.complete(held, token, step["value"], fetch_next=step["next"])),
+        )
 
     def fail(self, step: Step) -> Any:
         """Let an attempt fail."""
-
-        def work(picked: Picked, token: str) -> int | None:
-            kind = PermanentError if step.get("unrecoverable") else _ERRORS[step.get("kind", "ConnectionError")]
-            outcome = judge(kind(step["message"]), picked.job, None, self.app)
-            assert isinstance(outcome, Failed | RetryLater)
-            outcome = replace(outcome, trace=step["trace"])
-            return self._finish(self._settler.call(picked, outcome, fetch_next=step["next"]), token)
-
-        return self.with_held(step, work)
-
-    def _finish(self, call: Call[Any], token: str) -> int | None:
-        reply = self._client.run(call)
-        return self._hold(reply, token) if isinstance(reply, Fetched) else None
+        kind = "PermanentError" if step.get("unrecoverable") else step.get("kind", "ConnectionError")
+        said = (kind, step["message"], step["trace"])
+        return self.with_held(
+            step, lambda held, token: self._hold(self._hands.fail(held, token, said, fetch_next=step["next"]))
+        )
 
     def delay(self, step: Step) -> Any:
         """Put a job off."""
-        return self.with_held(
-            step,
-            lambda picked, token: self._client.run(
-                scripts_move.move_to_delayed(
-                    self.keys, picked.job.id, token, step["ms"], failure=None, now_ms=self._now_ms
-                )
-            ),
-        )
+        return self.with_held(step, lambda held, token: self._hands.delay(held, token, step["ms"]))
 
     def give_back(self, step: Step) -> Any:
         """Give a job back."""
-        return self.with_held(
-            step,
-            lambda picked, token: self._client.run(
-                scripts_move.move_from_active_to_wait(self.keys, picked.job.id, token)
-            ),
-        )
+        return self.with_held(step, self._hands.give_back)
 
     def await_children(self, step: Step) -> Any:
         """Let a job wait for its children; true if it has some that are pending."""
+        return self.with_held(step, self._hands.await_children)
 
-        def work(picked: Picked, token: str) -> bool:
-            try:
-                self._client.run(scripts_move.move_to_waiting_children(self.keys, picked.job.id, token, self._now_ms))
-            except NothingPending:
-                return False
-            return True
-
-        return self.with_held(step, work)
-
-    def _held_one(self, step: Step) -> Picked | None:
+    def _held_one(self, step: Step) -> Held | None:
         return self._held[step["held"] % len(self._held)] if self._held else None
 
     def extend_lock(self, step: Step) -> Any:
         """Renew one lock."""
-        if (picked := self._held_one(step)) is None:
+        if (held := self._held_one(step)) is None:
             return "nothing"
-        token = step.get("token") or picked.slot.token
-        job = self.queue.get_job(picked.job.id)
+        token = step.get("token") or held.token
+        job = self.queue.get_job(held.id)
         if job is None:  # Node's Job object does not look
-            return self._client.run(extend_lock(self.keys, picked.job.id, token, step["ms"]))
+            return self._client.run(extend_lock(self.keys, held.id, token, step["ms"]))
         return job.extend_lock(token, step["ms"] / 1000)
 
     def extend_locks(self, step: Step) -> list[int]:
         """Renew all locks; the numbers of those that are lost."""
-        held = [(picked.slot.token, picked.job.id) for picked in self._held]
+        held = [(held.token, held.id) for held in self._held]
         if not held:
             return []
         return self.numbers(self._client.run(scripts_move.renew_locks(self.keys, held, step["ms"])))
 
     def lose_lock(self, step: Step) -> Any:
         """Let a lock run out."""
-        if (picked := self._held_one(step)) is None:
+        if (held := self._held_one(step)) is None:
             return "nothing"
-        return self._redis.delete(self.keys.lock(picked.job.id))
+        return self._redis.delete(self.keys.lock(held.id))
 
     def check_stalled(self, step: Step) -> list[int]:
         """Look for stalled jobs, whenever the last look was."""
         self._redis.delete(self.keys.stalled_check)
-        call = scripts_move.move_stalled_jobs_to_wait(self.keys, 1, STALLED_MS, self._now_ms)
-        return self.numbers(self._client.run(call))
+        return self.numbers(self.queue.check_stalled(1))
 
     def flag(self, *, paused: bool) -> None:
         """Pause or resume as BullMQ 6 does, by the flag alone."""
@@ -326,6 +273,16 @@ class Ours:
         if found is None:
             return None
         return {"key": found.id, "name": found.name, "next": found.next_ms, "iterationCount": found.iterations}
+
+    def remove_repeatable(self, step: Step) -> bool:
+        """Remove a repeatable job by what it was made of."""
+        rule = dict(step["repeat"])
+        found: dict[str, Any] = {"cron": rule.get("pattern"), "tz": rule.get("tz"), "job_id": step.get("jobId")}
+        if "every" in rule:
+            found["every"] = rule["every"] / 1000
+        if "endDate" in rule:
+            found["end"] = datetime.fromtimestamp(rule["endDate"] / 1000, UTC)
+        return self.queue.repeatables.remove(step["name"], **found)
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
@@ -407,6 +364,9 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "check_stalled": Ours.check_stalled,
     "upsert_scheduler": Ours.upsert_scheduler,
     "get_scheduler": Ours.get_scheduler,
+    "repeatables": lambda run, step: [[it.key, it.name, it.next_ms] for it in run.queue.repeatables.list()],
+    "remove_repeatable": Ours.remove_repeatable,
+    "remove_repeatable_by_key": lambda run, step: run.queue.repeatables.remove_by_key(step["key"]),
     "remove_scheduler": lambda run, step: run.schedulers.remove(step["id"]),
     "promote": _on_job(lambda job, step: job.promote()),
     "change_delay": _on_job(lambda job, step: job.change_delay(step["ms"] / 1000)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,8 +15,9 @@ import redis
 
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
+from tests.interop.differential.hands import LOCK_MS, WORKER, Form
 from tests.interop.differential.intended import apply
-from tests.interop.differential.ours import LOCK_MS, STALLED_MS, WORKER, Ours
+from tests.interop.differential.ours import STALLED_MS, Ours
 from tests.interop.differential.state import State, difference, dump
 from tests.interop.node_bridge import NodeBridge
 
@@ -74,21 +76,38 @@ class Pair:
 
     def __init__(self, url: str, node: NodeBridge, **settings: object) -> None:
         self.url, self._node, self._settings = url, node, settings
+        self._runner = asyncio.Runner()  # one event loop for all runs
+        self.names = ("", "")
         self.redis: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
 
-    def run(self, steps: list[dict[str, Any]], *, intended: bool = True) -> Outcome:
+    def run(
+        self,
+        steps: list[dict[str, Any]],
+        form: Form = "worker",
+        *,
+        intended: bool = True,
+        made: list[dict[str, Any]] | None = None,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Outcome:
         """Do ``steps`` on both sides.
 
         Args:
             steps: see :mod:`tests.interop.differential.ours`.
+            form: by which of bulltask's interfaces.
             intended: take the differences of :mod:`tests.interop.differential.intended` out of both states.
+            made: what Node does on both queues before, because only it can; then every job is Node's, under its own
+                id, and no difference is intended.
+            prepare: is called before everything, when both queues have their ``names``.
         """
-        timed = at_their_times(steps)
+        timed = at_their_times([*(made or []), *steps])
+        first, timed = timed[: len(made or [])], timed[len(made or []) :]
         number = next(self._numbers)
-        their_name, our_name = f"theirs-{number}", f"ours-{number}"
-        options = {"lockDuration": LOCK_MS, "stalledInterval": STALLED_MS, "maxStalledCount": 1, "name": WORKER}
-        theirs = self._node.call("sequence.run", queue=their_name, steps=timed, worker=options)
-        ours = Ours(self.url, our_name, **self._settings)
+        self.names = their_name, our_name = f"theirs-{number}", f"ours-{number}"
+        prepare()
+        for name in self.names if first else ():
+            self._by_node(name, first)
+        theirs = self._by_node(their_name, timed)
+        ours = Ours(self.url, our_name, form, self._runner, **self._settings)
         try:
             with called_scripts() as called:
                 outcomes = ours.run(timed)
@@ -96,14 +115,23 @@ class Pair:
             ours.close()
         their_state = dump(self.redis, f"bull:{their_name}:", theirs["ids"])
         our_state = dump(self.redis, f"bull:{our_name}:", ours.ids)
-        if intended:
+        if made is not None:
+            for state in (their_state, our_state):
+                state.pop("meta", None)
+        elif intended:
             apply(their_state, our_state)
         return Outcome(
             timed, theirs["outcomes"], outcomes, their_state, our_state, frozenset(theirs["scripts"]), frozenset(called)
         )
 
+    def _by_node(self, name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
+        options = {"lockDuration": LOCK_MS, "stalledInterval": STALLED_MS, "maxStalledCount": 1, "name": WORKER}
+        done: dict[str, Any] = self._node.call("sequence.run", queue=name, steps=steps, worker=options)
+        return done
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection and the event loop."""
+        self._runner.close()
         self.redis.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import bulltask.transport
 from bulltask.lua import loader
+from tests.interop.differential.hands import FORMS, Form
 from tests.interop.differential.pair import HOUR, START_MS, Pair
 from tests.interop.differential.state import TTL_UNIT_MS
 
@@ -441,13 +442,14 @@ CASES: Final[dict[str, Steps]] = {
 NOT_IN_NODE: Final = {"removeDeduplicationKey"}
 """Scripts that npm 5.62.0 does not have, tested in test_table.py."""
 
-ELSEWHERE: Final = {"updateRepeatableJobMillis"}
-"""Of BullMQ's old repeatable jobs, which only Node can make: nothing to compare on two queues."""
+ELSEWHERE: Final = {"updateRepeatableJobMillis", "removeRepeatable"}
+"""Of BullMQ's old repeatable jobs, which only Node can make: in test_repeatables.py."""
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("script", CASES)
-def test_the_script_leaves_the_same_behind_as_in_node(pair: Pair, script: str) -> None:
-    outcome = pair.run(CASES[script])
+def test_the_script_leaves_the_same_behind_as_in_node(pair: Pair, script: str, form: Form) -> None:
+    outcome = pair.run(CASES[script], form)
     report = outcome.report()
     assert not report, f"\n{report}"
     assert script in outcome.our_scripts

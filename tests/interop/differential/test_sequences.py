@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
 
+from tests.interop.differential.hands import FORMS, Form
 from tests.interop.differential.pair import Pair
 from tests.interop.differential.strategies import sequences
 
@@ -24,9 +26,11 @@ COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(steps=sequences())
-def test_any_sequence_of_steps_leaves_the_same_behind_as_in_node(pair: Pair, steps: list[dict[str, Any]]) -> None:
-    outcome = pair.run(steps)
+@given(steps=sequences(), form=st.sampled_from(FORMS))
+def test_any_sequence_of_steps_leaves_the_same_behind_as_in_node(
+    pair: Pair, steps: list[dict[str, Any]], form: Form
+) -> None:
+    outcome = pair.run(steps, form)
     report = outcome.report()
     note(report)
     assert not report, f"\n{report}"

@@ -200,6 +200,12 @@ const STEPS = {
   },
   remove_scheduler: (run, { id }) => run.queue.removeJobScheduler(id),
 
+  // The older interface for what repeats.
+  add_repeatable: (run, { name, data, opts }) => run.queue.add(name, data, opts).then(() => null),
+  repeatables: async run => (await run.queue.getRepeatableJobs(0, -1, true)).map(({ key, name, next }) => [key, name, next]),
+  remove_repeatable: (run, { name, repeat, jobId }) => run.queue.removeRepeatable(name, repeat, jobId),
+  remove_repeatable_by_key: (run, { key }) => run.queue.removeRepeatableByKey(key),
+
   promote: (run, step) => run.withJob(step, job => job.promote()),
   change_delay: (run, { ms, ...step }) => run.withJob(step, job => job.changeDelay(ms)),
   change_priority: (run, { priority, lifo, ...step }) =>

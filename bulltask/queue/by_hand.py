@@ -1,0 +1,228 @@
+"""Taking and ending jobs without a worker: operations of ``Queue`` and ``Job``, each written once.
+
+What they write is what a worker writes; what they do not do is a worker's care: renew locks, catch what the code
+raises, look for stalled jobs.
+"""
+
+from __future__ import annotations
+
+import traceback
+from datetime import tzinfo
+from typing import Any, Final
+
+from bulltask import codec
+from bulltask.categories import ErrorCategory, explicit_category
+from bulltask.clock import Duration, mono_ms, to_ms, zone_of
+from bulltask.errors import BulltaskError, ConfigError, NothingPending
+from bulltask.job import ActiveJob
+from bulltask.queue.fields import JobFields
+from bulltask.queue.following import add_following
+from bulltask.queue.link import Link
+from bulltask.record import JobRecord
+from bulltask.transport import scripts_move as scripts
+from bulltask.transport.call import Call, command
+from bulltask.transport.operation import Operation, ask
+from bulltask.transport.replies import Fetched, text
+from bulltask.transport.scripts_move import Claim, Ending
+
+__all__ = ["Taking", "await_children", "check_stalled", "complete", "delay", "fail", "give_back"]
+
+_FIRST_PAUSE_MS: Final = 1_000
+_LONGEST_PAUSE_MS: Final = 300_000
+_NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
+_LONGEST_BLOCK_MS: Final = 5_000  # a lost marker is healed by asking again
+
+
+class Taking:
+    """Responsible for one wait for a job.
+
+    Args:
+        link: the queue.
+        token: locks the job.
+        timeout: how long to wait for one; 0: not at all.
+        lock: how long the lock lasts; ``None``: the setting ``lock_duration``.
+        worker: the name that is noted in the job, ``""`` for none.
+
+    Raises:
+        ConfigError: the token is empty, or a length of time is wrong.
+    """
+
+    def __init__(self, link: Link, token: str, timeout: Duration, lock: Duration | None, worker: str) -> None:
+        if token in {"", _NO_LOCK}:
+            raise ConfigError("a job is locked with a token: a text that nobody else uses, and not '0'")
+        lock_ms = link.broker.config.lock_ms if lock is None else to_ms(lock, "lock_duration")
+        if not lock_ms:
+            raise ConfigError("lock_duration must be longer than 0")
+        self._link, self._claim = link, Claim(token, lock_ms, worker)
+        self._deadline_ms = mono_ms() + to_ms(timeout, "timeout")
+        self._due_ms = self._limited_ms = 0
+        self._popped: tuple[str, str] | None = None
+
+    def attempt(self) -> Operation[JobRecord | None]:
+        """Take the next job, if there is one."""
+        keys, now_ms = self._link.keys, self._link.now_ms()
+        fetched = yield from ask(scripts.move_to_active(keys, self._claim, now_ms))
+        self._limited_ms = fetched.limited_ms
+        self._due_ms = max(1, fetched.due_ms - now_ms) if fetched.due_ms else 0
+        if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
+            yield from ask(command("ZADD", keys.marker, *self._popped))  # nobody will take the job that it announced
+        return (yield from _picked(self._link, fetched, self._claim))
+
+    @property
+    def wait_ms(self) -> int:
+        """Milliseconds to wait for a marker before the next attempt; 0: the time is over."""
+        left_ms = self._deadline_ms - mono_ms()
+        reasons = [limit for limit in (left_ms, self._due_ms, _LONGEST_BLOCK_MS) if limit]
+        return max(0, min(reasons)) if left_ms > 0 else 0
+
+    @property
+    def limited_ms(self) -> int:
+        """Milliseconds in which no job may be taken: waiting for a marker would be in vain."""
+        return min(self._limited_ms, self.wait_ms)
+
+    def marker(self, wait_ms: int) -> Call[None]:
+        """The call that waits until a job is announced."""
+
+        def judge(reply: Any) -> None:
+            if reply is not None:
+                self._popped = (text(reply[2]), text(reply[1]))
+
+        return command("BZPOPMIN", self._link.keys.marker, f"{wait_ms / 1000:.3f}", judge=judge)
+
+
+def _picked(link: Link, fetched: Fetched, claim: Claim) -> Operation[JobRecord | None]:
+    """The fields of a job that was taken; the next one of its series is added first, as every worker does."""
+    if not fetched.job_id:
+        return None
+    keys, queue = link.keys, link.queue
+    record = JobRecord.from_hash(queue, fetched.job_id, list(fetched.fields))
+    if record.scheduler_id is None and "repeat" not in record.opts:
+        return record
+    now_ms, zone = link.now_ms(), zone_of(link.broker.config.timezone)
+    try:
+        yield from _follow(link, fetched, now_ms, zone)
+    except (BulltaskError, ValueError, OverflowError):
+        # Were the job run, its series would end. It is tried again, as a worker does.
+        pause_ms = min(_FIRST_PAUSE_MS * 2 ** min(record.attempts_started, 10), _LONGEST_PAUSE_MS)
+        yield from ask(scripts.move_to_delayed(keys, record.id, claim.token, pause_ms, failure=None, now_ms=now_ms))
+        raise
+    return record
+
+
+def _follow(link: Link, fetched: Fetched, now_ms: int, zone: tzinfo) -> Operation[None]:
+    job = ActiveJob.from_hash(link.queue, fetched.job_id, fetched.fields)
+    yield from add_following(link.keys, job, now_ms, zone)
+
+
+def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[JobRecord | None]:
+    """Complete a job; the result is the next one."""
+    limit = job.link.broker.config.max_payload
+    encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
+    active = _active(job)
+    ending = Ending(True, encoded, active.keep("removeOnComplete"), active.attempts)
+    found = yield from _finish(job, ending, token, fetch_next=fetch_next)
+    job.change(returnvalue=codec.decode(encoded))
+    return found
+
+
+def fail(
+    job: JobFields, error: BaseException | str, token: str | None, *, fetch_next: bool
+) -> Operation[JobRecord | None]:
+    """End an attempt that failed; the result is the next job."""
+    reason, trace = _said(error)
+    active, now_ms, claim = _active(job), job.link.now_ms(), _claim(job, token)
+    made = active.attempts_made + 1
+    fields = active.failure_fields(reason, trace)
+    if made >= active.attempts or job.is_discarded or _is_permanent(error):
+        ending = Ending(False, fields[1].encode(), active.keep("removeOnFail"), active.attempts, fields)
+        found = yield from _finish(job, ending, token, fetch_next=fetch_next)
+    else:
+        found, keys, delay_ms = None, job.link.keys, active.retry_delay_ms(made)
+        if delay_ms:
+            call = scripts.move_to_delayed(keys, job.id, claim.token, delay_ms, failure=fields, now_ms=now_ms)
+        else:
+            call = scripts.retry_job(keys, job.id, claim.token, lifo=active.lifo, fields=fields, now_ms=now_ms)
+        yield from ask(call)
+        job.change(attempts_made=made, delay_ms=delay_ms)
+    job.change(failed_reason=fields[1], stacktrace=tuple(codec.decode(fields[3])))
+    return found
+
+
+def delay(job: JobFields, wait: Duration, token: str | None) -> Operation[None]:
+    """Put a job off."""
+    delay_ms, now_ms, claim = to_ms(wait, "delay"), job.link.now_ms(), _claim(job, token)
+    keys = job.link.keys
+    yield from ask(scripts.move_to_delayed(keys, job.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
+    job.change(delay_ms=delay_ms)
+
+
+def give_back(job: JobFields, token: str | None) -> Operation[None]:
+    """Give a job back."""
+    yield from ask(scripts.move_from_active_to_wait(job.link.keys, job.id, _claim(job, token).token))
+
+
+def await_children(job: JobFields, token: str | None) -> Operation[bool]:
+    """Let a job wait for its children; false when none is pending."""
+    link, claim = job.link, _claim(job, token)
+    try:
+        yield from ask(scripts.move_to_waiting_children(link.keys, job.id, claim.token, link.now_ms()))
+    except NothingPending:
+        return False
+    return True
+
+
+def check_stalled(link: Link, most: int | None) -> Operation[list[str]]:
+    """Let jobs whose lock has run out wait again; the result is their ids."""
+    config = link.broker.config
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+        raise ConfigError(f"max_stalled_count must be 0 or more, not {most!r}")
+    allowed = config.max_stalled_count if most is None else most
+    call = scripts.move_stalled_jobs_to_wait(link.keys, allowed, config.stalled_interval_ms, link.now_ms())
+    return (yield from ask(call))
+
+
+def _finish(job: JobFields, ending: Ending, token: str | None, *, fetch_next: bool) -> Operation[JobRecord | None]:
+    link, claim = job.link, _claim(job, token)
+    now_ms = link.now_ms()
+    call = scripts.move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
+    fetched = yield from ask(call)
+    job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
+    return (yield from _picked(link, fetched, claim))
+
+
+def _claim(job: JobFields, token: str | None) -> Claim:
+    """By which token the job is held; the next one is taken with the same, under the same name."""
+    said = job.token if token is None else token
+    if not said:
+        raise ConfigError(f"job {job.id} was not taken by get_next_job(): say the token of its lock")
+    return Claim(said, job.link.broker.config.lock_ms, job.processed_by or "")
+
+
+def _active(job: JobFields) -> ActiveJob:
+    """The job as a worker sees it."""
+    known = job.record
+    return ActiveJob(
+        queue=known.queue,
+        id=known.id,
+        name=known.name,
+        data=known.data_text.encode(),
+        opts=known.opts,
+        timestamp_ms=known.timestamp_ms,
+        priority=known.priority,
+        attempts_made=known.attempts_made,
+        attempts_started=known.attempts_started,
+        deferred_failure=known.deferred_failure or "",
+        scheduler_id=known.scheduler_id or "",
+        stacktrace=codec.encode(list(known.stacktrace)),
+    )
+
+
+def _said(error: BaseException | str) -> tuple[str, str]:
+    """Reason and traceback of a failure."""
+    if isinstance(error, str):
+        return error, ""
+    return str(error) or type(error).__name__, "".join(traceback.format_exception(error))
+
+
+def _is_permanent(error: BaseException | str) -> bool:
+    return isinstance(error, BaseException) and explicit_category(error) is ErrorCategory.PERMANENT

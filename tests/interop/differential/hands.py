@@ -1,0 +1,159 @@
+"""Who takes and ends jobs on bulltask's side: the code of its workers, or whoever does it by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC
+from types import SimpleNamespace
+from typing import Any, Final, Literal, Protocol, cast
+from unittest import mock
+
+from bulltask import App, codec
+from bulltask.errors import NothingPending, PermanentError
+from bulltask.events import Bus
+from bulltask.job import ActiveJob
+from bulltask.queue.following import add_following
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from bulltask.transport import scripts_move
+from bulltask.transport.call import Call
+from bulltask.transport.client import Client
+from bulltask.transport.operation import perform
+from bulltask.transport.replies import Fetched
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.verdict import judge
+from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater
+
+__all__ = ["FORMS", "LOCK_MS", "WORKER", "Form", "Hands", "Held", "OwnHands", "WorkersHands"]
+
+Form = Literal["worker", "sync", "async"]
+FORMS: Final[tuple[Form, ...]] = ("worker", "sync", "async")
+LOCK_MS: Final = 300_000
+WORKER: Final = "w"
+
+_KINDS: Final[dict[str, type[Exception]]] = {
+    "ConnectionError": ConnectionError,
+    "ValueError": ValueError,
+    "PermanentError": PermanentError,
+}
+Failure = tuple[str, str, str]
+"""Kind, message, traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job that was taken; ``thing`` is what its taker knows it by."""
+
+    id: str
+    token: str
+    thing: Any
+
+
+class Hands(Protocol):
+    """Takes jobs and ends them."""
+
+    def take(self, token: str) -> Held | None: ...
+    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None: ...
+    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None: ...
+    def delay(self, held: Held, token: str, ms: int) -> None: ...
+    def give_back(self, held: Held, token: str) -> None: ...
+    def await_children(self, held: Held, token: str) -> bool: ...
+    def close(self) -> None: ...
+
+
+class OwnHands:
+    """What a user does by hand, with a sync or an async queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def take(self, token: str) -> Held | None:
+        return self._held(self._queue.get_next_job(token, worker=WORKER))
+
+    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
+        return self._held(held.thing.move_to_completed(value, token, fetch_next=fetch_next))
+
+    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
+        kind, message, trace = failure
+        with mock.patch("traceback.format_exception", return_value=[trace]):
+            return self._held(held.thing.move_to_failed(_KINDS[kind](message), token, fetch_next=fetch_next))
+
+    def delay(self, held: Held, token: str, ms: int) -> None:
+        held.thing.move_to_delayed(ms / 1000, token)
+
+    def give_back(self, held: Held, token: str) -> None:
+        held.thing.move_to_wait(token)
+
+    def await_children(self, held: Held, token: str) -> bool:
+        return bool(held.thing.move_to_waiting_children(token))
+
+    def close(self) -> None:
+        pass
+
+    def _held(self, job: Job | None) -> Held | None:
+        return None if job is None else Held(job.id, job.token, job)
+
+
+class WorkersHands:
+    """What a worker does, by its own code.
+
+    Args:
+        queue: the queue.
+        client: carries the calls.
+        settings: the app's.
+    """
+
+    def __init__(self, queue: Queue, client: Client, settings: dict[str, Any]) -> None:
+        link = queue.link
+        self._keys, self._clock, self._client = link.keys, link.broker.clock, client
+        self._app = App("differential", link.broker.endpoint.url, **settings)
+        self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
+
+    def take(self, token: str) -> Held | None:
+        claim = scripts_move.Claim(token, LOCK_MS, WORKER)
+        return self._held(self._client.run(scripts_move.move_to_active(self._keys, claim, self._clock.now_ms())), token)
+
+    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
+        outcome = Completed(codec.encode(value, what="value"), value)
+        return self._finish(self._settler.call(_with(held, token), outcome, fetch_next=fetch_next), token)
+
+    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
+        kind, message, trace = failure
+        picked = _with(held, token)
+        outcome = judge(_KINDS[kind](message), picked.job, None, self._app)
+        assert isinstance(outcome, Failed | RetryLater)
+        return self._finish(self._settler.call(picked, replace(outcome, trace=trace), fetch_next=fetch_next), token)
+
+    def delay(self, held: Held, token: str, ms: int) -> None:
+        now_ms = self._clock.now_ms()
+        self._client.run(scripts_move.move_to_delayed(self._keys, held.id, token, ms, failure=None, now_ms=now_ms))
+
+    def give_back(self, held: Held, token: str) -> None:
+        self._client.run(scripts_move.move_from_active_to_wait(self._keys, held.id, token))
+
+    def await_children(self, held: Held, token: str) -> bool:
+        try:
+            self._client.run(scripts_move.move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
+        except NothingPending:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._app.close()
+
+    def _finish(self, call: Call[Any], token: str) -> Held | None:
+        reply = self._client.run(call)
+        return self._held(reply, token) if isinstance(reply, Fetched) else None
+
+    def _held(self, fetched: Fetched, token: str) -> Held | None:
+        if not fetched.job_id:
+            return None
+        job = ActiveJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
+        if job.is_repeated:
+            perform(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
+        return Held(job.id, token, Picked(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
+
+
+def _with(held: Held, token: str) -> Picked:
+    picked: Picked = held.thing
+    return replace(picked, slot=cast(Any, SimpleNamespace(token=token)))

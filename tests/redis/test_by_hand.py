@@ -1,0 +1,291 @@
+"""Jobs taken and ended without a worker; tests/interop/differential compares what Redis then holds with Node's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.clock import mono_ms
+from bulltask.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    LockMismatch,
+    LockMissing,
+    PendingChildren,
+    PermanentError,
+)
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from bulltask.states import JobState
+from bulltask.testing.wait import wait_until
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def other(broker_url: str) -> Iterator[Queue]:
+    """The same queue, for another thread."""
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+def taken(queue: Queue, token: str = "t", **options: Any) -> Job:
+    job = queue.get_next_job(token, **options)
+    assert job is not None
+    return job
+
+
+def int_of(text: str) -> int:
+    raise ValueError(text)
+
+
+def is_blocked(client: redis.Redis) -> bool:
+    return int(client.info("clients")["blocked_clients"]) > 0
+
+
+def test_the_next_job_is_taken_and_locked(queue: Queue, redis_client: redis.Redis) -> None:
+    assert queue.get_next_job("t") is None
+    made = queue.add("send", {"to": "ann"}, priority=1)
+    job = taken(queue, lock_duration=5, worker="me")
+    assert (job.id, job.data, job.token, job.processed_by) == (made.id, {"to": "ann"}, "t", "me")
+    assert job.attempts_started == 1
+    assert job.is_active()
+    assert redis_client.get(f"{made.key}:lock") == "t"
+    assert 4_000 < int(redis_client.pttl(f"{made.key}:lock")) <= 5_000
+    assert queue.get_next_job("t") is None
+
+
+def test_nobodys_name_is_noted_unless_there_is_one(queue: Queue, redis_client: redis.Redis) -> None:
+    queue.add("a")
+    queue.add("b")
+    first = taken(queue)
+    second = first.move_to_completed(1, fetch_next=True)
+    assert second is not None
+    assert first.processed_by is second.processed_by is None
+    assert not redis_client.hexists(second.key, "pb")
+
+
+def test_the_lock_lasts_as_long_as_the_setting_says(queue: Queue, redis_client: redis.Redis) -> None:
+    queue.add("a")
+    assert 20_000 < int(redis_client.pttl(f"{taken(queue).key}:lock")) <= 30_000
+
+
+@pytest.mark.parametrize("token", ["", "0"])
+def test_a_token_that_locks_nothing_is_refused(queue: Queue, token: str) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        queue.get_next_job(token)
+
+
+def test_a_lock_of_no_time_is_refused(queue: Queue) -> None:
+    with pytest.raises(ConfigError, match="lock_duration"):
+        queue.get_next_job("t", lock_duration=0)
+
+
+def test_waiting_for_a_job_ends_when_one_is_added(queue: Queue, other: Queue, redis_client: redis.Redis) -> None:
+    def add() -> None:
+        wait_until(lambda: is_blocked(redis_client), 30, "the wait for a marker")
+        other.add("late")
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    job = queue.get_next_job("t", timeout=60)
+    adding.join()
+    assert job is not None
+    assert job.name == "late"
+
+
+def test_waiting_for_a_job_ends_when_a_delayed_one_is_due(queue: Queue) -> None:
+    queue.add("late", delay=0.3)
+    begun_ms = mono_ms()
+    assert taken(queue, timeout=60).name == "late"
+    assert mono_ms() - begun_ms < 30_000
+
+
+def test_waiting_in_vain_ends_in_time_and_leaves_the_announcement_to_others(
+    queue: Queue, redis_client: redis.Redis
+) -> None:
+    queue.add("late", delay=3600)
+    marker = redis_client.zrange(f"{queue.qualified_name}:marker", 0, -1, withscores=True)
+    begun_ms = mono_ms()
+    assert queue.get_next_job("t", timeout=0.1) is None
+    assert mono_ms() - begun_ms >= 100
+    assert marker
+    assert redis_client.zrange(f"{queue.qualified_name}:marker", 0, -1, withscores=True) == marker
+
+
+def test_a_rate_limit_is_waited_out(queue: Queue) -> None:
+    queue.set_global_rate_limit(1, 0.2)
+    queue.add("a")
+    queue.add("b")
+    taken(queue)
+    assert queue.get_next_job("t") is None
+    assert taken(queue, timeout=60).name == "b"
+
+
+def test_a_completed_job_brings_the_next_one(queue: Queue) -> None:
+    first, second = queue.add("a"), queue.add("b")
+    job = taken(queue, "mine", worker="me")
+    following = job.move_to_completed({"n": 1}, fetch_next=True)
+    assert following is not None
+    assert (following.id, following.token, following.processed_by) == (second.id, "mine", "me")
+    assert (job.returnvalue, job.attempts_made, job.finished_ms is None) == ({"n": 1}, 1, False)
+    assert following.move_to_completed(None, fetch_next=True) is None
+    assert first.wait_until_finished(5) == {"n": 1}
+    assert (first.get_state(), second.get_state()) == (JobState.COMPLETED, JobState.COMPLETED)
+
+
+def test_the_next_job_is_left_alone_unless_asked_for(queue: Queue) -> None:
+    queue.add("a")
+    second = queue.add("b")
+    assert taken(queue).move_to_completed(1) is None
+    assert second.is_waiting()
+
+
+def test_a_failed_attempt_is_tried_again_until_none_is_left(queue: Queue) -> None:
+    made = queue.add("a", attempts=3, backoff={"type": "fixed", "delay": 3600})
+    job = taken(queue)
+    with pytest.raises(ValueError, match="nö") as caught:
+        int_of("nö")
+    assert job.move_to_failed(caught.value, fetch_next=True) is None
+    assert (job.failed_reason, job.attempts_made, job.delay_ms) == ("nö", 1, 3_600_000)
+    assert "in int_of" in job.stacktrace[0]
+    assert made.is_delayed()
+    made.promote()
+    taken(queue).move_to_failed("again")
+    made.promote()
+    last = taken(queue)
+    last.move_to_failed("the last one")
+    assert made.is_failed()
+    made.refresh()
+    assert (made.attempts_made, made.failed_reason, len(made.stacktrace)) == (3, "the last one", 1)
+    assert (last.stacktrace, last.finished_ms) == (made.stacktrace, made.finished_ms)
+
+
+def test_without_a_backoff_it_waits_again_at_once(queue: Queue) -> None:
+    made = queue.add("a", attempts=2, backoff=None)
+    taken(queue).move_to_failed("no")
+    assert made.is_waiting()
+
+
+@pytest.mark.parametrize("way", ["permanent", "discarded"])
+def test_what_will_not_pass_is_not_tried_again(queue: Queue, way: str) -> None:
+    made, following = queue.add("a", attempts=5), queue.add("b")
+    job = taken(queue)
+    if way == "discarded":
+        job.discard()
+    found = job.move_to_failed(PermanentError("no") if way == "permanent" else "no", fetch_next=True)
+    assert (found and found.id) == following.id
+    assert made.is_failed()
+
+
+def test_what_cannot_travel_leaves_the_job_active(queue: Queue) -> None:
+    queue.add("a")
+    job = taken(queue)
+    with pytest.raises(EncodeError, match=f"return value of job {job.id}"):
+        job.move_to_completed(float("nan"))
+    assert job.is_active()
+
+
+def test_a_backoff_that_cannot_be_read_is_told_before_anything_is_written(
+    queue: Queue, redis_client: redis.Redis
+) -> None:
+    made = queue.add("a", attempts=2)
+    redis_client.hset(made.key, "opts", '{"attempts":2,"backoff":{"type":"fixed","delay":"x"}}')
+    job = taken(queue)
+    with pytest.raises(DecodeError, match="backoff"):
+        job.move_to_failed("no")
+    assert job.is_active()
+
+
+@pytest.mark.parametrize("ending", ["move_to_completed", "move_to_failed", "move_to_delayed", "move_to_wait"])
+def test_only_who_holds_the_lock_ends_the_job(queue: Queue, redis_client: redis.Redis, ending: str) -> None:
+    queue.add("a")
+    job = taken(queue)
+    arguments = [] if ending == "move_to_wait" else [1 if ending == "move_to_delayed" else "x"]
+    with pytest.raises(LockMismatch):
+        getattr(job, ending)(*arguments, "foreign")
+    redis_client.delete(f"{job.key}:lock")
+    with pytest.raises(LockMissing):
+        getattr(job, ending)(*arguments)
+
+
+def test_a_job_that_was_read_is_ended_with_the_token_that_is_said(queue: Queue) -> None:
+    made = queue.add("a")
+    taken(queue, "mine")
+    read = queue.get_job(made.id)
+    assert read is not None
+    with pytest.raises(ConfigError, match="say the token"):
+        read.move_to_completed(1)
+    read.move_to_completed(1, "mine")
+    assert made.is_completed()
+
+
+def test_a_job_is_put_off_or_given_back_without_counting_an_attempt(queue: Queue) -> None:
+    made = queue.add("a")
+    job = taken(queue)
+    job.move_to_delayed(3600)
+    assert (made.is_delayed(), job.delay_ms) == (True, 3_600_000)
+    made.promote()
+    taken(queue).move_to_wait()
+    assert made.is_waiting()
+    made.refresh()
+    assert (made.attempts_made, made.attempts_started) == (0, 2)
+
+
+def test_a_job_waits_for_its_children(queue: Queue) -> None:
+    parent = queue.add("parent")
+    job = taken(queue, "p")
+    assert job.move_to_waiting_children() is False
+    child = queue.add("child", parent={"id": parent.id, "queue": queue.qualified_name})
+    with pytest.raises(PendingChildren):
+        job.move_to_completed(1)
+    assert job.move_to_waiting_children() is True
+    assert parent.is_waiting_children()
+    taken(queue, "c").move_to_completed("hers")
+    job = taken(queue, "p2")
+    assert (job.id, job.get_children_values()) == (parent.id, {child.key: "hers"})
+
+
+def test_a_scheduler_goes_on_when_its_job_is_taken(queue: Queue) -> None:
+    queue.schedulers.upsert("s", name="tick", every=3600)
+    job = taken(queue)
+    assert job.scheduler_id == "s"
+    assert queue.schedulers.get("s").iterations == 2  # type: ignore[union-attr]
+    following = queue.get_jobs("delayed")
+    assert [other.scheduler_id for other in following] == ["s"]
+    job.refresh()
+    assert job.next_iteration_id == following[0].id
+
+
+def test_a_scheduler_whose_rule_cannot_be_read_has_its_job_put_off(queue: Queue, redis_client: redis.Redis) -> None:
+    queue.schedulers.upsert("s", name="tick", every=3600)
+    made = queue.get_jobs("waiting")[0]
+    redis_client.hset(made.key, "opts", '{"repeat":{"every":"x"}}')
+    with pytest.raises(DecodeError, match=r"opts\.repeat"):
+        queue.get_next_job("t")
+    assert made.is_delayed()
+
+
+def test_jobs_whose_lock_ran_out_wait_again(queue: Queue, redis_client: redis.Redis) -> None:
+    made, throttle = queue.add("a"), f"{queue.qualified_name}:stalled-check"
+    taken(queue)
+    assert queue.check_stalled() == []
+    redis_client.delete(throttle, f"{made.key}:lock")
+    assert queue.check_stalled() == [made.id]
+    assert made.is_waiting()
+    taken(queue)
+    redis_client.delete(throttle)
+    queue.check_stalled()
+    redis_client.delete(throttle, f"{made.key}:lock")
+    assert queue.check_stalled(max_stalled_count=1) == [made.id]
+    assert taken(queue).deferred_failure == "job stalled more than allowable limit"
+
+
+def test_the_count_of_stalls_is_checked(queue: Queue) -> None:
+    with pytest.raises(ConfigError, match="max_stalled_count"):
+        queue.check_stalled(-1)
