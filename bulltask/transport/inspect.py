@@ -11,7 +11,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_read import get_counts
 
-__all__ = ["STATES", "ServerFacts", "jobs_under", "queue_lengths", "server_facts"]
+__all__ = ["STATES", "ServerFacts", "described_by", "jobs_under", "queue_lengths", "server_facts"]
 
 STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
@@ -57,6 +57,15 @@ def jobs_under(client: Client, keys: QueueKeys) -> int:
         command("ZCARD", keys.delayed),
     ]
     return sum(client.run_many(calls))
+
+
+def described_by(client: Client, keys: QueueKeys) -> str:
+    """Which client has described the queue last: ``bullmq:5.62.0``; ``""`` if none has."""
+    return client.run(command("HGET", keys.meta, "version", judge=_text))
+
+
+def _text(reply: Any) -> str:
+    return "" if reply is None else reply.decode("utf-8", "replace")
 
 
 def _info(reply: Any) -> dict[str, str]:

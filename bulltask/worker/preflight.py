@@ -1,8 +1,9 @@
-"""What a worker looks at before it starts: does Redis answer, is it fit, are jobs waiting where nobody looks."""
+"""What a worker looks at before it starts: does Redis answer, is it fit, who else is there, do jobs wait unseen."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ from bulltask.names import wire_name
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
 from bulltask.transport.client import Client
-from bulltask.transport.inspect import jobs_under, server_facts
+from bulltask.transport.inspect import described_by, jobs_under, server_facts
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts_add import describe_queue
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Preflight"]
 
 OLDEST_REDIS: Final = (6, 2)
+_BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
 OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_")
 """What variables of ours begin with that are no settings."""
 
@@ -88,6 +90,7 @@ class Preflight:
         for queue in self._keys:
             self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
             self._look_for_other_spelling(queue)
+            self._look_for_other_versions(queue)
 
     def _look_at_environment(self) -> None:
         """A variable with a misspelt name would be missed by nobody until its default has done harm."""
@@ -114,4 +117,15 @@ class Preflight:
                 served=keys.base,
                 other=other.base,
                 jobs=found,
+            )
+
+    def _look_for_other_versions(self, keys: QueueKeys) -> None:
+        """BullMQ 6 pauses in another way than 5, and between the two jobs are lost; say so where 6 has been."""
+        version = described_by(self._client, keys)
+        if (found := _BULLMQ.match(version)) and int(found[1]) > 5:
+            self._logger.warning(
+                "A client of BullMQ 6 or newer uses this queue; resume it with bulltask or with that client, because "
+                "clients of BullMQ 5 may lose jobs when they do (docs/mixed-versions.md)",
+                queue=keys.queue,
+                version=version,
             )

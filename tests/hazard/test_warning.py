@@ -1,0 +1,43 @@
+"""What a worker says when it starts about other clients of its queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from bulltask.testing.wait import wait_until
+from tests.hazard.page import NEWEST_6, PAGE
+from tests.interop.side_by_side import SideBySide
+from tests.support.worker import Worker
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+
+def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: str) -> None:
+    mail.call("count")
+    wait_until(lambda: mail.redis.hget(mail.keys.meta, "version") == f"bullmq:{version}")
+    worker = mail.worker(children=2)
+    worker.wait_for_line("Worker started")
+    if version == NEWEST_6:
+        [warning] = worker.complaints()
+        assert "BullMQ 6" in warning["event"]
+        assert f"docs/{PAGE.name}" in warning["event"]
+        assert (warning["level"], warning["queue"], warning["version"]) == ("warning", "mail", f"bullmq:{version}")
+    else:
+        assert worker.complaints() == []
+
+
+def test_only_bullmq_6_and_newer_are_warned_of(redis_client: redis.Redis, broker_url: str, tmp_path: Path) -> None:
+    """The Pro edition counts its versions differently."""
+    queues = {"five": "bullmq:5.62.0", "pro": "bullmq-pro:7.40.0", "ten": "bullmq:10.0.0", "odd": "nonsense"}
+    for queue, described_by in queues.items():
+        redis_client.hset(f"bull:{{{queue}}}:meta", "version", described_by)
+    settings = {"broker_url": broker_url, "worker_concurrency": 1}
+    worker = Worker(tmp_path, options=["-Q", ",".join(queues)], settings=settings)
+    try:
+        worker.wait_for_line("Worker started")
+        assert [(line["queue"], line["version"]) for line in worker.complaints()] == [("ten", "bullmq:10.0.0")]
+    finally:
+        worker.close()
