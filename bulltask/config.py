@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from bulltask.errors import ConfigError
+from bulltask.limits import EVERY_QUEUE, Limits
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
 from bulltask.urls import redact_url
@@ -61,6 +62,10 @@ class Config:
     shutdown_timeout_ms: int
     paused: bool
     worker_name: str
+    limits: Limits | None
+    metrics_max_data_points: int | None
+    keep_completed: Mapping[str, int] | None
+    keep_failed: Mapping[str, int] | None
     metrics_port: int | None
     metrics_host: str
     log_level: str
@@ -71,6 +76,11 @@ class Config:
     def renew_ms(self) -> int:
         """How old a lock may grow before it is renewed; half the lock unless it was set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
+
+    def limiter(self, queue: str) -> Mapping[str, int] | None:
+        """BullMQ's ``limiter`` of this app's workers for a queue as the user spells it; ``None`` for none."""
+        limits = self.limits
+        return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
 
 class Conf:

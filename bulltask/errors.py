@@ -45,6 +45,7 @@
     ├── Retry                  what ``self.retry()`` raises
     ├── DelayJob               run the job again later; no attempt is counted
     ├── WaitJob                give the job back; no attempt is counted
+    ├── RateLimited            the same, and its queue gives no jobs for some time
     └── WaitForChildren        run the job again when its children have ended
 
 The message of an error says what happened, to which job or queue, and what to do. An error raised without
@@ -88,6 +89,7 @@ __all__ = [
     "QueueActive",
     "QueueError",
     "QueueNotPaused",
+    "RateLimited",
     "ResultTimeout",
     "Retry",
     "SchedulerBusy",
@@ -356,6 +358,22 @@ class WaitJob(Interrupt):
 
     def __init__(self) -> None:
         super().__init__("the task gave the job back")
+
+
+class RateLimited(Interrupt):
+    """Ends this run of the job, gives it back, and has nobody take jobs of its queue for some time.
+
+    The job is the next to be taken then, and no attempt is counted. Node's ``worker.rateLimit(ms)`` and
+    ``RateLimitError``. Workers keep such a limit where the queue has a rate limit or they have a ``limiter``; the
+    child that ran the task keeps it in any case.
+
+    Args:
+        duration: seconds or ``timedelta``.
+    """
+
+    def __init__(self, duration: float | timedelta) -> None:
+        super().__init__("the task rate-limited its queue")
+        self.duration = duration
 
 
 class WaitForChildren(Interrupt):

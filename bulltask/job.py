@@ -17,6 +17,7 @@ from bulltask import codec
 from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
 from bulltask.codec import Json
 from bulltask.errors import DecodeError
+from bulltask.keeping import KEEP_ALL
 from bulltask.states import JobState
 from bulltask.values import value_class
 
@@ -303,16 +304,21 @@ class ActiveJob:
         safe = reason.encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
 
-    def keep(self, option: str) -> dict[str, int]:
-        """BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail`` (PROTOCOL 4.7)."""
+    def keep(self, option: str, otherwise: Mapping[str, int] | None = None) -> Mapping[str, int]:
+        """BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail`` (PROTOCOL 4.7).
+
+        Args:
+            option: the stored name.
+            otherwise: the worker's own option, for a job that says nothing; ``None``: it is kept.
+        """
         wanted = self.opts.get(option)
-        if wanted is True:
-            return {"count": 0}
-        if isinstance(wanted, int) and not isinstance(wanted, bool):
-            return {"count": wanted}
         if isinstance(wanted, dict):
             return {key: _number(wanted[key]) for key in ("count", "age") if key in wanted}
-        return {"count": -1}
+        if isinstance(wanted, bool):
+            return {"count": 0} if wanted else KEEP_ALL
+        if isinstance(wanted, int):
+            return {"count": wanted}
+        return otherwise or KEEP_ALL
 
     def traces(self) -> list[str]:
         """The tracebacks of earlier attempts; a malformed field counts as none, so that the job can still fail."""

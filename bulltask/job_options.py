@@ -17,6 +17,7 @@ from bulltask.codec import MAX_SAFE_INTEGER
 from bulltask.config import Config
 from bulltask.errors import ConfigError, PayloadTooLarge
 from bulltask.job import MAX_PRIORITY, ParentLink
+from bulltask.keeping import keep_option
 from bulltask.names import qualified_name
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "BackoffLike",
     "Deduplication",
     "HasAddress",
-    "KeepJobs",
     "ParentLike",
     "check_priority",
     "check_size",
@@ -84,9 +84,6 @@ class Deduplication:
 
 BackoffLike = Backoff | Mapping[str, Any] | Duration
 """A delay before every retry, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay": 3600}``."""
-
-KeepJobs = bool | int | Mapping[str, Any]
-"""``True``: remove at once; ``False``: keep; a number: keep so many; ``{"age": 3600, "count": 1000}``: keep both."""
 
 ParentLike = HasAddress | Mapping[str, str]
 """A job, or ``{"id": …, "queue": …}``."""
@@ -208,20 +205,6 @@ def _check_backoff(wire: Mapping[str, Any]) -> None:
     Backoff(wire["type"], wire.get("delay", 0), wire.get("jitter", 0.0), wire.get("maxDelay"))
 
 
-def _keep(value: Any, name: str) -> object:
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, Mapping):
-        return _number(-1)(value, name)
-    _known(value, {"age", "count"}, name)
-    wire: dict[str, object] = {}
-    if value.get("age") is not None:
-        wire["age"] = -(-to_ms(value["age"], f"the age of {name}") // 1000)  # BullMQ counts whole seconds here
-    if value.get("count") is not None:
-        wire["count"] = _number(0)(value["count"], f"the count of {name}")
-    return wire
-
-
 def _deduplication(value: Any, name: str) -> dict[str, object]:
     if isinstance(value, Mapping):
         _known(value, {"id", "ttl", "extend", "replace"}, name)
@@ -241,8 +224,8 @@ def _known(value: Mapping[str, Any], names: set[str], option: str) -> None:
 STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
     "backoff": ("backoff", _backoff),
     "timestamp": ("timestamp", _moment),
-    "remove_on_complete": ("removeOnComplete", _keep),
-    "remove_on_fail": ("removeOnFail", _keep),
+    "remove_on_complete": ("removeOnComplete", keep_option),
+    "remove_on_fail": ("removeOnFail", keep_option),
     "keep_logs": ("kl", _number(0)),
     "stack_trace_limit": ("stackTraceLimit", _number(0)),
     "size_limit": ("sizeLimit", _number(1)),

@@ -17,6 +17,7 @@ from bulltask.process import usable_cores
 from bulltask.urls import redact_url
 
 __all__ = [
+    "WORDS",
     "Parse",
     "choice",
     "cores",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
+WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""What a text may say for true and false."""
 Parse = Callable[[Any, str], Any]
 
 
@@ -89,16 +92,13 @@ def choice(*allowed: str) -> Parse:
     return parse
 
 
-_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
 def flag(value: Any, name: str) -> bool:
     """Return a switch: true or false, or a word for one of them.
 
     Raises:
         ConfigError: it is something else; the message calls it ``name``.
     """
-    meant = value if isinstance(value, bool) else {**_WORDS, "1": True, "0": False}.get(str(value).lower())
+    meant = value if isinstance(value, bool) else {**WORDS, "1": True, "0": False}.get(str(value).lower())
     if meant is None:
         raise ConfigError(f"{name} must be true or false, not {value!r}")
     return meant
@@ -165,7 +165,7 @@ def jitter_share(value: Any, name: str) -> float:
     Raises:
         ConfigError: it is neither; the message calls it ``name``.
     """
-    meant = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    meant = value if isinstance(value, bool) else WORDS.get(str(value).lower())
     if meant is not None:
         return 0.2 if meant else 0.0
     try:

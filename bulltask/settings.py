@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bulltask.keeping import keep_setting
+from bulltask.limits import rate_limits
 from bulltask.parsers import (
     Parse,
     choice,
@@ -93,6 +95,22 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("worker_name", "worker_name", worker_name, "", "name of the worker; host-pid-random6"),
         _S("worker_paused", "paused", flag, False, "start without taking jobs, until a CONT"),
+        _S("limiter", "limits", optional(rate_limits), None, "most jobs that a queue starts in a time; none: no limit"),
+        _S(
+            "remove_on_complete",
+            "keep_completed",
+            optional(keep_setting),
+            None,
+            "which completed jobs stay, of those that do not say it themselves; none: all",
+        ),
+        _S("remove_on_fail", "keep_failed", optional(keep_setting), None, "the same for jobs that fail"),
+        _S(
+            "metrics_max_data_points",
+            "metrics_max_data_points",
+            optional(integer(1, 1_000_000)),
+            None,
+            "minutes of BullMQ's own metrics, in Redis; none: off",
+        ),
         _S("metrics_port", "metrics_port", optional(integer(0, 65_535)), None, "port of /metrics; none: off"),
         _S("metrics_host", "metrics_host", plain_text, "127.0.0.1", "address of /metrics"),
         _S("loglevel", "log_level", choice(*LOG_LEVELS), "info", "least level that is logged"),

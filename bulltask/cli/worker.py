@@ -28,6 +28,10 @@ SETTINGS: Final = {
     "max_started_attempts": "max_started_attempts",
     "paused": "worker_paused",
     "shutdown_timeout": "shutdown_timeout",
+    "limiter": "limiter",
+    "remove_on_complete": "remove_on_complete",
+    "remove_on_fail": "remove_on_fail",
+    "metrics_max_data_points": "metrics_max_data_points",
 }
 """Flag to setting; a flag that was not given leaves the setting alone."""
 
@@ -54,6 +58,10 @@ SETTINGS: Final = {
 @click.option("--max-started-attempts", type=int, help="Times that a job may be taken; once more fails it (no limit).")
 @click.option("--paused", is_flag=True, default=None, help="Take no jobs until a CONT: kill -CONT PID.")
 @click.option("--shutdown-timeout", type=float, help="Seconds running jobs have at a warm stop (30).")
+@click.option("--limiter", help="Most jobs started in a time: 100/m, or by queue: mail=100/m,reports=1/10s,5/s.")
+@click.option("--remove-on-complete", help="Keep of jobs that name none: true, false, a number, age=3600,count=100.")
+@click.option("--remove-on-fail", help="The same for jobs that fail.")
+@click.option("--metrics-max-data-points", type=int, help="Minutes of BullMQ's metrics to keep; off if not given.")
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -50,10 +50,10 @@ class Taking:
     def __init__(self, link: Link, token: str, timeout: Duration, lock: Duration | None, worker: str) -> None:
         if token in {"", _NO_LOCK}:
             raise ConfigError("a job is locked with a token: a text that nobody else uses, and not '0'")
-        lock_ms = link.broker.config.lock_ms if lock is None else to_ms(lock, "lock_duration")
-        if not lock_ms:
+        lock_ms = None if lock is None else to_ms(lock, "lock_duration")
+        if lock_ms == 0:
             raise ConfigError("lock_duration must be longer than 0")
-        self._link, self._claim = link, Claim(token, lock_ms, worker)
+        self._link, self._claim = link, Claim.of(link.broker.config, link.keys, token, worker, lock_ms)
         self._deadline_ms = mono_ms() + to_ms(timeout, "timeout")
         self._due_ms = self._limited_ms = 0
         self._popped: tuple[str, str] | None = None
@@ -119,7 +119,8 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
     limit = job.link.broker.config.max_payload
     encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
     active = _active(job)
-    ending = Ending(True, encoded, active.keep("removeOnComplete"), active.attempts)
+    keep = active.keep("removeOnComplete", job.link.broker.config.keep_completed)
+    ending = Ending(True, encoded, keep, active.attempts)
     found = yield from _finish(job, ending, token, fetch_next=fetch_next)
     job.change(returnvalue=codec.decode(encoded))
     return found
@@ -134,7 +135,8 @@ def fail(
     made = active.attempts_made + 1
     fields = active.failure_fields(reason, trace)
     if made >= active.attempts or job.is_discarded or _is_permanent(error):
-        ending = Ending(False, fields[1].encode(), active.keep("removeOnFail"), active.attempts, fields)
+        keep = active.keep("removeOnFail", job.link.broker.config.keep_failed)
+        ending = Ending(False, fields[1].encode(), keep, active.attempts, fields)
         found = yield from _finish(job, ending, token, fetch_next=fetch_next)
     else:
         found, keys, delay_ms = None, job.link.keys, active.retry_delay_ms(made)
@@ -195,7 +197,7 @@ def _claim(job: JobFields, token: str | None) -> Claim:
     said = job.token if token is None else token
     if not said:
         raise ConfigError(f"job {job.id} was not taken by get_next_job(): say the token of its lock")
-    return Claim(said, job.link.broker.config.lock_ms, job.processed_by or "")
+    return Claim.of(job.link.broker.config, job.link.keys, said, job.processed_by or "")
 
 
 def _active(job: JobFields) -> ActiveJob:

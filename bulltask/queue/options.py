@@ -17,13 +17,13 @@ from bulltask.job import JobOptions, NewJob
 from bulltask.job_options import (
     BackoffLike,
     Deduplication,
-    KeepJobs,
     ParentLike,
     check_priority,
     check_size,
     link_to_parent,
     stored_options,
 )
+from bulltask.keeping import KeepJobs
 from bulltask.names import check_job_id, check_job_name
 
 __all__ = ["AddOptions", "BulkJob", "build_job", "check_options"]

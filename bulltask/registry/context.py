@@ -8,7 +8,7 @@ from typing import Any, Never, Protocol
 
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import DelayJob, Retry, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, DelayJob, RateLimited, Retry, WaitForChildren, WaitJob
 
 __all__ = ["Context", "Reporter", "Request"]
 
@@ -197,6 +197,24 @@ class Context:
             WaitJob: always.
         """
         raise WaitJob
+
+    def rate_limit(self, duration: Duration) -> Never:
+        """End this run, give the job back, and have nobody take jobs of its queue for ``duration``.
+
+        For a service that says "too many requests": the job is the next to be taken then, and no attempt is counted.
+        All workers of the queue wait where it has a rate limit or they have a ``limiter``, and only the child that
+        calls this where there is neither (BullMQ looks for such a limit nowhere else).
+
+        Args:
+            duration: seconds or ``timedelta``, more than 0; a limit that is set already is replaced.
+
+        Raises:
+            RateLimited: always (a ``BaseException``: ``except Exception`` does not swallow it).
+            ConfigError: ``duration`` is no length of time, or none at all.
+        """
+        if not to_ms(duration, "duration"):
+            raise ConfigError(f"a rate limit must last for 0.001 s or more, not {duration!r}")
+        raise RateLimited(duration)
 
     def move_to_waiting_children(self) -> Never:
         """End this run and have the job run again when its pending children have ended; no attempt is counted.

@@ -20,13 +20,13 @@ from bulltask.job_options import (
     STORED,
     BackoffLike,
     Deduplication,
-    KeepJobs,
     ParentLike,
     check_priority,
     check_size,
     link_to_parent,
     stored_options,
 )
+from bulltask.keeping import KeepJobs
 from bulltask.names import check_job_id, check_job_name, check_queue_name
 from bulltask.parsers import jitter_share
 from bulltask.values import value_class

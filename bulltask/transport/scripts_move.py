@@ -5,11 +5,12 @@ Every time is the server's, in milliseconds. A token proves that the caller hold
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 
+from bulltask.config import Config
 from bulltask.errors import NothingPending
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
@@ -46,12 +47,22 @@ class Claim:
     Attributes:
         token: locks them.
         lock_ms: how long, unless the lock is renewed.
-        worker: the worker's name, written into each job it takes.
+        worker: the worker's name, written into each job it takes unless it is empty.
+        limiter: BullMQ's ``limiter``, which counts where the queue has no global rate limit; ``None`` for none.
+        data_points: how many minutes of BullMQ's metrics are kept; ``None``: jobs that end are not counted.
     """
 
     token: str
     lock_ms: int
     worker: str
+    limiter: Mapping[str, int] | None = None
+    data_points: int | None = None
+
+    @classmethod
+    def of(cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None) -> Claim:
+        """The claim of a worker with these settings to jobs of a queue; ``lock_ms`` if locks last otherwise."""
+        lasts_ms = config.lock_ms if lock_ms is None else lock_ms
+        return cls(token, lasts_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
 
 
 @value_class
@@ -68,7 +79,7 @@ class Ending:
 
     completed: bool
     value: bytes
-    keep: dict[str, int]
+    keep: Mapping[str, int]
     attempts: int
     fields: Fields = ()
 
@@ -88,8 +99,10 @@ def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
         keys.pc,
         keys.marker,
     )
-    options = msgpack.packb({"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker})
-    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, options), read_fetch)
+    options = {"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker or None}
+    if claim.limiter is not None:
+        options["limiter"] = claim.limiter
+    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, msgpack.packb(options)), read_fetch)
 
 
 def move_to_finished(
@@ -123,17 +136,18 @@ def move_to_finished(
         keys.metrics_completed if completed else keys.metrics_failed,
         keys.marker,
     )
-    options = msgpack.packb(
-        {
-            "token": claim.token,
-            "keepJobs": ending.keep,
-            "lockDuration": claim.lock_ms,
-            "attempts": ending.attempts,
-            "maxMetricsSize": "",  # "" is off; a missing key makes the second job of a queue fail in Lua
-            "name": claim.worker,
-        }
-    )
-    args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, options, _pack(ending.fields))
+    options = {
+        "token": claim.token,
+        "keepJobs": ending.keep,
+        "lockDuration": claim.lock_ms,
+        "attempts": ending.attempts,
+        "maxMetricsSize": claim.data_points or "",  # "" is off; without the key a queue's second job fails in Lua
+        "name": claim.worker or None,  # nil: not written
+    }
+    if claim.limiter is not None:
+        options["limiter"] = claim.limiter
+    packed = msgpack.packb(options)
+    args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, packed, _pack(ending.fields))
 
     def judge(reply: Any) -> Fetched:
         raise_for(reply, job_id, keys.name)

@@ -38,6 +38,7 @@ COUNTS = [
     "max_stalled_count",
     "max_crashes",
     "max_started_attempts",
+    "metrics_max_data_points",
     "metrics_port",
 ]
 
@@ -89,6 +90,10 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "paused": False,
         "shutdown_timeout_ms": 30_000,
         "worker_name": "",
+        "limits": None,
+        "keep_completed": None,
+        "keep_failed": None,
+        "metrics_max_data_points": None,
         "metrics_port": None,
         "metrics_host": "127.0.0.1",
         "log_level": "info",
@@ -149,7 +154,9 @@ def test_a_length_of_time_that_makes_no_sense_is_refused(name: str, value: objec
         conf(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["result_expires", "result_failure_expires", "lock_renew_time", "metrics_port"])
+@pytest.mark.parametrize(
+    "name", ["result_expires", "result_failure_expires", "lock_renew_time", "metrics_port", "metrics_max_data_points"]
+)
 @pytest.mark.parametrize("value", [None, "", "none", "None"])
 def test_none_switches_off_what_can_be_off(name: str, value: object) -> None:
     assert getattr(config(**{name: value}), SETTINGS[name].field) is None

@@ -12,7 +12,7 @@ from bulltask.clock import ServerClock
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import NOTHING, Fetched
 from bulltask.worker.child import rotation as module
-from bulltask.worker.child.rotation import PROBE_MS, Rotation
+from bulltask.worker.child.rotation import LONGEST_LIMIT_MS, PROBE_MS, Rotation
 
 START_MS = 1_000_000
 SERVER_AHEAD_MS = 7_000_000
@@ -145,6 +145,29 @@ def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: T
     time.pass_ms(500)
     assert turns.waitable() == [0, 1]
     turns.open_all()
+    assert list(turns.candidates()) == [0, 1]
+
+
+def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_are_lifted(time: Time) -> None:
+    turns = rotation(time, 1)
+    turns.empty(0, Fetched(limited_ms=3_600_000))
+    assert turns.waitable() == []
+    assert turns.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
+    time.pass_ms(30_000)
+    turns.open_all()
+    assert list(turns.candidates()) == [0]
+
+
+def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(time: Time) -> None:
+    turns = rotation(time, 2)
+    turns.limited(0, 500)
+    turns.marked(0, 0)
+    assert list(turns.candidates()) == [1]
+    turns.empty(0, NOTHING)  # the answer to a call that was made before
+    turns.marked(0, 0)
+    assert turns.waitable() == [1]
+    assert list(turns.candidates()) == [1]
+    time.pass_ms(500)
     assert list(turns.candidates()) == [0, 1]
 
 

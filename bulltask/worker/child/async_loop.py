@@ -13,7 +13,7 @@ from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
 from bulltask.transport.aclient import AsyncClient
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import UNSTORABLE, Settler
-from bulltask.worker.child.work import Outcome, Picked
+from bulltask.worker.child.work import Limited, Outcome, Picked
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import ChildBlock, Slot
 from bulltask.worker.wakeups import Wakeups
@@ -136,7 +136,7 @@ class AsyncLoop:
         picked.slot.settle(mono_ms())
         while True:
             try:
-                await self.client().run(self._settler.call(picked, outcome, fetch_next=False))
+                await self._write(picked, outcome)
             except REPAIRABLE as exc:
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
@@ -157,6 +157,12 @@ class AsyncLoop:
             else:
                 self._settler.tell_lost(picked)
             return
+
+    async def _write(self, picked: Picked, outcome: Outcome) -> None:
+        client = self.client()
+        if isinstance(outcome, Limited):
+            await client.run(self._settler.limit_call(picked, outcome))
+        await client.run(self._settler.call(picked, outcome, fetch_next=False))
 
     async def _was_ours(self, picked: Picked) -> bool:
         while True:

@@ -109,9 +109,9 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())  # noqa: PLW0108
 
     attempts = Attempts(app, reporter)
-    settler = Settler(config, broker.clock, bus, plan.worker_id)
-    async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
+    settler = Settler(config, broker.clock, bus, plan.worker_id, source.rotation.limited)
+    async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
     _listen(source)
     StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()
     iterations = Iterations(source, broker.clock, zone_of(config.timezone))

@@ -1,6 +1,7 @@
 """Jobs whose task ended its run by itself: where they go instead of being completed, failed or retried.
 
-No attempt is counted. These are Node's ``DelayedError``, ``WaitingError`` and ``WaitingChildrenError``.
+No attempt is counted. These are Node's ``DelayedError``, ``WaitingError``, ``RateLimitError`` and
+``WaitingChildrenError``.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, DelayJob, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, DelayJob, RateLimited, WaitForChildren, WaitJob
 from bulltask.transport.call import Call
 from bulltask.transport.scripts_move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
-from bulltask.worker.child.work import AwaitsChildren, Delayed, Failed, GivenBack, Moved, Picked
+from bulltask.worker.child.work import AwaitsChildren, Delayed, Failed, GivenBack, Limited, Moved, Picked
 
 __all__ = ["move_call", "moved", "why"]
 
@@ -26,6 +27,8 @@ def moved(exc: BaseException) -> Moved | Failed | None:
                 return Failed(str(fault), "", "permanent")
         case WaitJob():
             return GivenBack()
+        case RateLimited():
+            return _limited(exc)
         case WaitForChildren():
             return AwaitsChildren()
         case _:
@@ -38,7 +41,7 @@ def move_call(picked: Picked, outcome: Moved, now_ms: int) -> Call[Any]:
     match outcome:
         case Delayed():
             return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
-        case GivenBack():
+        case GivenBack() | Limited():
             return move_from_active_to_wait(keys, job_id, token)
         case AwaitsChildren():
             return move_to_waiting_children(keys, job_id, token, now_ms)
@@ -51,5 +54,15 @@ def why(outcome: Moved) -> str:
             return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
         case GivenBack():
             return "its task gave it back"
+        case Limited():
+            return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
         case AwaitsChildren():
             return "it waits for its children"
+
+
+def _limited(exc: RateLimited) -> Limited | Failed:
+    try:
+        limit_ms = to_ms(exc.duration, "the duration of RateLimited")
+    except ConfigError as fault:
+        return Failed(str(fault), "", "permanent")
+    return Limited(limit_ms) if limit_ms else Failed("a rate limit must last for 0.001 s or more", "", "permanent")

@@ -13,6 +13,8 @@ __all__ = ["Rotation"]
 
 PROBE_MS: Final = 100
 """While other queues are busy, an empty one is asked again this often."""
+LONGEST_LIMIT_MS: Final = 30_000
+"""A rate-limited queue is asked again after so long at most, as Node's worker does."""
 
 
 class Rotation:
@@ -52,15 +54,21 @@ class Rotation:
 
     def empty(self, index: int, fetched: Fetched) -> None:
         """The queue had no job; remember until when that is certain."""
-        now_ms = mono_ms()
-        self._closed_until_ms[index] = now_ms + max(PROBE_MS, fetched.limited_ms)
-        self._limited_until_ms[index] = now_ms + fetched.limited_ms
+        self._closed_until_ms[index] = mono_ms() + PROBE_MS
         self._due_at_ms[index] = fetched.due_ms
+        self.limited(index, fetched.limited_ms)
+
+    def limited(self, index: int, limit_ms: int) -> None:
+        """The queue gives no jobs for so long; the event loop's thread says so, too."""
+        # Not for longer: a limit may be lifted before its time, and only asking promotes delayed jobs.
+        until_ms = mono_ms() + min(limit_ms, LONGEST_LIMIT_MS)
+        self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
+        self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
 
     def marked(self, index: int, score_ms: float) -> None:
         """The queue's marker was taken: a job waits now, or one is due at ``score_ms`` (server time)."""
         if score_ms <= self._clock.now_ms():
-            self._closed_until_ms[index] = 0
+            self._closed_until_ms[index] = self._limited_until_ms[index]
         else:
             self._due_at_ms[index] = int(score_ms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,8 +22,9 @@ from bulltask.events import (
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_queue import limit_now
 from bulltask.worker.child.moves import move_call, why
-from bulltask.worker.child.work import Completed, Failed, GivenBack, Outcome, Picked, Postponed, RetryLater
+from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
 
 __all__ = ["UNSTORABLE", "Settler"]
 
@@ -39,28 +41,37 @@ class Settler:
     It carries nothing itself: the sync loop and the async loop each have a client.
 
     Args:
-        config: lock duration.
+        config: lock duration, and what else a worker's options say of jobs that end.
         clock: the server's time.
         bus: hears how the attempt ended.
         worker_id: written into the next job as who processes it.
+        limited: is told when a task wants the queue of an index to be left alone for so many milliseconds.
     """
 
-    def __init__(self, config: Config, clock: ServerClock, bus: Bus, worker_id: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: ServerClock,
+        bus: Bus,
+        worker_id: str,
+        limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
+    ) -> None:
         self._config, self._clock, self._bus, self._worker_id = config, clock, bus, worker_id
+        self._limited = limited
 
     def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """The call that writes ``outcome``; only finishing can take the next job in the same step."""
         job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():
-                ending = Ending(True, outcome.value, job.keep("removeOnComplete"), job.attempts)
-                return move_to_finished(
-                    picked.keys, job.id, self._claim(token), ending, fetch_next=fetch_next, now_ms=now_ms
-                )
+                keep = job.keep("removeOnComplete", self._config.keep_completed)
+                ending = Ending(True, outcome.value, keep, job.attempts)
+                claim = Claim.of(self._config, picked.keys, token, self._worker_id)
+                return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
-                return move_to_finished(
-                    picked.keys, job.id, self._claim(token), _failed(job, outcome), fetch_next=fetch_next, now_ms=now_ms
-                )
+                claim = Claim.of(self._config, picked.keys, token, self._worker_id)
+                ending = self._failed(job, outcome)
+                return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case RetryLater(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
@@ -71,6 +82,14 @@ class Settler:
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
                 return move_call(picked, outcome, now_ms)
+
+    def limit_call(self, picked: Picked, outcome: Limited) -> Call[None]:
+        """The call that rate-limits the job's queue, to be made before the job goes back.
+
+        Redis honours such a limit only where some maximum is set. This child does in any case, as Node's worker does.
+        """
+        self._limited(picked.queue_index, outcome.limit_ms)
+        return limit_now(picked.keys, outcome.limit_ms)
 
     def instead(self, picked: Picked, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
@@ -100,7 +119,7 @@ class Settler:
         It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
         was lost in the meantime and another worker has the job, or Redis has forgotten everything.
         """
-        wanted, may_be_gone = picked.job.attempts_made + 1, _is_removed_soon(picked.job)
+        wanted, may_be_gone = picked.job.attempts_made + 1, self._is_removed_soon(picked.job)
 
         def judge(reply: Any) -> bool:
             name, made = reply
@@ -130,19 +149,16 @@ class Settler:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""
         self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
 
-    def _claim(self, token: str) -> Claim:
-        return Claim(token, self._config.lock_ms, self._worker_id)
+    def _failed(self, job: ActiveJob, outcome: Failed) -> Ending:
+        fields = job.failure_fields(outcome.reason, outcome.trace)
+        keep = job.keep("removeOnFail", self._config.keep_failed)
+        return Ending(False, outcome.reason.encode("utf-8", "replace"), keep, job.attempts, fields)
 
-
-def _failed(job: ActiveJob, outcome: Failed) -> Ending:
-    fields = job.failure_fields(outcome.reason, outcome.trace)
-    return Ending(False, outcome.reason.encode("utf-8", "replace"), job.keep("removeOnFail"), job.attempts, fields)
-
-
-def _is_removed_soon(job: ActiveJob) -> bool:
-    """True when the job may be gone by the time that a call with a lost reply is made again."""
-    kept = (job.keep("removeOnComplete"), job.keep("removeOnFail"))
-    return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
+    def _is_removed_soon(self, job: ActiveJob) -> bool:
+        """True when the job may be gone by the time that a call with a lost reply is made again."""
+        options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
+        kept = [job.keep(*option) for option in options]
+        return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
 
 
 def _failure(job: ActiveJob, outcome: Failed, duration_ms: float) -> JobFailed:

@@ -129,8 +129,7 @@ class JobSource:
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """The call that takes the next job of queue ``index``."""
         keys = self.rotation.queues[index]
-        claim = Claim(slot.token, self._config.lock_ms, self._worker_id)
-        return move_to_active(keys, claim, self._clock.now_ms())
+        return move_to_active(keys, Claim.of(self._config, keys, slot.token, self._worker_id), self._clock.now_ms())
 
     def picked(self, index: int, slot: Slot, fetched: Fetched) -> Picked | None:
         """Turn a fetch's reply into a job in hand; ``None`` when the queue had none."""

@@ -11,7 +11,7 @@ from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.source import JobSource
-from bulltask.worker.child.work import Outcome, Picked
+from bulltask.worker.child.work import Limited, Outcome, Picked
 from bulltask.worker.slots import ChildBlock, Slot
 
 __all__ = ["SyncLoop"]
@@ -106,6 +106,8 @@ class SyncLoop:
     def _exchange(self, picked: Picked, outcome: Outcome, slot: Slot, *, fetch: bool) -> Picked | None:
         """Write the outcome and take the next job, in one round trip whichever queue it comes from."""
         source = self._source
+        if isinstance(outcome, Limited):
+            source.client.run(self._settler.limit_call(picked, outcome))
         index = source.rotation.after(picked.queue_index)
         same = index == picked.queue_index
         call = self._settler.call(picked, outcome, fetch_next=fetch and same)

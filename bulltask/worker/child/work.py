@@ -15,6 +15,7 @@ __all__ = [
     "Delayed",
     "Failed",
     "GivenBack",
+    "Limited",
     "Moved",
     "Outcome",
     "Picked",
@@ -60,6 +61,7 @@ class Failed:
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
+
 @dataclass(frozen=True, slots=True)
 class RetryLater:
     """The attempt failed and another one follows in ``delay_ms`` (0: at once)."""
@@ -70,6 +72,7 @@ class RetryLater:
     category: str
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
@@ -95,9 +98,16 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Limited:
+    """The task gave the job back and wants no jobs of its queue to be taken for ``limit_ms``."""
+
+    limit_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitsChildren:
     """The task asked to be run again when the job's children have ended; no attempt is counted."""
 
 
-Moved = Delayed | GivenBack | AwaitsChildren
+Moved = Delayed | GivenBack | Limited | AwaitsChildren
 Outcome = Completed | Failed | RetryLater | Postponed | Moved

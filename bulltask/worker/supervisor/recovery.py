@@ -156,8 +156,9 @@ class Recovery:
             job = ActiveJob.from_hash(keys.queue, job_id, fields)
         except DecodeError as exc:
             job = ActiveJob.broken(keys.queue, job_id, str(exc))
-        ending = Ending(False, reason.encode(), job.keep("removeOnFail"), job.attempts, ["failedReason", reason])
-        claim = Claim(token, self._config.lock_ms, "")
+        keep = job.keep("removeOnFail", self._config.keep_failed)
+        ending = Ending(False, reason.encode(), keep, job.attempts, ["failedReason", reason])
+        claim = Claim.of(self._config, keys, token, "")
         return move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=self._clock.now_ms())
 
 

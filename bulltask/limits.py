@@ -1,0 +1,88 @@
+"""Rate limits as users write them, and as BullMQ takes them: the setting ``limiter`` (PROTOCOL 4.8)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bulltask.clock import to_ms
+from bulltask.errors import ConfigError
+
+__all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
+
+EVERY_QUEUE: Final = "*"
+"""Stands for the queues that are not named."""
+
+Limits = Mapping[str, Mapping[str, int] | None]
+"""BullMQ's limiter, ``max`` jobs in ``duration`` milliseconds, by queue as the user spells it; ``None``: no limit."""
+
+_MOST: Final = 2**53 - 1
+_PARTS: Final = {"max", "duration"}
+_RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
+_UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def rate_limits(value: Any, name: str) -> Limits:
+    """Return the limit of each queue.
+
+    Args:
+        value: one limit for each queue alike, or a mapping from queue to limit, in which ``"*"`` is every other queue
+            and ``None`` is no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a text
+            as Celery's ``"100/m"``, also ``"100/30s"``. A text may have limits by queue:
+            ``"emails=100/m, bulk=none, 5/s"``.
+        name: what a message calls it.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, str):
+        return _by_queue(value, name)
+    if not isinstance(value, Mapping):
+        raise _wrong(value, name)
+    if value.keys() & _PARTS and not any(_is_limit(part) for part in value.values()):
+        return {EVERY_QUEUE: _limit(value, name)}
+    if not value or not all(isinstance(queue, str) and queue for queue in value):
+        raise _wrong(value, name)
+    return {queue: _limit(limit, f"{name} of queue {queue!r}") for queue, limit in value.items()}
+
+
+def _is_limit(part: Any) -> bool:
+    """True where ``max`` or ``duration`` is the name of a queue."""
+    return isinstance(part, Mapping) or (isinstance(part, str) and "/" in part)
+
+
+def _by_queue(text: str, name: str) -> Limits:
+    found: dict[str, Mapping[str, int] | None] = {}
+    for part in text.split(","):
+        queue, _, limit = (word.strip() for word in part.rpartition("="))
+        if (queue or EVERY_QUEUE) in found:
+            raise ConfigError(
+                f"{name} must be one limit for each queue, not two for {queue or 'every queue'}: {text!r}"
+            )
+        found[queue or EVERY_QUEUE] = _limit(limit, f"{name} of queue {queue!r}" if queue else name)
+    return found
+
+
+def _limit(value: Any, name: str) -> Mapping[str, int] | None:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return None
+    if isinstance(value, Mapping):
+        if value.keys() != _PARTS:
+            raise ConfigError(f"{name} must have max and duration, and nothing else, not {dict(value)!r}")
+        return _checked(value["max"], value["duration"], name)
+    if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
+        raise _wrong(value, name)
+    return _checked(int(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3]], name)
+
+
+def _checked(most: Any, duration: Any, name: str) -> Mapping[str, int]:
+    if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= _MOST:
+        raise ConfigError(f"the max of {name} must be a whole number from 1 to {_MOST}, not {most!r}")
+    if not (duration_ms := to_ms(duration, f"the duration of {name}")):
+        raise ConfigError(f"the duration of {name} must be at least 0.001 s, not {duration!r}")
+    return {"max": most, "duration": duration_ms}
+
+
+def _wrong(value: Any, name: str) -> ConfigError:
+    return ConfigError(f"{name} must be jobs per time, as '100/m' or {{'max': 100, 'duration': 60}}, not {value!r}")

@@ -1,0 +1,94 @@
+"""The settings ``remove_on_complete`` and ``remove_on_fail``, and the jobs that say it themselves."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bulltask.config import Conf
+from bulltask.errors import ConfigError
+from bulltask.job import ActiveJob
+
+NAMES = pytest.mark.parametrize("name", ["remove_on_complete", "remove_on_fail"])
+
+
+def setting(name: str, value: Any) -> Any:
+    """BullMQ's ``keepJobs`` of a worker with this setting."""
+    config = Conf({name: value}, {}).freeze()
+    return config.keep_completed if name == "remove_on_complete" else config.keep_failed
+
+
+@NAMES
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (None, None),
+        ("none", None),
+        (True, {"count": 0}),
+        ("true", {"count": 0}),
+        (False, {"count": -1}),
+        ("no", {"count": -1}),
+        (0, {"count": 0}),
+        ("0", {"count": 0}),
+        (1000, {"count": 1000}),
+        ("1000", {"count": 1000}),
+        ({"count": 5}, {"count": 5}),
+        ({"age": 3600, "count": 5}, {"age": 3600, "count": 5}),
+        ({"age": timedelta(hours=1)}, {"age": 3600}),
+        ({"age": 0.5}, {"age": 1}),  # BullMQ counts whole seconds
+        ("age=3600,count=5", {"age": 3600, "count": 5}),
+        (" count = 5 ", {"count": 5}),
+        ("age=0.5", {"age": 1}),
+        ({}, {}),
+    ],
+)
+def test_which_jobs_stay_can_be_said_in_these_ways(name: str, value: object, meant: object) -> None:
+    assert setting(name, value) == meant
+
+
+@NAMES
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (-1, "must be true, false, how many stay, or .*, not -1"),
+        ("many", "must be true, false, how many stay, or .*, not 'many'"),
+        ("age=soon", "must be true, false, how many stay"),
+        ("age", "must be true, false, how many stay"),
+        (1.5, "must be true, false, how many stay"),
+        (2**53, "must be a whole number"),
+        ({"age": -1}, "must be a finite length of time"),
+        ({"count": -1}, "must be a whole number of 0 or more"),
+        ({"count": True}, "must be a whole number of 0 or more"),
+        ({"age": 1, "limit": 5}, "does not know 'limit'; it knows age, count"),
+        ("limit=5", "does not know 'limit'; it knows age, count"),
+    ],
+)
+def test_anything_else_is_refused_with_what_is_wrong(name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} {message}"):
+        setting(name, value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [
+        (None, {"count": 7}),
+        ("nonsense", {"count": 7}),
+        (True, {"count": 0}),
+        (False, {"count": -1}),
+        (3, {"count": 3}),
+        ({"age": 60}, {"age": 60}),
+        ({}, {}),
+    ],
+)
+def test_what_a_job_says_wins_over_the_workers_option(stored: object, kept: object) -> None:
+    opts = {} if stored is None else {"removeOnFail": stored}
+    fields = [b"name", b"n", b"opts", json.dumps(opts).encode()]
+    assert ActiveJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept
+
+
+def test_without_either_every_job_is_kept() -> None:
+    job = ActiveJob.from_hash("mail", "1", [])
+    assert job.keep("removeOnComplete") == job.keep("removeOnComplete", None) == {"count": -1}

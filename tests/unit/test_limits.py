@@ -1,0 +1,120 @@
+"""The setting ``limiter``: how rate limits are written, and what a queue gets of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.config import Conf
+from bulltask.errors import ConfigError
+
+MINUTE = {"max": 100, "duration": 60_000}
+
+
+def limiter(value: Any, queue: str = "mail") -> Any:
+    """What the workers of an app with this setting send to BullMQ."""
+    return Conf({"limiter": value}, {}).freeze().limiter(queue)
+
+
+@pytest.mark.parametrize("value", [None, "", "none", "None"])
+def test_none_is_no_limit(value: object) -> None:
+    assert limiter(value) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"max": 100, "duration": 60},
+        {"max": 100, "duration": 60.0},
+        {"max": 100, "duration": timedelta(minutes=1)},
+        "100/m",
+        "100/1m",
+        "100/60s",
+        " 100 / 60 s ",
+        "100/60000ms",
+        {"*": "100/m"},
+        {"mail": "100/m"},
+        {"mail": {"max": 100, "duration": 60}, "*": "1/h"},
+        "mail=100/m",
+        "1/h, mail = 100/m",
+    ],
+)
+def test_a_limit_can_be_said_in_these_ways(value: object) -> None:
+    assert limiter(value) == MINUTE
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_ms"), [("1/ms", 1), ("1/s", 1_000), ("1/h", 3_600_000), ("1/2d", 172_800_000), ("1/1.5s", 1_500)]
+)
+def test_the_letters_are_celerys_and_a_few_more(text: str, duration_ms: int) -> None:
+    assert limiter(text) == {"max": 1, "duration": duration_ms}
+
+
+def test_a_queue_that_is_named_has_its_own_limit_and_the_others_that_of_all_others() -> None:
+    said = "mail=100/m, {tagged}=2/s, bulk=none, 5/s"
+    assert limiter(said, "mail") == MINUTE
+    assert limiter(said, "{tagged}") == {"max": 2, "duration": 1_000}
+    assert limiter(said, "bulk") is None
+    assert limiter(said, "others") == {"max": 5, "duration": 1_000}
+
+
+def test_where_only_some_queues_are_named_the_others_have_no_limit() -> None:
+    assert limiter({"mail": "100/m"}, "others") is None
+    assert limiter("mail=100/m", "others") is None
+    assert limiter({"mail": None, "*": "1/s"}, "mail") is None
+
+
+@pytest.mark.parametrize("queue", ["max", "duration"])
+def test_a_queue_may_be_called_as_a_part_of_a_limit(queue: str) -> None:
+    assert limiter({queue: "100/m"}, queue) == MINUTE
+    assert limiter({queue: {"max": 100, "duration": 60}}, queue) == MINUTE
+    assert limiter(f"{queue}=100/m", queue) == MINUTE
+    assert limiter({"max": "100/m", "duration": "100/m"}, queue) == MINUTE
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("100", "limiter must be jobs per time, as '100/m' or .*, not '100'"),
+        (100, "limiter must be jobs per time"),
+        ("100/10", "limiter must be jobs per time"),
+        ("0.5/s", "limiter must be jobs per time"),
+        ("-1/s", "limiter must be jobs per time"),
+        ("100/w", "limiter must be jobs per time"),
+        ("mail=5/s,", "limiter must be jobs per time, .*, not ''"),
+        ("mail=", "limiter of queue 'mail' must be jobs per time"),
+        ({}, "limiter must be jobs per time"),
+        ({1: "5/s"}, "limiter must be jobs per time"),
+        ({"": "5/s"}, "limiter must be jobs per time"),
+        ({"mail": 5}, "limiter of queue 'mail' must be jobs per time, .*, not 5"),
+        ("5/s, 6/s", "limiter must be one limit for each queue, not two for every queue"),
+        ("a=5/s, a=6/s", "limiter must be one limit for each queue, not two for a"),
+        ("0/s", "the max of limiter must be a whole number from 1 to 9007199254740991, not 0"),
+        ({"max": True, "duration": 1}, "the max of limiter must be a whole number"),
+        ({"max": 2**53, "duration": 1}, "the max of limiter must be a whole number"),
+        ({"max": 5}, "limiter must have max and duration, and nothing else, not {'max': 5}"),
+        ({"max": 5, "duration": 1, "groupKey": "x"}, "limiter must have max and duration, and nothing else"),
+        ({"mail": {"duration": 1}}, "limiter of queue 'mail' must have max and duration"),
+        ("5/0s", "the duration of limiter must be at least 0.001 s"),
+        ({"max": 5, "duration": 0}, "the duration of limiter must be at least 0.001 s, not 0"),
+        ({"max": 5, "duration": "60"}, "the duration of limiter must be seconds or a timedelta, not '60'"),
+        ({"max": 5, "duration": -1}, "the duration of limiter must be a finite length of time of zero or more"),
+        ({"mail": {"max": 5, "duration": None}}, "the duration of limiter of queue 'mail' must be seconds"),
+    ],
+)
+def test_what_is_no_limit_is_refused_with_what_is_wrong(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        limiter(value)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_limit_or_a_clear_error(text: str) -> None:
+    found = None
+    with suppress(ConfigError):
+        found = limiter(text)
+    assert found is None or (found["max"] >= 1 and found["duration"] >= 1)
