@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bulltask.bus import Bus, Event, Listener, OnError
-from bulltask.values import value_class
 
 __all__ = [
     "Bus",
@@ -65,7 +64,7 @@ class ChildEvent(Event):
 # ---- the life of one job, told by the child that runs it ------------------------------------------------------------
 
 
-@value_class
+@dataclass(frozen=True, slots=True)
 class JobPickedUp(ChildEvent):
     """A child took the job and starts to run it."""
 
@@ -76,7 +75,7 @@ class JobPickedUp(ChildEvent):
     """Attempts started, this one included (``ats``)."""
 
 
-@value_class
+@dataclass(frozen=True, slots=True)
 class JobCompleted(ChildEvent):
     """The job ended well and Redis took the result."""
 

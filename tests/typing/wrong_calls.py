@@ -7,8 +7,7 @@ Both checkers complain about a comment that is not needed, so that `make lint` g
 from __future__ import annotations
 
 from bulltask import App, AsyncResult, Context, shared_task
-from bulltask.events import JobCompleted
-from bulltask.job import JobOptions, NewJob
+from bulltask.job import ActiveJob, JobOptions, NewJob
 
 app = App("typed")
 
@@ -76,7 +75,7 @@ def options() -> None:
     app.task(name=5)  # type: ignore[call-overload]
 
 
-def values_stay_as_they_are(completed: JobCompleted, job: NewJob) -> None:
-    completed.job_id = "another"  # type: ignore[misc]
+def values_stay_as_they_are(active: ActiveJob, job: NewJob) -> None:
+    active.name = "another"  # type: ignore[misc]
     job.options.priority = 5  # type: ignore[misc]
     JobOptions(3)  # type: ignore[call-arg]
