@@ -23,7 +23,8 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 MAX_SAFE_INTEGER = 2**53 - 1
 """The largest integer that JavaScript keeps exactly."""
 
-_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+# Nothing that contains itself comes so far: the check before it has met it.
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
 def encode(value: object, *, what: str = "value", limit: int | None = None) -> bytes:
@@ -81,7 +82,16 @@ def _refuse_constant(name: str) -> Any:
 
 
 # json.loads() with an option builds a new decoder in every call, which costs more than decoding a job.
-_loads = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _loads(text: str) -> Any:
+    """What ``decode`` of the decoder does, without its search for white space: hardly any text has some around it."""
+    try:
+        value, end = _decoder.raw_decode(text)
+    except ValueError:
+        value, end = None, -1
+    return value if end == len(text) else _decoder.decode(text)
 
 
 def _problem(value: Any) -> str | None:

@@ -15,7 +15,7 @@ from bulltask.backoff import Backoff, CustomBackoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config
 from bulltask.errors import ConfigError
-from bulltask.job import JobOptions, NewJob
+from bulltask.job import JobOptions, NewJob, ParentLink
 from bulltask.job_options import (
     STORED,
     BackoffLike,
@@ -31,7 +31,7 @@ from bulltask.names import check_job_id, check_job_name, check_queue_name
 from bulltask.parsers import jitter_share
 from bulltask.values import value_class
 
-__all__ = ["CallOptions", "TaskOptions", "build_job"]
+__all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
 ENDLESS: Final = 2**31 - 2
 """``max_retries=None``: as many as BullMQ can count."""
@@ -241,12 +241,45 @@ class CallOptions:
         return cls(**given)
 
 
-def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
-    """Merge everything that was said about a call into the job that will be sent; nothing is sent here.
+@value_class
+class JobPlan:
+    """All that was said about a call but its arguments; good for any number of jobs.
+
+    Attributes:
+        max_payload: most bytes of data that the app allows, ``None`` for any number.
+    """
+
+    name: str
+    queue: str
+    options: JobOptions
+    parent: ParentLink | None
+    timestamp_ms: int | None
+    max_payload: int | None
+
+    def job(self, data: Any, job_id: str | None = None) -> NewJob:
+        """The job that will be sent; nothing is sent here.
+
+        Args:
+            data: the arguments.
+            job_id: the job's id; made here (UUIDv7) when left out.
+
+        Raises:
+            EncodeError, PayloadTooLarge, InvalidName: the arguments cannot travel, or the id is none.
+        """
+        what = f"the arguments of task {self.name}"
+        encoded = codec.encode(data, what=what, limit=self.max_payload)
+        check_size(encoded, self.options.more, what)
+        new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
+        return NewJob(
+            self.queue, new_id, self.name, encoded, self.options, parent=self.parent, timestamp_ms=self.timestamp_ms
+        )
+
+
+def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) -> JobPlan:
+    """Merge everything that was said about a call.
 
     Raises:
-        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the call is wrong; the message names
-            the task.
+        EncodeError, InvalidName, ConfigError: something about the call is wrong; the message names the task.
     """
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     said = {**_stored_names(task), **_stored_names(call)}
@@ -266,17 +299,19 @@ def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config
         expires_ms=expires_ms,
         more=stored,
     )
-    encoded = codec.encode(data, what=f"the arguments of task {name}", limit=config.max_payload)
-    check_size(encoded, stored, f"the arguments of task {name}")
-    return NewJob(
-        queue=check_queue_name(call.queue or task.queue or config.default_queue),
-        id=str(uuid_utils.uuid7()) if call.job_id is None else check_job_id(call.job_id),
+    return JobPlan(
         name=check_job_name(name),
-        data=encoded,
+        queue=check_queue_name(call.queue or task.queue or config.default_queue),
         options=options,
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
+        max_payload=config.max_payload,
     )
+
+
+def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
+    """The job of one call; raises what :func:`plan_job` and :meth:`JobPlan.job` raise."""
+    return plan_job(name, task, call, config).job(data, call.job_id)
 
 
 def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:

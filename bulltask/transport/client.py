@@ -68,12 +68,12 @@ class Client:
             BrokerError: as in :meth:`run`.
         """
         connection = self._connected()
-        with self._closed_on_fault():
-            connection.send_packed_command([call.packed()], check_health=False)
+
+        def hurry() -> None:
             if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
                 nudge()
-            reply = _read(connection)
-        return self._judge(call, reply)
+
+        return self._judge(call, self._round_trip(connection, [call.packed()], hurry)[0])
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
@@ -142,15 +142,15 @@ class Client:
             self._sync_clock(connection)
         return self._round_trip(connection, packed)
 
-    def _round_trip(self, connection: redis.Connection, packed: Sequence[bytes]) -> list[Any]:
-        with self._closed_on_fault():
-            connection.send_packed_command(packed, check_health=False)
-            return [_read(connection) for _ in packed]
-
-    @contextmanager
-    def _closed_on_fault(self) -> Iterator[None]:
+    def _round_trip(
+        self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
+    ) -> list[Any]:
         try:
-            yield
+            # redis-py would send a pipeline's calls one by one, each with a system call of its own.
+            connection.send_packed_command([b"".join(packed)], check_health=False)
+            if between is not None:
+                between()
+            return [_read(connection) for _ in packed]
         except faults.CONNECTION_FAULTS as exc:
             self.close()
             raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc

@@ -130,6 +130,12 @@ def test_the_limit_is_checked_on_what_is_sent_when_escapes_are_needed() -> None:
 def test_any_json_text_is_read_as_json_reads_it(value: Any) -> None:
     assert decode(json.dumps(value)) == value
     assert decode(json.dumps(value).encode()) == value
+    assert decode(f"\n\t{json.dumps(value, indent=1)} \r\n") == value
+
+
+def test_what_stands_behind_a_value_is_not_overlooked() -> None:
+    with pytest.raises(DecodeError, match="Extra data"):
+        decode("{} 5", what="x")
 
 
 def test_nothing_stored_is_none() -> None:

@@ -349,6 +349,15 @@ def test_progress_that_json_cannot_carry_is_refused_also_when_called_directly() 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
+def test_calls_without_options_follow_a_sender_whose_settings_are_others(outbox: Outbox) -> None:
+    task = task_of(add, outbox)
+    task.delay(1)
+    outbox.config = Conf({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
+    task.delay(1)
+    task.delay_many([(1,)])
+    assert [(job.queue, job.options.attempts) for job in outbox.jobs] == [("default", 3), ("other", 6), ("other", 6)]
+
+
 def test_each_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
     task = task_of(add, outbox, queue="mail")
     handles = [
