@@ -1,0 +1,582 @@
+"""Every method that exists twice, for plain code and for asyncio: each form is called, and says and does the same.
+
+A method that is added to one of these classes needs a scenario here: the tests at the end compare the table with the
+classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from bulltask.queue.ajob import AsyncJob
+from bulltask.queue.aqueue import AsyncQueue
+from bulltask.queue.events import AsyncQueueEvents, QueueEvents
+from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
+from bulltask.queue.job import Job
+from bulltask.queue.queue import Queue
+from bulltask.queue.repeatables import AsyncRepeatables, Repeatables
+from bulltask.queue.schedulers import AsyncJobSchedulers, JobSchedulers
+from bulltask.result import AsyncResult
+from tests.support.both_forms import HOUR_MS, START_MS, Awaited, Side
+
+pytestmark = pytest.mark.redis
+
+Scenario = Callable[[Side], Any]
+TWINS: Final[dict[str, tuple[type, type]]] = {
+    kind.__name__: (kind, twin)
+    for kind, twin in [
+        (Queue, AsyncQueue),
+        (Job, AsyncJob),
+        (FlowProducer, AsyncFlowProducer),
+        (JobSchedulers, AsyncJobSchedulers),
+        (Repeatables, AsyncRepeatables),
+        (QueueEvents, AsyncQueueEvents),
+    ]
+}
+HOUR: Final = HOUR_MS // 1000
+
+
+def after(*first: Scenario, then: Scenario) -> Scenario:
+    """Do some things and answer with another."""
+
+    def run(side: Side) -> Any:
+        for scenario in first:
+            scenario(side)
+        return then(side)
+
+    return run
+
+
+def two(side: Side) -> None:
+    side.add()
+    side.add(priority=1)
+
+
+def active(side: Side) -> Job:
+    side.add()
+    return side.take()
+
+
+def dependencies(side: Side) -> Any:
+    return side.queue.get_dependencies(side.family().job.id, "pending")
+
+
+def next_of(side: Side) -> Any:
+    side.add()
+    job = side.queue.get_next_job("t", timeout=1, lock_duration=200, worker="me")
+    return job and [job, job.token, job.processed_by]
+
+
+def stalled(side: Side) -> Any:
+    side.add()
+    side.take()
+    side.queue.check_stalled()
+    side.redis.delete(side.key("stalled-check"), side.key(f"{side.ids()[0]}:lock"))
+    return side.queue.check_stalled(0)
+
+
+def counted(side: Side) -> Any:
+    side.redis.hset(side.key("metrics:completed"), mapping={"count": 3, "prevTS": START_MS, "prevCount": 2})
+    side.redis.rpush(side.key("metrics:completed:data"), 2, 1)
+    return side.queue.get_metrics("completed", 1, 1)
+
+
+def cleaned(side: Side) -> Any:
+    side.completed()
+    side.now_ms += 10_000
+    side.completed()
+    return side.queue.clean(5, 0, "completed")
+
+
+def maxed(side: Side) -> Any:
+    two(side)
+    side.queue.set_global_concurrency(1)
+    side.take()
+    return side.queue.is_maxed()
+
+
+def limited(side: Side) -> Any:
+    side.queue.rate_limit(100)
+    return 0 < side.queue.get_rate_limit_ttl(1) <= 100
+
+
+def connected(count: Callable[[Side], Any]) -> Scenario:
+    def run(side: Side) -> Any:
+        side.worker("mine")
+        return count(side)
+
+    return run
+
+
+def many_events(side: Side) -> None:
+    for _ in range(400):
+        side.redis.xadd(side.key("events"), {"event": "mine"})
+
+
+def listening(side: Side) -> Any:
+    side.events().open()
+    return [client.raw_name.rpartition(":")[2] for client in side.queue.get_queue_events()]
+
+
+QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
+    "add": (lambda s: s.queue.add("a", {"n": 1}, priority=2, delay=HOUR), "#1"),
+    "add_bulk": (
+        lambda s: s.queue.add_bulk([{"name": "a", "options": {"lifo": True}}, {"name": "b", "data": [1]}]),
+        ["#1", "#2"],
+    ),
+    "add_job_log": (lambda s: s.queue.add_job_log(s.add().id, "line", 5), 1),
+    "check_stalled": (stalled, ["#1"]),
+    "clean": (cleaned, ["#1"]),
+    "close": (after(two, lambda s: s.queue.close(), then=lambda s: s.queue.count()), 2),
+    "count": (after(two, then=lambda s: s.queue.count()), 2),
+    "drain": (after(two, lambda s: s.add(delay=HOUR), then=lambda s: s.queue.drain(delayed=True)), None),
+    "export_prometheus_metrics": (
+        after(two, then=lambda s: 'state="waiting", env="x"} 1\n' in s.queue.export_prometheus_metrics({"env": "x"})),
+        True,
+    ),
+    "get_counts_per_priority": (after(two, then=lambda s: s.queue.get_counts_per_priority([0, 1])), {0: 1, 1: 1}),
+    "get_deduplication_job_id": (
+        after(lambda s: s.add(deduplication="d"), then=lambda s: s.queue.get_deduplication_job_id("d")),
+        "#1",
+    ),
+    "get_dependencies": (dependencies, {"items": {"Q:#2": None}, "total": 1}),
+    "get_global_concurrency": (
+        after(lambda s: s.queue.set_global_concurrency(3), then=lambda s: s.queue.get_global_concurrency()),
+        3,
+    ),
+    "get_global_rate_limit": (
+        after(lambda s: s.queue.set_global_rate_limit(2, 5), then=lambda s: s.queue.get_global_rate_limit()),
+        {"max": 2, "duration": 5.0},
+    ),
+    "get_job": (lambda s: s.queue.get_job(s.add().id), "#1"),
+    "get_job_counts": (after(two, then=lambda s: s.queue.get_job_counts("prioritized")), {"prioritized": 1}),
+    "get_job_ids": (after(two, two, then=lambda s: s.queue.get_job_ids("waiting", 0, 0, asc=True)), ["#1"]),
+    "get_job_logs": (
+        after(lambda s: s.add().log("one"), then=lambda s: s.queue.get_job_logs(s.ids()[0], 0, 0, asc=False)),
+        {"lines": ["one"], "count": 1},
+    ),
+    "get_job_state": (lambda s: s.queue.get_job_state(s.add().id), "waiting"),
+    "get_jobs": (
+        after(two, two, then=lambda s: s.queue.get_jobs(["waiting", "prioritized"], 0, 0, asc=True)),
+        ["#1", "#2"],
+    ),
+    "get_meta": (
+        after(two, then=lambda s: s.queue.get_meta()),
+        {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"},
+    ),
+    "get_metrics": (counted, {"count": 3, "previous_ms": START_MS, "previous_count": 2, "data": [1], "points": 2}),
+    "get_next_job": (next_of, ["#1", "t", "me"]),
+    "get_queue_events": (listening, ["qe"]),
+    "get_rate_limit_ttl": (limited, True),
+    "get_version": (after(two, then=lambda s: s.queue.get_version()), "bullmq:5.62.0"),
+    "get_workers": (connected(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
+    "get_workers_count": (connected(lambda s: s.queue.get_workers_count()), 1),
+    "is_maxed": (maxed, True),
+    "is_paused": (after(lambda s: s.queue.pause(), then=lambda s: s.queue.is_paused()), True),
+    "iter_jobs": (
+        after(two, two, then=lambda s: list(s.queue.iter_jobs("waiting", asc=False, page_size=1))),
+        ["#3", "#1"],
+    ),
+    "job_counts": (
+        after(two, then=lambda s: s.queue.job_counts()),
+        {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
+    ),
+    "obliterate": (after(two, active, then=lambda s: s.queue.obliterate(force=True, count=1)), None),
+    "pause": (after(two, then=lambda s: s.queue.pause()), None),
+    "promote_jobs": (after(lambda s: s.add(delay=HOUR), then=lambda s: s.queue.promote_jobs()), None),
+    "rate_limit": (lambda s: s.queue.rate_limit(100), None),
+    "remove": (lambda s: s.queue.remove(s.family().job.id, remove_children=False), True),
+    "remove_deduplication_key": (
+        after(lambda s: s.add(deduplication="d"), then=lambda s: s.queue.remove_deduplication_key("d")),
+        True,
+    ),
+    "remove_deprecated_priority_key": (
+        after(
+            lambda s: s.redis.zadd(s.key("priority"), {"1": 1}),
+            then=lambda s: [s.queue.remove_deprecated_priority_key() for _ in range(2)],
+        ),
+        [True, False],
+    ),
+    "remove_global_concurrency": (
+        after(lambda s: s.queue.set_global_concurrency(3), then=lambda s: s.queue.remove_global_concurrency()),
+        True,
+    ),
+    "remove_global_rate_limit": (
+        after(lambda s: s.queue.set_global_rate_limit(2, 5), then=lambda s: s.queue.remove_global_rate_limit()),
+        True,
+    ),
+    "remove_rate_limit_key": (
+        after(lambda s: s.queue.rate_limit(100), then=lambda s: s.queue.remove_rate_limit_key()),
+        True,
+    ),
+    "repeatables": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
+    "resume": (after(lambda s: s.queue.pause(), two, then=lambda s: s.queue.resume()), None),
+    "retry_jobs": (
+        after(
+            lambda s: s.failed(), lambda s: s.completed(), then=lambda s: s.queue.retry_jobs(state="completed", count=1)
+        ),
+        None,
+    ),
+    "schedulers": (lambda s: s.queue.schedulers.count(), 0),
+    "set_global_concurrency": (lambda s: s.queue.set_global_concurrency(3), None),
+    "set_global_rate_limit": (lambda s: s.queue.set_global_rate_limit(2, 5), None),
+    "set_meta": (lambda s: s.queue.set_meta({"opts.maxLenEvents": 77}), None),
+    "trim_events": (after(many_events, then=lambda s: 0 < s.queue.trim_events(100) <= 300), True),
+    "update_job_progress": (lambda s: s.queue.update_job_progress(s.add().id, {"at": [1]}), None),
+    "wait_until_ready": (lambda s: s.queue.wait_until_ready(), None),
+}
+
+
+def on(change: Callable[[Job], Any], **options: Any) -> Scenario:
+    """Change a new job and say what the object says of itself afterwards."""
+
+    def run(side: Side) -> Any:
+        job = side.add(**options)
+        return [change(job), job.data, job.progress, job.delay_ms, job.priority]
+
+    return run
+
+
+def state_of(name: str, make: Callable[[Side], Job]) -> Scenario:
+    return lambda side: [getattr(make(side), name)(), getattr(side.add(delay=HOUR, priority=1), name)()]
+
+
+def next_after(end: Callable[[Job], Any]) -> Scenario:
+    def run(side: Side) -> Any:
+        two(side)
+        job = side.take()
+        return [end(job), job.returnvalue, job.failed_reason, job.attempts_made]
+
+    return run
+
+
+def with_child(side: Side) -> Job:
+    parent = side.parent()
+    side.take().move_to_completed({"price": 3})
+    return parent
+
+
+def with_failed_child(side: Side) -> Job:
+    parent = side.parent(attempts=1, ignore_dependency_on_failure=True)
+    side.take().move_to_failed("gone")
+    return parent
+
+
+def logs_cleared(side: Side) -> Any:
+    job = side.add()
+    job.log("one")
+    job.log("two")
+    job.clear_logs(1)
+    return job.get_logs().lines
+
+
+def progressed(side: Side) -> Any:
+    job = side.add()
+    before = job.result().progress
+    job.update_progress(50)
+    return [before, job.result().progress]
+
+
+def snapshot(side: Side) -> Any:
+    found = side.result(side.failed()).snapshot()
+    return [found.state, found.failed_reason, found.attempts_made]
+
+
+def refreshed(side: Side) -> Any:
+    job = side.add()
+    side.take().move_to_completed("ok")
+    before = job.returnvalue
+    job.refresh()
+    return [before, job.returnvalue]
+
+
+def waiting_for_children(side: Side) -> Any:
+    parent = side.add()
+    job = side.take()
+    none = job.move_to_waiting_children()
+    side.add(parent={"id": parent.id, "queue": side.queue.qualified_name})
+    return [none, job.move_to_waiting_children()]
+
+
+JOB: Final[dict[str, tuple[Scenario, Any]]] = {
+    "change_delay": (on(lambda job: job.change_delay(2 * HOUR), delay=HOUR), [None, {"n": 1}, None, 2 * HOUR_MS, 0]),
+    "change_priority": (on(lambda job: job.change_priority(3, lifo=True)), [None, {"n": 1}, None, 0, 3]),
+    "clear_logs": (logs_cleared, ["two"]),
+    "extend_lock": (lambda s: [active(s).extend_lock(token, 200) for token in ("t", "foreign")], [True, False]),
+    "get_children_values": (lambda s: with_child(s).get_children_values(), {"Q:#2": {"price": 3}}),
+    "get_dependencies": (
+        lambda s: with_child(s).get_dependencies(),
+        {"processed": {"Q:#2": {"price": 3}}, "unprocessed": [], "ignored": {}, "failed": []},
+    ),
+    "get_dependencies_count": (lambda s: with_child(s).get_dependencies_count("processed"), {"processed": 1}),
+    "get_failed_children": (
+        lambda s: with_failed_child(s).get_failed_children(),
+        {"ignored": {"Q:#2": "gone"}, "failed": []},
+    ),
+    "get_logs": (
+        lambda s: [(job := s.add()).log("one"), job.log("two"), job.get_logs(0, 0, asc=False)][2],
+        {"lines": ["two"], "count": 2},
+    ),
+    "get_state": (state_of("get_state", lambda s: s.add()), ["waiting", "delayed"]),
+    "is_active": (state_of("is_active", active), [True, False]),
+    "is_completed": (state_of("is_completed", lambda s: s.completed()), [True, False]),
+    "is_delayed": (lambda s: [s.add(delay=HOUR).is_delayed(), s.add().is_delayed()], [True, False]),
+    "is_failed": (state_of("is_failed", lambda s: s.failed()), [True, False]),
+    "is_prioritized": (state_of("is_prioritized", lambda s: s.add(priority=1)), [True, False]),
+    "is_waiting": (state_of("is_waiting", lambda s: s.add()), [True, False]),
+    "is_waiting_children": (state_of("is_waiting_children", lambda s: s.parent()), [True, False]),
+    "log": (on(lambda job: job.log("one"), keep_logs=1), [1, {"n": 1}, None, 0, 0]),
+    "move_to_completed": (
+        next_after(lambda job: job.move_to_completed({"v": 1}, fetch_next=True)),
+        ["#2", {"v": 1}, None, 1],
+    ),
+    "move_to_delayed": (next_after(lambda job: job.move_to_delayed(HOUR)), [None, None, None, 0]),
+    "move_to_failed": (next_after(lambda job: job.move_to_failed("no", "t")), [None, None, "no", 1]),
+    "move_to_wait": (next_after(lambda job: job.move_to_wait("t")), [None, None, None, 0]),
+    "move_to_waiting_children": (waiting_for_children, [False, True]),
+    "promote": (on(lambda job: job.promote(), delay=HOUR), [None, {"n": 1}, None, 0, 0]),
+    "refresh": (refreshed, [None, "ok"]),
+    "remove": (lambda s: s.parent().remove(children=False), None),
+    "remove_child_dependency": (lambda s: s.child().remove_child_dependency(), True),
+    "remove_deduplication_key": (
+        on(lambda job: job.remove_deduplication_key(), deduplication="d"),
+        [True, {"n": 1}, None, 0, 0],
+    ),
+    "remove_unprocessed_children": (lambda s: s.parent().remove_unprocessed_children(), None),
+    "retry": (lambda s: s.completed().retry("completed"), None),
+    "update_data": (on(lambda job: job.update_data({"to": "ann"})), [None, {"to": "ann"}, None, 0, 0]),
+    "update_progress": (on(lambda job: job.update_progress(50)), [None, {"n": 1}, 50, 0, 0]),
+    "wait_until_finished": (lambda s: s.completed({"n": [1]}).wait_until_finished(30), {"n": [1]}),
+}
+
+
+def tree(side: Side) -> FlowJob:
+    return FlowJob("parent", side.name, {}, {"priority": 1}, [FlowJob("leaf", side.name), FlowJob("leaf", side.name)])
+
+
+def shape(node: Any) -> Any:
+    return node and [node.job.name, [shape(child) for child in node.children]]
+
+
+FLOWS: Final[dict[str, tuple[Scenario, Any]]] = {
+    "add": (lambda s: shape(s.flows.add(tree(s))), ["parent", [["leaf", []], ["leaf", []]]]),
+    "add_bulk": (
+        lambda s: [shape(node) for node in s.flows.add_bulk([tree(s), FlowJob("alone", s.name)])],
+        [["parent", [["leaf", []], ["leaf", []]]], ["alone", []]],
+    ),
+    "close": (
+        after(lambda s: s.family(), lambda s: s.flows.close(), then=lambda s: shape(s.family())),
+        ["parent", [["leaf", []]]],
+    ),
+    "get_flow": (
+        lambda s: [shape(s.flows.get_flow(s.name, s.family().job.id)), s.flows.get_flow(s.name, "gone")],
+        [["parent", [["leaf", []]]], None],
+    ),
+    "wait_until_ready": (lambda s: s.flows.wait_until_ready(), None),
+}
+
+
+def hourly(side: Side) -> Any:
+    return side.queue.schedulers.upsert("s", name="tick", data={"n": 1}, every=HOUR)
+
+
+def facts(found: Any) -> Any:
+    return found and [found.id, found.name, found.next_ms - START_MS, found.iterations]
+
+
+SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
+    "count": (after(hourly, then=lambda s: s.queue.schedulers.count()), 1),
+    "get": (after(hourly, then=lambda s: facts(s.queue.schedulers.get("s"))), ["s", "tick", 0, 1]),
+    "list": (
+        after(hourly, then=lambda s: [facts(found) for found in s.queue.schedulers.list()]),
+        [["s", "tick", 0, 1]],
+    ),
+    "remove": (after(hourly, then=lambda s: [s.queue.schedulers.remove("s") for _ in range(2)]), [True, False]),
+    "upsert": (lambda s: facts(hourly(s)), ["s", "tick", 0, 1]),
+}
+REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {
+    "count": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
+    "list": (
+        after(lambda s: s.repeatable(), then=lambda s: [it.key for it in s.queue.repeatables.list()]),
+        ["old"],
+    ),
+    "remove": (
+        after(
+            lambda s: s.repeatable(f"tick::::{HOUR_MS}"),
+            then=lambda s: [s.queue.repeatables.remove("tick", every=HOUR) for _ in range(2)],
+        ),
+        [True, False],
+    ),
+    "remove_by_key": (
+        after(lambda s: s.repeatable(), then=lambda s: [s.queue.repeatables.remove_by_key("old") for _ in range(2)]),
+        [True, False],
+    ),
+}
+
+
+def run_until_closed(side: Side) -> Any:
+    side.add()
+    events, heard = side.events(), list[str]()
+    events.on("added", lambda event: heard.append(event.event))
+    events.on("waiting", side.closing(events))
+    events.run()
+    return heard
+
+
+def listen_aside(side: Side) -> Any:
+    events, heard = side.events(), side.signal()
+    events.on("completed", heard.set)
+    events.listen()
+    side.completed()
+    return heard.wait()
+
+
+def closed(side: Side) -> Any:
+    two(side)
+    events = side.events()
+    events.close()
+    return events.next(30)
+
+
+EVENTS: Final[dict[str, tuple[Scenario, Any]]] = {
+    "close": (closed, None),
+    "listen": (listen_aside, True),
+    "next": (after(two, then=lambda s: [s.events().next(30).event, s.queue.count()]), ["added", 2]),  # type: ignore[union-attr]
+    "open": (after(two, then=lambda s: s.events().open().position), "0-0"),
+    "publish": (
+        lambda s: [len((events := s.events()).publish("mine", {"n": 1})) > 0, events.next(30).name],  # type: ignore[union-attr]
+        [True, "mine"],
+    ),
+    "run": (run_until_closed, ["added"]),
+}
+CASES: Final = {
+    f"{kind}.{name}": case
+    for kind, cases in {
+        "Queue": QUEUE,
+        "Job": JOB,
+        "FlowProducer": FLOWS,
+        "JobSchedulers": SCHEDULERS,
+        "Repeatables": REPEATABLES,
+        "QueueEvents": EVENTS,
+    }.items()
+    for name, case in cases.items()
+}
+
+
+@pytest.fixture
+def sides(broker_url: str) -> Iterator[tuple[Side, Side]]:
+    """The sync form and the async one, each with a queue of its own."""
+    with asyncio.Runner() as runner:
+        made = Side(broker_url, None), Side(broker_url, runner)
+        yield made
+        for side in made:
+            side.close()
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+    """Note the calls of a method, or the reads of a property."""
+    original, calls = getattr(kind, name), list[str]()
+
+    def note(function: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def acall(*args: Any, **options: Any) -> Any:
+                calls.append(name)
+                return await function(*args, **options)
+
+            return acall
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def awalk(*args: Any, **options: Any) -> Any:
+                calls.append(name)
+                async for item in function(*args, **options):
+                    yield item
+
+            return awalk
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return function(*args, **options)
+
+        return call
+
+    instead = property(note(original.fget)) if isinstance(original, property) else note(original)
+    monkeypatch.setattr(kind, name, instead)
+    return calls
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_forms_say_and_do_the_same(sides: tuple[Side, Side], case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, expected = CASES[case]
+    kind, _, method = case.partition(".")
+    states, ids = [], []
+    for side, form in zip(sides, TWINS[kind], strict=True):
+        calls = noted(monkeypatch, form, method)
+        answer = scenario(side)
+        assert calls, f"the scenario does not call {form.__name__}.{method}"
+        ids.append(side.ids())
+        assert side.said(answer, ids[-1]) == expected
+        states.append(side.state(ids[-1]))
+    assert states[0] == states[1]
+
+
+def members(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> None:
+    """What both forms share is one piece of code that asks nothing of Redis."""
+    twice = {
+        f"{name}.{member}"
+        for name, (kind, twin) in TWINS.items()
+        for member in members(kind) | members(twin)
+        if getattr(kind, member, None) is not getattr(twin, member, None)
+    }
+    assert twice == CASES.keys()
+
+
+# ---- results: one class, whose awaitable methods begin with a -------------------------------------------------------
+
+RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
+    "get": (lambda s: s.result(s.completed({"n": 1})).get(30), {"n": 1}),
+    "snapshot": (snapshot, ["failed", "no", 1]),
+}
+PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
+    "failed": (lambda s: s.failed().result().failed(), True),
+    "info": (lambda s: s.completed(3).result().info, 3),
+    "progress": (progressed, [None, 50]),
+    "ready": (lambda s: [s.add().result().ready(), s.completed(priority=1).result().ready()], [False, False]),
+    "state": (lambda s: s.add().result().state, "waiting"),
+    "successful": (lambda s: s.completed().result().successful(), True),
+    "traceback": (lambda s: s.failed().result().traceback, None),
+}
+"""For plain code only: ``await result.asnapshot()`` has all of it."""
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[Side, Side], case: str) -> None:
+    scenario, expected = RESULTS[case]
+    for side in sides:
+        answer = scenario(side)
+        assert side.said(answer, side.ids()) == expected
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_what_a_result_says_of_itself(sides: tuple[Side, Side], case: str) -> None:
+    scenario, expected = PLAIN[case]
+    assert sides[0].said(scenario(sides[0]), []) == expected
+
+
+def test_every_question_to_a_result_is_asked_here() -> None:
+    twice = {name for name in members(AsyncResult) if f"a{name}" in members(AsyncResult)}
+    assert twice == RESULTS.keys() == members(Awaited)
+    assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue"} == PLAIN.keys()
