@@ -48,7 +48,7 @@ $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/p
 	@touch $@
 
 clean:  ## remove everything that make, builds and tools left behind, .venv included
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/node/node_modules bulltask/lua/official
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/*/node_modules bulltask/lua/official
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -18,6 +18,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from bulltask import App
+from bulltask.testing.wait import wait_until
 from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]  # the first test in examples/node installs its client
@@ -89,25 +91,45 @@ def servers(broker_url: str) -> dict[str, str]:
     return {"BULLTASK_BROKER_URL": broker_url, "REDIS_URL": broker_url}
 
 
-@pytest.fixture(scope="session")
-def node_client() -> None:
-    """Install the client of examples/node once, whoever is first; the others wait."""
+def install(folder: str) -> None:
+    """Install an example's packages once, whoever is first; the others wait."""
     if shutil.which("npm") is None:
         if os.environ.get("CI"):
             pytest.fail("npm is missing, and in CI every test has to run: install Node.js 18 or newer with npm")
-        pytest.skip("no npm: install Node.js 18 or newer to test examples/node")
-    folder = EXAMPLES / "node"
-    held = os.open(folder, os.O_RDONLY)
+        pytest.skip(f"no npm: install Node.js 18 or newer to test examples/{folder}")
+    held = os.open(EXAMPLES / folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        installed = folder / "node_modules" / ".package-lock.json"
-        wanted = folder / "package-lock.json"
+        installed = EXAMPLES / folder / "node_modules" / ".package-lock.json"
+        wanted = EXAMPLES / folder / "package-lock.json"
         if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
-            npm = [*command("node", "npm ci"), "--silent", "--no-audit", "--no-fund"]
-            subprocess.run(npm, cwd=folder, check=True, timeout=150)
+            npm = [*command(folder, "npm ci"), "--silent", "--no-audit", "--no-fund"]
+            subprocess.run(npm, cwd=EXAMPLES / folder, check=True, timeout=150)
             installed.touch()
     finally:
         os.close(held)
+
+
+@pytest.fixture(scope="session")
+def node_client() -> None:
+    """The client of examples/node."""
+    install("node")
+
+
+@pytest.fixture(scope="session")
+def board_client() -> None:
+    """bull-board, for examples/bull-board."""
+    install("bull-board")
+
+
+@contextmanager
+def open_board(environment: dict[str, str], **request: Any) -> Iterator[httpx.Client]:
+    """Run the board of examples/bull-board on a port of its own choice, and speak with it."""
+    with running("bull-board", "node board.js", environment | {"PORT": "0"}) as process:
+        line = cast("IO[str]", process.stdout).readline()
+        assert re.sub(r":\d+/", ":3000/", line) == blocks("bull-board")[1]
+        with httpx.Client(base_url=line.split()[1], timeout=30, **request) as client:
+            yield client
 
 
 @pytest.fixture
@@ -183,8 +205,62 @@ def test_the_python_producer_gets_results_and_errors_from_the_node_worker(server
         assert printed("node", "python send.py", servers) == blocks("node")[1]
 
 
-def test_the_node_example_pins_the_bullmq_that_bulltask_speaks_and_names_no_registry() -> None:
-    lock = (EXAMPLES / "node" / "package-lock.json").read_text()
+@pytest.mark.interop
+@pytest.mark.usefixtures("board_client")
+def test_the_board_of_the_example_shows_every_queue_and_its_buttons_work(servers: dict[str, str]) -> None:
+    with running("bull-board", "bulltask worker -A tasks", servers):
+        assert printed("bull-board", "python send.py", servers) == blocks("bull-board")[0]
+        with open_board(servers) as board:
+            assert "<title>Bull Dashboard</title>" in board.get("/").text
+            shown = board.get("/api/queues").json()["queues"]
+            completed = {queue["name"]: queue["counts"]["completed"] for queue in shown}
+            assert completed == {"{default}": 0, "{mail}": 1, "{pages}": 3, "{reports}": 1}
+            assert all(queue["hasWorkers"] for queue in shown)
+            assert board.put("/api/queues/%7Bmail%7D/promote").status_code == 200
+            assert board.put("/api/queues/pause", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+            wait_until(lambda: counts(board)["completed"] == 2, 30.0, "the delayed job's end")
+            assert (counts(board)["failed"], counts(board)["delayed"]) == (1, 0)
+
+
+def counts(board: httpx.Client) -> dict[str, int]:
+    """What the board counts in the queue of the example's mails."""
+    found = [queue for queue in board.get("/api/queues").json()["queues"] if queue["name"] == "{mail}"]
+    return dict(found[0]["counts"])
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("board_client")
+def test_the_board_of_the_example_asks_for_its_password_and_can_be_read_only(servers: dict[str, str]) -> None:
+    with App("looked at", servers["BULLTASK_BROKER_URL"]).queue("mail") as queue:
+        queue.add("mail.send", {"to": "ada@example.com"})
+        guarded = servers | {"BOARD_PASSWORD": "open sesame", "READ_ONLY": "1"}
+        with open_board(guarded, auth=("admin", "open sesame")) as board:
+            assert board.get("/", auth=("admin", "guess")).status_code == 401
+            assert board.get("/api/queues", auth=None, headers={"Authorization": "x"}).status_code == 401
+            assert counts(board)["waiting"] == 1
+            assert board.put("/api/queues/%7Bmail%7D/empty").status_code == 405
+        assert queue.count() == 1
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("board_client")
+def test_the_board_of_the_example_is_not_open_to_others_without_a_password() -> None:
+    done = subprocess.run(
+        command("bull-board", "node board.js"),
+        cwd=EXAMPLES / "bull-board",
+        env=os.environ | {"HOST": "0.0.0.0", "PORT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Set BOARD_PASSWORD" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["node", "bull-board"])
+def test_the_node_examples_pin_the_bullmq_that_bulltask_speaks_and_name_no_registry(folder: str) -> None:
+    lock = (EXAMPLES / folder / "package-lock.json").read_text()
     assert '"resolved"' not in lock
-    assert '"bullmq": "5.62.0"' in (EXAMPLES / "node" / "package.json").read_text()
+    assert '"bullmq": "5.62.0"' in (EXAMPLES / folder / "package.json").read_text()
     assert '"bullmq": "5.62.0"' in lock
