@@ -112,6 +112,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "docs/guarantees.md": {"bank": Anything("bank"), "outbox": []},
     "docs/interop-node.md": {},
     "docs/mixed-versions.md": {},
+    "docs/official-python.md": {},
     "docs/queue-events.md": {"pager": Anything("pager")},
     "docs/queues.md": {},
     "docs/schedules.md": {},

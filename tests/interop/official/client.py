@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import bullmq  # type: ignore[import-not-found] # only in the environment that runs this file
@@ -229,11 +230,15 @@ class Bridge:
     async def worker_close(self, worker: str, **_: Any) -> None:
         await self._workers[worker].close()
 
-    def names(self, **_: Any) -> dict[str, list[str]]:
-        """What the package and its classes have, so that a test can say what they have not."""
-        classes = [bullmq.Queue, bullmq.Job, bullmq.Worker, bullmq.FlowProducer]
-        found = {made.__name__: [name for name in dir(made) if not name.startswith("_")] for made in classes}
-        return {**found, "bullmq": [name for name in dir(bullmq) if not name.startswith("_")]}
+    async def names(self, connection: dict[str, Any], prefix: str) -> dict[str, list[str]]:
+        """What the package and objects of its classes have, so that a test can say what they have not."""
+        at: dict[str, Any] = {"connection": connection, "prefix": prefix}
+        queue = self.queue("names", **at)
+        made = [queue, bullmq.Job(queue, "a", {}), bullmq.FlowProducer(connection, at), bullmq.Worker("a", None, at)]
+        found = {type(it).__name__: [name for name in dir(it) if not name.startswith("_")] for it in made}
+        awaited = [name for name, method in inspect.getmembers(queue, inspect.iscoroutinefunction)]
+        folder = Path(bullmq.__file__).parent
+        return {**found, "bullmq": dir(bullmq), "awaited": awaited, "files": [it.name for it in folder.iterdir()]}
 
     async def reset(self, **_: Any) -> None:
         """Be as good as new. Workers are cancelled: a close would wait for what runs and for BZPOPMIN."""

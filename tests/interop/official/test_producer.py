@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from bulltask import App, TaskError
+from bulltask.errors import BulltaskError, EncodeError
+from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
@@ -188,6 +190,9 @@ def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
     single = mail.node.call("queue.add", name="echo", data={}, opts={}, **defaults)
     many = mail.node.call("queue.call", method="addBulk", args=[[{"name": "echo", "data": {}}]], **defaults)
     assert (single["opts"]["attempts"], many[0]["opts"]["attempts"]) == (0, 7)
+    with Queue("mail", mail.url, default_job_options={"attempts": 7}) as queue:
+        [in_bulk] = queue.add_bulk([{"name": "echo"}])
+        assert queue.add("echo").opts["attempts"] == in_bulk.opts["attempts"] == 7
 
 
 @pytest.mark.parametrize(
@@ -235,8 +240,17 @@ def test_a_lost_reply_makes_two_jobs_of_its_and_one_of_ours(mail: SideBySide, fl
     wait_until(lambda: (stored("theirs"), stored("ours")) == (2, 1))
 
 
-def test_what_it_refuses_is_little(mail: SideBySide) -> None:
+def test_it_refuses_less_than_ours(mail: SideBySide) -> None:
     with pytest.raises(NodeError, match="Out of range float"):
         mail.add("echo", {"value": float("nan")})
-    mail.add("echo", {}, priority=-1, attempts=-1, jobId="7", nonsense=1)
+    mail.add("echo", {"value": 2**53}, priority=-1, attempts=-1, jobId="7", nonsense=1)
     assert mail.seen("7")["opts"]["nonsense"] == 1
+    with mail.app.queue("mail") as queue:
+        options: list[dict[str, Any]] = [{"priority": -1}, {"attempts": -1}, {"job_id": "7"}, {"nonsense": 1}]
+        for said in options:
+            with pytest.raises((BulltaskError, TypeError)):
+                queue.add("echo", **said)
+        for value in (float("nan"), 2**53):
+            with pytest.raises(EncodeError):
+                queue.add("echo", {"value": value})
+        assert queue.count() == 1

@@ -132,22 +132,6 @@ def test_either_updates_data_progress_and_logs_of_the_others_job(mail: SideBySid
 # ---- what does not work there ----------------------------------------------------------------------------------------
 
 
-def test_what_its_classes_do_not_have(mail: SideBySide) -> None:
-    """Names of Node's that have no counterpart; docs/official-python.md says so."""
-    there = mail.node.call("names")
-    missing = {
-        "Queue": "drain getMetrics getWorkers setGlobalConcurrency setGlobalRateLimit rateLimit getJob getDependencies "
-        "upsertJobScheduler getJobSchedulers removeJobScheduler removeDeduplicationKey getPrioritizedCount",
-        "Job": "waitUntilFinished moveToDelayed moveToWait changeDelay getDependencies getIgnoredChildrenFailures "
-        "removeUnprocessedChildren clearLogs discard removeDeduplicationKey",
-        "FlowProducer": "getFlow",
-        "Worker": "rateLimit",
-        "bullmq": "QueueEvents JobScheduler QueueEventsProducer",
-    }
-    for owner, names in missing.items():
-        assert set(names.split()) & set(there[owner]) == set(), owner
-
-
 @pytest.mark.parametrize("method", ["getWaiting", "getActive"])
 def test_its_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
     queue.add("echo")
@@ -192,3 +176,19 @@ def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
         mail.call("obliterate", True)
     queue.obliterate(force=True)
     assert mail.redis.keys("bull:*") == []
+
+
+@pytest.mark.parametrize(("resumes", "lost"), [("it", 3), ("us", 0)])
+def test_its_resume_drops_the_jobs_that_a_client_of_bullmq_6_left_waiting(
+    mail: SideBySide, queue: Queue, resumes: str, lost: int
+) -> None:
+    """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
+    jobs = [queue.add("echo").id for _ in range(3)]
+    mail.redis.hset(mail.keys.meta, "paused", 1)
+    jobs += [mail.add("echo") for _ in range(2)]
+    if resumes == "us":
+        queue.resume()
+    else:
+        mail.call("resume")
+    waiting = mail.redis.lrange(mail.keys.wait, 0, -1)
+    assert len(set(jobs) - set(waiting)) == lost

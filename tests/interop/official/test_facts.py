@@ -1,0 +1,175 @@
+"""What docs/official-python.md says of the official Python client 2.16.2, where no other test beside this one does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from bulltask import App, TaskError
+from bulltask.errors import BrokerUnavailable
+from bulltask.queue.queue import Queue
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.wait import wait_until
+from tests.interop.side_by_side import SideBySide
+from tests.interop.test_queue_coverage import CLASSES, declared
+from tests.support.programs import ROOT
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+PAGE = ROOT / "docs/official-python.md"
+HERE = ROOT / "tests/interop/official"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_page_names_a_test_that_is_there() -> None:
+    text = PAGE.read_text()
+    files = "".join(path.read_text() for path in HERE.glob("test_*.py"))
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`test_" in line]
+    assert len(rows) > 25
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert f"def {name}(" in files, name
+    tables = re.findall(r"^\|.*Test \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert [row for table in tables for row in table.splitlines() if "`test_" not in row] == []
+
+
+def test_the_pages_counts_of_nodes_methods(mail: SideBySide, node_client: None) -> None:
+    there = mail.node.call("names")
+    said = {
+        row[0]: tuple(map(int, row[1:]))
+        for row in re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
+    }
+    counted = {}
+    for name in ("Queue", "Job", "FlowProducer"):
+        members = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
+        counted[name] = (len(members), len(members & set(there[name])))
+    assert said == counted
+
+
+# ---- what is missing -------------------------------------------------------------------------------------------------
+
+
+def test_what_its_classes_do_not_have(mail: SideBySide) -> None:
+    """Names of Node's that have no counterpart; docs/official-python.md says so."""
+    there = mail.node.call("names")
+    missing = {
+        "Queue": "drain getMetrics getWorkers setGlobalConcurrency setGlobalRateLimit rateLimit getJob getDependencies "
+        "upsertJobScheduler getJobSchedulers removeJobScheduler removeDeduplicationKey getPrioritizedCount",
+        "Job": "waitUntilFinished moveToDelayed moveToWait changeDelay getDependencies getIgnoredChildrenFailures "
+        "removeUnprocessedChildren clearLogs discard removeDeduplicationKey",
+        "FlowProducer": "getFlow",
+        "Worker": "rateLimit",
+        "bullmq": "QueueEvents JobScheduler QueueEventsProducer",
+    }
+    for owner, names in missing.items():
+        assert set(names.split()) & set(there[owner]) == set(), owner
+
+
+def test_it_is_for_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
+    there = mail.node.call("names")
+    assert {"add", "addBulk", "getJobs", "close"} <= set(there["awaited"])
+    assert "py.typed" not in there["files"]
+    assert not inspect.iscoroutinefunction(Queue.add)
+    assert (ROOT / "bulltask/py.typed").exists()
+
+
+# ---- how it runs jobs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("runs", "least", "most"), [("theirs", 2.0, 2.2), ("ours", 0.1, 1.1)])
+def test_how_many_scripts_a_worker_calls_for_each_job(mail: SideBySide, runs: str, least: float, most: float) -> None:
+    task: Any = mail.app.tasks["echo"]
+    mail.app.send_many([task.s(n) for n in range(200)])
+    before = scripts(mail)
+    if runs == "ours":
+        mail.worker()
+    else:
+        mail.node_worker("echo")
+    wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 200, 30, "200 jobs")
+    assert least <= (scripts(mail) - before) / 200 <= most
+
+
+def scripts(mail: SideBySide) -> int:
+    """How many scripts the server has run."""
+    return int(mail.redis.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_once(mail: SideBySide) -> None:
+    mail.node_worker("echo", stalledInterval=60_000)
+    mail.send("echo").get(timeout=20)
+    assert not mail.redis.exists(mail.keys.stalled_check)
+    mail.worker(stalled_interval=60)
+    wait_until(lambda: mail.redis.exists(mail.keys.stalled_check), 20, "our check")
+
+
+def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> None:
+    """A window of 0.3 s lasts as long as drainDelay, 5 s unless it is set: it does not look when the limit ends."""
+    with mail.app.queue("mail") as queue:
+        queue.set_global_rate_limit(1, 0.3)
+    jobs = [mail.send("echo") for _ in range(3)]
+    mail.node_worker("echo", drainDelay=2)
+    for job in jobs:
+        job.get(timeout=30)
+    starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
+    assert starts[2] - starts[1] > 1_500, starts
+    mail.node.call("reset")
+
+    mail.worker(drain_delay=2).wait_for_line("Child started")
+    jobs = [mail.send("echo") for _ in range(3)]
+    for job in jobs:
+        job.get(timeout=30)
+    starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
+    assert starts[2] - starts[1] < 1_500, starts
+
+
+def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_stalls(mail: SideBySide) -> None:
+    mail.node_worker("fail")
+    job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
+    assert "Unknown backoff strategy mine" in mail.node.wait_event("worker.error")["message"]
+    assert mail.seen(job)["state"] == "active"
+    mail.node.call("reset")
+    mail.redis.flushdb()
+    mail.worker()
+    job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
+    with pytest.raises(ConnectionError, match="it failed"):
+        mail.result(job).get(timeout=20)
+
+
+def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
+    mail.node_worker("fail-n", {"n": 3})
+    kept = {}
+    for limit in (0, 1, 2, 9):
+        job = mail.add("echo", {}, attempts=4, stackTraceLimit=limit)
+        mail.result(job).get(timeout=20)
+        kept[limit] = [trace.split()[-2] for trace in mail.seen(job)["stacktrace"]]
+    assert kept == {0: [], 1: ["1"], 2: ["3"], 9: ["1", "2", "3"]}
+
+
+def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
+    mail: SideBySide, flaky: FlakyProxy
+) -> None:
+    at: dict[str, Any] = {"connection": {"host": flaky.host, "port": flaky.port}, "queue": mail.name, "opts": {}}
+    mail.node.call("queue.add", name="echo", data={}, **at)
+    app = App("sender", f"redis://{flaky.host}:{flaky.port}/0", task_default_queue="mail", redis_socket_timeout=1)
+    app.send_task("echo")
+    flaky.blackhole()
+    with pytest.raises(TimeoutError):
+        mail.node.call("queue.add", name="echo", data={}, timeout=4, **at)
+    with pytest.raises(BrokerUnavailable):
+        app.send_task("echo")
+    flaky.pass_all()
+    app.close()
+
+
+def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_it(mail: SideBySide) -> None:
+    with mail.app.queue("mail") as queue:
+        job = queue.add("echo")
+    mail.redis.hset(mail.keys.job(job.id), "defa", "stopped")
+    mail.node_worker("echo")
+    with pytest.raises(TaskError, match="stopped"):
+        mail.result(job.id).get(timeout=20)
+    assert mail.node.wait_event("worker.error")["message"].startswith("(<bullmq.job.Job"), "a KeyError of its own"
