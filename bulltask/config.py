@@ -55,12 +55,13 @@ class Config:
     lock_renew_ms: int | None
     stalled_interval_ms: int
     max_stalled_count: int
-    max_crashes: int
     skip_stalled_check: bool
-    drain_delay_ms: int
+    max_crashes: int
     max_started_attempts: int | None
-    shutdown_timeout_ms: int
+    drain_delay_ms: int
+    run_retry_delay_ms: int
     paused: bool
+    shutdown_timeout_ms: int
     worker_name: str
     limits: Limits | None
     metrics_max_data_points: int | None

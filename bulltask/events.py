@@ -38,9 +38,11 @@ __all__ = [
     "Listener",
     "LockLost",
     "OnError",
+    "RedisAccepted",
     "RedisDisconnected",
     "RedisReconnected",
     "RedisReconnecting",
+    "RedisRefused",
     "SchedulingFailed",
     "SignalIgnored",
     "StacksDumped",
@@ -293,6 +295,24 @@ class RedisReconnected(ChildEvent):
     """The attempt that succeeded."""
     duration_ms: float
     """From the loss to this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisRefused(ChildEvent):
+    """Redis answers with an error: it is full, read-only, the keys of a queue are broken …"""
+
+    queue: str
+    """Whose jobs it does not hand out; ``""``: it serves this process nothing."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAccepted(ChildEvent):
+    """Redis does again what it had refused."""
+
+    queue: str
+    attempt: int
+    duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("max_stalled_count", "max_stalled_count", integer(0, 1_000), 1, "stalls a job survives; one more fails it"),
         _S("skip_stalled_check", "skip_stalled_check", flag, False, "leave the check for stalled jobs to others"),
         _S("max_crashes", "max_crashes", integer(1, 1_000), 2, "dead children after which a job fails"),
-        _S("drain_delay", "drain_delay_ms", duration(100), 5, "longest wait on an empty queue before looking again"),
-        _S("shutdown_timeout", "shutdown_timeout_ms", duration(), 30, "time for running jobs at a warm stop"),
         _S(
             "max_started_attempts",
             "max_started_attempts",
@@ -93,8 +91,11 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             None,
             "times that a job may be taken, for whatever reason; once more fails it; none: any number",
         ),
-        _S("worker_name", "worker_name", worker_name, "", "name of the worker; host-pid-random6"),
+        _S("drain_delay", "drain_delay_ms", duration(100), 5, "longest wait on an empty queue before looking again"),
+        _S("run_retry_delay", "run_retry_delay_ms", duration(1), 15, "longest pause after an error answer of Redis"),
         _S("worker_paused", "paused", flag, False, "start without taking jobs, until a CONT"),
+        _S("shutdown_timeout", "shutdown_timeout_ms", duration(), 30, "time for running jobs at a warm stop"),
+        _S("worker_name", "worker_name", worker_name, "", "name of the worker; host-pid-random6"),
         _S("limiter", "limits", optional(rate_limits), None, "most jobs that a queue starts in a time; none: no limit"),
         _S(
             "remove_on_complete",

@@ -210,6 +210,8 @@ class MetricsListener:
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
         bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
+        bus.subscribe(events.RedisRefused, lambda e: block.set_connected(bool(e.queue)))
+        bus.subscribe(events.RedisAccepted, lambda _: block.set_connected(True))
 
 
 def _lives(pid: int) -> bool:

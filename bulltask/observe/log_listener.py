@@ -87,6 +87,8 @@ class LogListener:
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
             (logging.INFO, events.RedisReconnected, self._reconnected),
+            (logging.ERROR, events.RedisRefused, self._refused),
+            (logging.INFO, events.RedisAccepted, self._accepted),
             (logging.INFO, events.WorkerStarted, self._started),
             (logging.INFO, events.WorkerStopping, self._stopping),
             (logging.ERROR, events.WorkerStopped, self._stopped),
@@ -260,6 +262,18 @@ class LogListener:
 
     def _reconnected(self, event: events.RedisReconnected) -> None:
         self._log.info("Redis reconnected", attempt=event.attempt, duration=_seconds(event.duration_ms))
+
+    def _refused(self, event: events.RedisRefused) -> None:
+        self._log.error(
+            "Redis refused",
+            queue=event.queue or None,
+            error=_shorten(event.error, ERROR_CHARS),
+            hint="This process asks again, after run_retry_delay at the latest, and running jobs go on",
+        )
+
+    def _accepted(self, event: events.RedisAccepted) -> None:
+        duration = _seconds(event.duration_ms)
+        self._log.info("Redis accepted", queue=event.queue or None, attempt=event.attempt, duration=duration)
 
     def _started(self, event: events.WorkerStarted) -> None:
         self._log.info(

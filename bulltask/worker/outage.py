@@ -8,7 +8,14 @@ from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
 from bulltask.config import Config
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable
-from bulltask.events import Bus, RedisDisconnected, RedisReconnected, RedisReconnecting
+from bulltask.events import (
+    Bus,
+    RedisAccepted,
+    RedisDisconnected,
+    RedisReconnected,
+    RedisReconnecting,
+    RedisRefused,
+)
 
 __all__ = ["Outage"]
 
@@ -16,10 +23,10 @@ QUICK_MS: Final = 1_000
 
 
 class Outage:
-    """Responsible for one process's view of one outage of Redis.
+    """Responsible for one process's view of one outage of Redis: it is lost, or it answers everything with an error.
 
     Args:
-        bus: hears of its beginning, every try, and its end.
+        bus: hears of its beginning, every try to reach a lost Redis, and its end.
         config: the pauses between tries.
     """
 
@@ -27,21 +34,29 @@ class Outage:
         self._bus, self._config = bus, config
         self._attempt = 0
         self._since_ms = 0
+        self._lost = False
 
     def failed(self, exc: BrokerError) -> int:
         """Note a failure; return how many milliseconds to wait before the next try.
 
-        The pause doubles up to ``broker_reconnect_delay_max`` (seed: 100 ms to 30 s). Where the machine itself says
-        that nothing listens, or Redis that it is still loading, asking costs nobody anything and a second is the
-        most: a worker runs its next job within two seconds of Redis' return, however long it was away.
+        The pause doubles up to ``broker_reconnect_delay_max`` (seed: 100 ms to 30 s), or ``run_retry_delay`` where
+        Redis answers. Where the machine itself says that nothing listens, or Redis that it is still loading, asking
+        costs nobody anything and a second is the most: a worker runs its next job within two seconds of Redis' return,
+        however long it was away.
         """
+        lost = isinstance(exc, BrokerUnavailable)
         if self._attempt == 0:
             self._since_ms = mono_ms()
+        if lost and not self._lost:
+            self._lost = True
             self._bus.emit(RedisDisconnected(str(exc)))
+        elif self._attempt == 0:
+            self._bus.emit(RedisRefused("", str(exc)))
         self._attempt += 1
-        self._bus.emit(RedisReconnecting(self._attempt))
+        if self._lost:
+            self._bus.emit(RedisReconnecting(self._attempt))
         quick = isinstance(exc, BrokerNotReady) or (isinstance(exc, BrokerUnavailable) and exc.refused)
-        most_ms = self._config.reconnect_delay_max_ms
+        most_ms = self._config.reconnect_delay_max_ms if lost else self._config.run_retry_delay_ms
         return reconnect_delay_ms(
             self._attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=min(QUICK_MS, most_ms) if quick else most_ms
         )
@@ -53,7 +68,11 @@ class Outage:
         return most is not None and self._attempt > most
 
     def over(self) -> None:
-        """Redis answered; cheap when there was no outage."""
+        """Redis serves this process; cheap when there was no outage."""
         if self._attempt:
-            self._bus.emit(RedisReconnected(self._attempt, mono_ms() - self._since_ms))
-            self._attempt = 0
+            lasted_ms = mono_ms() - self._since_ms
+            if self._lost:
+                self._bus.emit(RedisReconnected(self._attempt, lasted_ms))
+            else:
+                self._bus.emit(RedisAccepted("", self._attempt, lasted_ms))
+            self._attempt, self._lost = 0, False

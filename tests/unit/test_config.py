@@ -26,6 +26,7 @@ DURATIONS = [
     "lock_renew_time",
     "stalled_interval",
     "drain_delay",
+    "run_retry_delay",
     "shutdown_timeout",
 ]
 COUNTS = [
@@ -87,6 +88,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "max_crashes": 2,
         "max_started_attempts": None,
         "drain_delay_ms": 5_000,
+        "run_retry_delay_ms": 15_000,
         "paused": False,
         "shutdown_timeout_ms": 30_000,
         "worker_name": "",

@@ -34,6 +34,8 @@ FIELDS = {
     "RedisDisconnected": "error",
     "RedisReconnecting": "attempt",
     "RedisReconnected": "attempt duration_ms",
+    "RedisRefused": "queue error",
+    "RedisAccepted": "queue attempt duration_ms",
     "WorkerStarted": "worker_id app queues concurrency broker",
     "WorkerStopping": "how running",
     "WorkerStopped": "exit_code",

@@ -46,6 +46,8 @@ ONE_OF_EACH: list[events.Event] = [
     events.RedisDisconnected("connection refused"),
     events.RedisReconnecting(1),
     events.RedisReconnected(3, 1500.0),
+    events.RedisRefused("mail", "WRONGTYPE"),
+    events.RedisAccepted("mail", 3, 1500.0),
     events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host"),
     events.WorkerStopping("warm", 2),
     events.WorkerStopped(0),

@@ -178,3 +178,18 @@ def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
     assert list(turns.candidates()) == []
     turns.open_all()
     assert sorted(turns.candidates()) == [0, 1, 2]
+
+
+def test_a_queue_that_was_refused_is_left_alone_for_its_pause_and_ends_no_wait_before(time: Time) -> None:
+    turns = rotation(time, 2)
+    turns.empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
+    turns.refused(0, 60_000)
+    time.pass_ms(100)
+    turns.open_all()
+    assert list(turns.candidates()) == turns.waitable() == [1]
+    assert turns.wait_ms(5_000) == 5_000, "a delayed job of the queue is due, and cannot be had"
+    time.pass_ms(59_000)
+    assert turns.wait_ms(5_000) == 900
+    time.pass_ms(900)
+    turns.open_all()
+    assert sorted(turns.candidates()) == turns.waitable() == [0, 1]

@@ -65,6 +65,13 @@ class Rotation:
         self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
         self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
 
+    def refused(self, index: int, pause_ms: int) -> None:
+        """Redis did not say whether the queue has a job, but answered with an error: leave it alone for so long."""
+        until_ms = mono_ms() + pause_ms
+        self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
+        self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
+        self._due_at_ms[index] = 0  # a moment that has passed meanwhile would end every wait at once
+
     def marked(self, index: int, score_ms: float) -> None:
         """The queue's marker was taken: a job waits now, or one is due at ``score_ms`` (server time)."""
         if score_ms <= self._clock.now_ms():

@@ -15,6 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.worker.child.refusals import Refusals
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
@@ -52,6 +53,7 @@ class JobSource:
         self.client, self._waiter = broker.client(), broker.waiting_client(self._config.drain_delay_ms)
         self.outage = Outage(bus, self._config)
         self.rotation = Rotation([broker.keys(queue) for queue in queues], self._clock)
+        self._refusals = Refusals(self.rotation.queues, bus, self._config)
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.rotation.queues)}
         self._unsure: set[Slot] = set()
         self.closing = False
@@ -154,8 +156,15 @@ class JobSource:
 
     def _ask(self, slot: Slot) -> Picked | None:
         for index in self.rotation.candidates():
-            picked = self.picked(index, slot, self.client.run(self.fetch_call(index, slot)))
-            if picked is not None:
+            try:
+                fetched = self.client.run(self.fetch_call(index, slot))
+            except BrokerError as exc:
+                if not self._refusals.concern_a_queue(exc):
+                    raise
+                self.rotation.refused(index, self._refusals.note(index, exc))
+                continue
+            self._refusals.over(index)
+            if (picked := self.picked(index, slot, fetched)) is not None:
                 return picked
         return None
 

@@ -1,0 +1,59 @@
+"""Queues whose jobs Redis does not hand out, because it answers with an error whenever it is asked for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bulltask.backoff import reconnect_delay_ms
+from bulltask.clock import mono_ms
+from bulltask.config import Config
+from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.events import Bus, RedisAccepted, RedisRefused
+from bulltask.transport.keys import QueueKeys
+
+__all__ = ["Refusals"]
+
+_OF_THE_SERVER = (BrokerUnavailable, BrokerNotReady, BrokerFull)
+
+
+@dataclass(slots=True)
+class _Refusal:
+    since_ms: int
+    attempt: int = 0
+
+
+class Refusals:
+    """Responsible for how long a queue is left alone, and for saying so once; the worker's other queues go on.
+
+    Args:
+        queues: the worker's, in their order.
+        bus: hears of the first refusal, and of the end.
+        config: the longest pause, ``run_retry_delay``.
+    """
+
+    def __init__(self, queues: Sequence[QueueKeys], bus: Bus, config: Config) -> None:
+        self._queues, self._bus, self._config = queues, bus, config
+        self._open: dict[int, _Refusal] = {}
+
+    @staticmethod
+    def concern_a_queue(exc: BrokerError) -> bool:
+        """False where Redis is lost, or would answer the same for every queue."""
+        return not isinstance(exc, _OF_THE_SERVER)
+
+    def note(self, index: int, exc: BrokerError) -> int:
+        """Note that asking queue ``index`` ended with ``exc``; return how many milliseconds to leave it alone."""
+        if index not in self._open:
+            self._open[index] = _Refusal(mono_ms())
+            self._bus.emit(RedisRefused(self._queues[index].queue, str(exc)))
+        refusal = self._open[index]
+        refusal.attempt += 1
+        return reconnect_delay_ms(
+            refusal.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.run_retry_delay_ms
+        )
+
+    def over(self, index: int) -> None:
+        """Queue ``index`` was asked and Redis served it; cheap where nothing was refused."""
+        if self._open and (refusal := self._open.pop(index, None)) is not None:
+            lasted_ms = mono_ms() - refusal.since_ms
+            self._bus.emit(RedisAccepted(self._queues[index].queue, refusal.attempt, lasted_ms))

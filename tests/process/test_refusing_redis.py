@@ -1,0 +1,96 @@
+"""A Redis that is there and answers with errors: its workers wait, say so once, and can be stopped meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.process
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+BOTH = ["-Q", "broken,default"]
+
+
+def break_queue(stage: Stage, queue: str) -> str:
+    """Put something else where a list of the queue belongs; its key."""
+    key = stage.keys_of(queue).wait
+    stage.redis.set(key, "not a list")
+    return key
+
+
+@METHODS
+def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_found_again(
+    stage: Stage, method: str
+) -> None:
+    key = break_queue(stage, "broken")
+    settings = {"worker_start_method": method, "run_retry_delay": 0.2, "broker_reconnect_delay": 0.01}
+    worker = stage.worker(children=1, options=BOTH, settings=settings)
+    worker.wait_for_line("Redis refused", queue="broken")
+    for _ in range(5):  # more than one pause, and turns of both queues
+        assert stage.app.send_task("quick", countdown=0.2).get(timeout=20) is None
+    assert len(worker.logged("Redis refused")) == 1
+    assert "WRONGTYPE" in worker.logged("Redis refused")[0]["error"]
+    assert worker.logged("Redis disconnected") == []
+    stage.redis.delete(key)
+    assert stage.app.send_task("quick", queue="broken").get(timeout=20) is None
+    assert worker.wait_for_line("Redis accepted", queue="broken")[0]["attempt"] >= 2
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_leaves_a_queue_alone_for_long_asks_no_more_and_stops_at_once(stage: Stage) -> None:
+    break_queue(stage, "broken")
+    settings = {"run_retry_delay": 300, "broker_reconnect_delay": 60, "broker_reconnect_delay_max": 60}
+    worker = stage.worker(children=2, options=["-Q", "broken"], settings={**settings, "stalled_interval": 600})
+    worker.wait_for_line("Redis refused", count=2, queue="broken")
+    before = stage.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+    stage.worker(children=1, options=["-Q", "default"])
+    assert stage.app.send_task("quick", countdown=1).get(timeout=20) is None
+    assert stage.redis.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 20, "it does not spin"
+    assert worker.stop(timeout=5) == 0
+
+
+def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory()
+    stage = stage_on(server.url)
+    settings = {"run_retry_delay": 0.3, "stalled_interval": 600}
+    worker = stage.worker(children=1, settings=settings)
+    stage.wait_until_idle(1)
+    job = stage.app.send_task("quick", countdown=1)
+    stage.redis.config_set("maxmemory", "1")
+    refused = worker.wait_for_line("Redis refused")[0]
+    assert "maxmemory" in refused["error"]
+    assert "queue" not in refused or refused["queue"] is None
+    errors = stage.redis.info("commandstats")["cmdstat_evalsha"]
+    wait_until(lambda: tries(stage) >= errors["calls"] + 5, 20, "five more tries")
+    assert len(worker.logged("Redis refused")) == 1
+    stage.redis.config_set("maxmemory", "0")
+    assert job.get(timeout=10) is None
+    worker.wait_for_line("Redis accepted")
+    assert worker.logged("Redis disconnected") == worker.logged("Redis reconnecting") == []
+    assert worker.stop() == 0
+
+
+def tries(stage: Stage) -> int:
+    calls: int = stage.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+    return calls
+
+
+def test_a_worker_that_waits_for_a_full_redis_stops_at_once(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory()
+    stage = stage_on(server.url)
+    settings = {"run_retry_delay": 300, "broker_reconnect_delay": 60, "broker_reconnect_delay_max": 60}
+    worker = stage.worker(children=2, settings={**settings, "stalled_interval": 600})
+    stage.wait_until_idle(2)
+    stage.app.send_task("quick", countdown=0.5)
+    stage.redis.config_set("maxmemory", "1")
+    worker.wait_for_line("Redis refused")
+    assert worker.stop(timeout=5) == 0

@@ -1,0 +1,90 @@
+"""How long a process waits for a Redis that is lost or refuses, and what it says meanwhile."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from bulltask.config import Conf
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.events import Bus, Event, RedisAccepted, RedisDisconnected, RedisReconnected, RedisReconnecting
+from bulltask.events import RedisRefused as Refused
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.child.refusals import Refusals
+from bulltask.worker.outage import Outage
+
+MOST_S = 1.2  # the jitter comes on top of the longest pause
+QUEUES = [QueueKeys("bull", "{mail}", "mail"), QueueKeys("bull", "{sms}", "sms")]
+
+
+def outage(**settings: Any) -> tuple[Outage, list[Event]]:
+    bus, heard = Bus(), list[Event]()
+    bus.subscribe(Event, heard.append)
+    return Outage(bus, Conf(settings, {}).freeze()), heard
+
+
+def pauses(watched: Outage, exc: BrokerError, count: int = 40) -> list[int]:
+    return [watched.failed(exc) for _ in range(count)]
+
+
+@pytest.mark.parametrize("exc", [BrokerFull(), BrokerAuthError(), BrokerError("ERR")])
+def test_an_answer_is_asked_for_again_after_run_retry_delay_at_most(exc: BrokerError) -> None:
+    found = pauses(outage(run_retry_delay=3, broker_reconnect_delay_max=60)[0], exc)
+    assert found[0] <= 0.1 * MOST_S * 1000
+    assert 3_000 * 0.8 <= max(found) <= 3_000 * MOST_S
+    assert all(later > 0.5 * earlier for earlier, later in pairwise(found)), "it grows"
+
+
+def test_a_lost_redis_is_asked_for_after_the_pause_of_a_reconnect_whatever_run_retry_delay_is() -> None:
+    found = pauses(outage(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailable("timed out"))
+    assert 60_000 * 0.8 <= max(found) <= 60_000 * MOST_S
+
+
+def test_what_passes_by_itself_is_asked_for_every_second() -> None:
+    assert max(pauses(outage()[0], BrokerNotReady("LOADING"))) <= 1_000 * MOST_S
+    assert max(pauses(outage(run_retry_delay=0.5)[0], BrokerNotReady("READONLY"))) <= 500 * MOST_S
+
+
+def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() -> None:
+    watched, heard = outage()
+    pauses(watched, BrokerFull("full"), 5)
+    watched.over()
+    watched.over()
+    assert heard[0] == Refused("", "full")
+    (told,) = heard[1:]
+    assert isinstance(told, RedisAccepted)
+    assert (told.queue, told.attempt) == ("", 5)
+
+
+def test_a_redis_that_refuses_and_is_lost_then_is_told_as_lost_and_found_again() -> None:
+    watched, heard = outage()
+    for exc in (BrokerFull("full"), BrokerUnavailable("gone"), BrokerNotReady("LOADING")):
+        watched.failed(exc)
+    watched.over()
+    watched.failed(BrokerFull("full again"))
+    kinds = [type(event) for event in heard]
+    assert kinds == [Refused, RedisDisconnected, RedisReconnecting, RedisReconnecting, RedisReconnected, Refused]
+
+
+def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
+    bus, heard = Bus(), list[Event]()
+    bus.subscribe(Event, heard.append)
+    refusals = Refusals(QUEUES, bus, Conf({"run_retry_delay": 2}, {}).freeze())
+    mail = [refusals.note(0, BrokerError("WRONGTYPE")) for _ in range(20)]
+    assert 2_000 * 0.8 <= max(mail) <= 2_000 * MOST_S
+    assert refusals.note(1, BrokerError("NOPERM")) <= 0.1 * MOST_S * 1000
+    refusals.over(0)
+    refusals.over(0)
+    assert heard[:2] == [Refused("mail", "WRONGTYPE"), Refused("sms", "NOPERM")]
+    (told,) = heard[2:]
+    assert isinstance(told, RedisAccepted)
+    assert (told.queue, told.attempt) == ("mail", 20)
+
+
+@pytest.mark.parametrize("exc", [BrokerUnavailable(), BrokerNotReady(), BrokerFull()])
+def test_what_concerns_the_whole_server_is_no_refusal_of_a_queue(exc: BrokerError) -> None:
+    assert not Refusals.concern_a_queue(exc)
+    assert Refusals.concern_a_queue(BrokerError("WRONGTYPE"))
+    assert Refusals.concern_a_queue(BrokerAuthError("NOPERM"))
