@@ -289,3 +289,19 @@ def test_jobs_whose_lock_ran_out_wait_again(queue: Queue, redis_client: redis.Re
 def test_the_count_of_stalls_is_checked(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="max_stalled_count"):
         queue.check_stalled(-1)
+
+
+def test_what_the_settings_say_of_a_workers_jobs_counts_by_hand_too(broker_url: str) -> None:
+    options: Any = {"metrics_max_data_points": 10, "limiter": {"max": 2, "duration": 60}, "result_expires": None}
+    with Queue("mail", broker_url, remove_on_complete=1, remove_on_fail=1, **options) as queue:
+        for _ in range(2):
+            queue.add("a", attempts=1)
+        taken(queue).move_to_completed(1)
+        taken(queue).move_to_failed("no")
+        assert min(queue.get_metrics("completed").previous_ms, queue.get_metrics("failed").previous_ms) > 0
+        queue.add("a")
+        assert queue.get_next_job("t") is None
+        assert queue.get_rate_limit_ttl(2) > 0
+        queue.remove_rate_limit_key()
+        taken(queue).move_to_completed(1)
+        assert queue.get_job_counts("completed", "failed") == {"completed": 1, "failed": 1}
