@@ -37,7 +37,7 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the
 	$(BIN)/codespell
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
-bench: $(VENV)/bench/installed.stamp  ## measure speed against Celery in one run; ARGS="--rounds 1" for a short one
+bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## measure speed against Celery and Node.js in one run; ARGS="--rounds 1" for a short one
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
 # An environment of its own, so that Celery and its dependencies do not mix with the developer's tools.

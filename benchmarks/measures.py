@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from benchmarks.apps.counter import Tally, progress, tally
-from benchmarks.peers import Peer
+from benchmarks.peers import Peer, with_processes
 from benchmarks.processes import (
     Failed,
     Worker,
@@ -70,6 +70,14 @@ class Bench:
             counted = tally(place / "counters", self._jobs)
             stored = peer.stored(client) if peer.stored is not None else None
         return _drained(counted, settled_ns, first, last) | {"stored": stored, "foreign": foreign}
+
+    def fastest(self, peer: Peer) -> tuple[Peer, str]:
+        """The peer in the one of its settings that drains fastest, each tried once, and what was found."""
+        if not peer.settings:
+            return peer, ""
+        tried = {each: self.drain(with_processes(peer, *each))["rate"] for each in peer.settings}
+        rates = ", ".join(f"{processes} x {at_once} {rate:,.0f}" for (processes, at_once), rate in tried.items())
+        return with_processes(peer, *max(tried, key=lambda each: tried[each])), f"best of (jobs/s): {rates}"
 
     def single(self, peer: Peer) -> Result:
         """Jobs sent one by one, each acknowledged before the next."""

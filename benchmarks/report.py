@@ -30,7 +30,7 @@ TITLES = {
     "bulk": "Sending many at once",
     "latency": "From send to result in hand, idle worker",
 }
-US, OTHER = "bulltask", "celery"
+US, OTHERS = "bulltask", ("celery", "bullmq")
 MOST_NOISE = 0.1
 
 
@@ -52,11 +52,14 @@ def report(rounds: Rounds) -> str:
 
 
 def closing_line(rounds: Rounds) -> str:
-    """``drain: bulltask N jobs/s, celery M jobs/s, ratio X``, as far as it was measured."""
-    rates = {peer: _values(rounds, "drain", peer, "rate") for peer in (US, OTHER)}
-    parts = [f"{peer} {statistics.median(found):,.0f} jobs/s" for peer, found in rates.items() if found]
-    if len(parts) == len(rates):
-        parts.append(f"ratio {statistics.median(ratios(rounds, 'drain', US, OTHER)):.2f}")
+    """``drain: bulltask N jobs/s, celery M jobs/s, ratio X, bullmq …``, as far as it was measured."""
+    rates = {peer: _values(rounds, "drain", peer, "rate") for peer in (US, *OTHERS)}
+    parts = []
+    for peer, found in rates.items():
+        if found:
+            parts.append(f"{peer} {statistics.median(found):,.0f} jobs/s")
+        if found and peer != US and rates[US]:
+            parts.append(f"ratio {statistics.median(ratios(rounds, 'drain', US, peer)):.2f}")
     return f"drain: {', '.join(parts)}" if parts else ""
 
 

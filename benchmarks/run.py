@@ -1,4 +1,4 @@
-"""bulltask against Celery: no-op jobs, the same number of children, on one machine and in one run.
+"""bulltask against Celery and BullMQ on Node.js: no-op jobs, on one machine and in one run.
 
 Every measurement has a fresh server (bulltask's embedded one, persistence off for all). In every round each peer has
 its turn, so a ratio is taken within a round and holds on a noisy machine. Exits 1 if a job was lost or ran twice.
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,16 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measures import MEASURES, Bench, Result
-from benchmarks.peers import PEERS, missing
+from benchmarks.peers import NODE_CLIENT, PEERS, Peer, missing
 from benchmarks.processes import Failed
 from benchmarks.report import closing_line, noise, problems, report
 from bulltask.embedded import find_binary
 
-DEFAULT_PEERS = "bulltask,celery,celery-ignore-result"
+DEFAULT_PEERS = ["bulltask", "celery", "celery-ignore-result", "bullmq"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
+    if options.only is None:
+        options.only = those_there(DEFAULT_PEERS)
     if absent := missing(options.only):
         print(
             f"not installed here: {', '.join(absent)}. `make bench` makes an environment that has it", file=sys.stderr
@@ -58,22 +61,33 @@ def _measure(options: argparse.Namespace) -> list[dict[str, dict[str, Result]]]:
     # The directory of a run lies on disk or in memory as the system's temporary files do; no server writes to it.
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         bench = Bench(Path(directory), options.jobs, options.children)
+        peers = _tuned(bench, options)
         for number in range(options.rounds):
             shift = number % len(options.only)
             turn = [*options.only[shift:], *options.only[:shift]]
             results: dict[str, dict[str, Result]] = {}
             for measure in options.measure:
-                taken = {name: _take(bench, measure, name, number) for name in turn}
+                taken = {name: _take(bench, measure, peers[name], number) for name in turn}
                 results[measure] = {name: taken[name] for name in options.only}
             rounds.append(results)
     return rounds
 
 
-def _take(bench: Bench, measure: str, name: str, number: int) -> Result:
-    result = MEASURES[measure](bench, PEERS[name])
+def _tuned(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
+    """The peers in the settings in which they are measured; what was found for those that have several is printed."""
+    peers = {}
+    for name in options.only:
+        peers[name], found = bench.fastest(PEERS[name])
+        if found:
+            print(f"{name}: {peers[name].note}, {found}", end="\n\n", flush=True)
+    return peers
+
+
+def _take(bench: Bench, measure: str, peer: Peer, number: int) -> Result:
+    result = MEASURES[measure](bench, peer)
     shown = ", ".join(f"{key} {value:,.2f}" for key, value in result.items() if isinstance(value, float))
     if result and sys.stderr.isatty():
-        print(f"round {number + 1}, {measure}, {name}: {shown}", file=sys.stderr, flush=True)
+        print(f"round {number + 1}, {measure}, {peer.name}: {shown}", file=sys.stderr, flush=True)
     return result
 
 
@@ -82,12 +96,19 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=_positive, default=20_000, help="jobs of a drain (20000)")
     parser.add_argument("--rounds", type=_positive, default=3, help="how often everything is measured (3)")
     parser.add_argument("--children", type=_positive, default=2, help="children of each worker (2)")
-    parser.add_argument("--only", type=_names(PEERS), default=DEFAULT_PEERS, help=f"peers, of {', '.join(PEERS)}")
+    parser.add_argument("--only", type=_names(PEERS), help=f"peers, of {', '.join(PEERS)}; all but dramatiq")
     parser.add_argument(
         "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"of {', '.join(MEASURES)}"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number here")
     return parser.parse_args(argv)
+
+
+def those_there(names: list[str]) -> list[str]:
+    """``names`` without the client of Node.js where that is not installed, which is said."""
+    if absent := [name for name in names if not PEERS[name].package and missing([name])]:
+        print(f"without {', '.join(absent)}: it needs Node.js 18 or newer with npm", file=sys.stderr)
+    return [name for name in names if name not in absent]
 
 
 def _positive(text: str) -> int:
@@ -112,10 +133,19 @@ def _facts(options: argparse.Namespace) -> dict[str, str]:
     return {
         "machine": f"{os.cpu_count()} CPUs ({_processor()}), Python {platform.python_version()}",
         "server": f"{find_binary()} on 127.0.0.1, no persistence, a fresh one for each measurement",
-        "packages": ", ".join(f"{name} {_version(name)}" for name in packages),
+        "packages": ", ".join([*(f"{name} {_version(name)}" for name in packages), *_node(options.only)]),
         "jobs": f"{options.jobs:,} no-ops, {options.children} children, {options.rounds} rounds",
         **{name: PEERS[name].note for name in options.only},
     }
+
+
+def _node(names: list[str]) -> list[str]:
+    """The versions of Node.js and its client, where one of ``names`` uses them."""
+    if all(PEERS[name].package for name in names):
+        return []
+    program = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    client = json.loads((NODE_CLIENT / "package.json").read_text())
+    return [f"bullmq {client['version']} on Node.js {program.stdout.strip()}"]
 
 
 def _version(package: str) -> str:

@@ -14,11 +14,13 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.apps.counter import Counter, Tally, progress, tally
-from benchmarks.peers import PEERS, Peer
+from benchmarks.measures import Bench
+from benchmarks.peers import PEERS, Peer, missing
 from benchmarks.report import closing_line, noise, problems, ratios, report, spread
-from benchmarks.run import main
+from benchmarks.run import main, those_there
 
 ROOT = Path(__file__).parent.parent.parent
+NEEDS_NODE = pytest.mark.skipif(bool(missing(["bullmq"])), reason="needs Node.js and bullmq (tests/interop)")
 
 
 def drained(rate: float, **more: Any) -> dict[str, Any]:
@@ -118,14 +120,47 @@ def test_a_busy_machine_is_told() -> None:
     assert "up to 40%" in noise(two_rounds(foreign=0.4))
 
 
+def test_the_last_line_has_the_client_of_node_too() -> None:
+    rounds = two_rounds()
+    for measures, rate in zip(rounds, (4500.0, 2000.0), strict=True):
+        measures["drain"]["bullmq"] = drained(rate)
+    assert closing_line(rounds).endswith("celery 1,500 jobs/s, ratio 6.50, bullmq 3,250 jobs/s, ratio 3.00")
+
+
+def test_without_node_its_client_is_left_out_and_said_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert those_there(["bulltask", "bullmq"]) == ["bulltask"]
+    assert "without bullmq: it needs Node.js" in capsys.readouterr().err
+    assert main(["--only", "bullmq"]) == 2
+
+
+class Drains(Bench):
+    """A bench whose drains are only noted; the peers' workers say how fast they were."""
+
+    def drain(self, peer: Peer) -> dict[str, Any]:
+        processes, at_once = map(int, peer.worker(2)[-2:])
+        return drained(float(processes * 100 + at_once))
+
+
+def test_the_settings_of_the_node_client_are_tried_and_the_fastest_is_taken(tmp_path: Path) -> None:
+    peer, found = Drains(tmp_path, 10, 2).fastest(PEERS["bullmq"])
+    assert peer.worker(2)[-2:] == ["2", "200"]
+    assert "2 processes, concurrency 200" in peer.note
+    assert "1 x 50 150, " in found
+    assert Drains(tmp_path, 10, 2).fastest(PEERS["bulltask"]) == (PEERS["bulltask"], "")
+
+
 @pytest.mark.bench
-def test_a_small_run_counts_every_job_and_reports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", ["bulltask", pytest.param("bullmq", marks=NEEDS_NODE)])
+def test_a_small_run_counts_every_job_and_reports(tmp_path: Path, peer: str) -> None:
     found = tmp_path / "found.json"
-    command = [sys.executable, str(ROOT / "benchmarks/run.py"), "--only", "bulltask", "--jobs", "300", "--rounds", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/run.py"), "--only", peer, "--jobs", "300", "--rounds", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     run = subprocess.run([*command, "--json", str(found)], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    drain = json.loads(found.read_text())["rounds"][0]["drain"]["bulltask"]
+    drain = json.loads(found.read_text())["rounds"][0]["drain"][peer]
     assert (drain["done"], drain["lost"], drain["duplicated"], drain["stored"]) == (300, 0, 0, 300)
-    assert run.stdout.splitlines()[-1].startswith("drain: bulltask ")
+    assert run.stdout.splitlines()[-1].startswith(f"drain: {peer} ")
     assert "From send to result in hand" in run.stdout

@@ -1,0 +1,123 @@
+// BullMQ for Node.js, all settings at their defaults but the concurrency; `benchmarks/peers.py` says how it is called.
+//
+//   node bullmq_app.js worker PROCESSES CONCURRENCY
+//   node bullmq_app.js single|bulk|latency JOBS      prints one line of JSON, as apps/produce.py does
+'use strict';
+
+const { fork } = require('child_process');
+const fs = require('fs');
+const path = require('path');
+
+const { Queue, QueueEvents, Worker } = require(path.join(__dirname, '../../tests/interop/node_modules/bullmq'));
+
+const BULK = 1000;
+const WARM_UP = 20;
+const PAUSE_MS = 3;
+const FLUSH_MS = 1;
+const HEADER_BYTES = 24;
+
+const { hostname, port } = new URL(process.env.BENCH_BROKER);
+const connection = { host: hostname, port: Number(port), maxRetriesPerRequest: null };
+const seconds = since => Number(process.hrtime.bigint() - since) / 1e9;
+const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+
+// The file of apps/counter.py. Node.js cannot map a file into its memory, and a system call for each job would be on
+// its bill alone: what was counted is written once in a millisecond.
+class Counter {
+  constructor() {
+    const jobs = Number(process.env.BENCH_JOBS);
+    this.memory = Buffer.alloc(HEADER_BYTES + jobs);
+    this.memory.writeBigInt64LE(process.hrtime.bigint(), 0);
+    this.file = fs.openSync(path.join(process.env.BENCH_COUNTERS, String(process.pid)), 'w');
+    this.done = 0;
+    this.dirty = false;
+  }
+
+  add(index) {
+    this.memory[HEADER_BYTES + index] = Math.min(this.memory[HEADER_BYTES + index] + 1, 255);
+    this.done += 1;
+    this.memory.writeBigInt64LE(process.hrtime.bigint(), 8);
+    if (!this.dirty) {
+      this.dirty = true;
+      setTimeout(() => this.flush(), FLUSH_MS);
+    }
+  }
+
+  flush() {
+    this.dirty = false;
+    this.memory.writeBigInt64LE(BigInt(this.done), 16);
+    fs.writeSync(this.file, this.memory, 0, this.memory.length, 0);
+  }
+}
+
+function work(concurrency) {
+  let counter;
+  const noop = async job => {
+    counter ??= new Counter();
+    counter.add(job.data.index);
+    return job.data.index;
+  };
+  const worker = new Worker('default', noop, { connection, concurrency });
+  process.on('SIGTERM', async () => {
+    await worker.close();
+    counter?.flush();
+    process.exit(0);
+  });
+  process.on('disconnect', () => process.exit(1)); // the parent is gone
+}
+
+function workInProcesses(processes, concurrency) {
+  const children = Array.from({ length: processes }, () => fork(__filename, ['child', String(concurrency)]));
+  process.on('SIGTERM', () => {
+    children.forEach(child => child.kill('SIGTERM'));
+  });
+  let left = children.length;
+  children.forEach(child =>
+    child.on('exit', code => {
+      left -= 1;
+      if (left === 0 || code) process.exit(code ?? 1);
+    }),
+  );
+}
+
+async function single(queue, jobs) {
+  for (let index = 0; index < WARM_UP; index += 1) await queue.add('noop', { index });
+  const started = process.hrtime.bigint();
+  for (let index = 0; index < jobs; index += 1) await queue.add('noop', { index });
+  return { seconds: seconds(started), sent: jobs + WARM_UP };
+}
+
+async function bulk(queue, jobs) {
+  const started = process.hrtime.bigint();
+  for (let first = 0; first < jobs; first += BULK) {
+    const length = Math.min(BULK, jobs - first);
+    await queue.addBulk(Array.from({ length }, (_, at) => ({ name: 'noop', data: { index: first + at } })));
+  }
+  return { seconds: seconds(started), sent: jobs };
+}
+
+async function latency(queue, jobs) {
+  const events = new QueueEvents('default', { connection });
+  await events.waitUntilReady();
+  const samples = [];
+  for (let index = -Math.min(WARM_UP, jobs); index < jobs; index += 1) {
+    const started = process.hrtime.bigint();
+    const job = await queue.add('noop', { index: Math.max(0, index) });
+    await job.waitUntilFinished(events, 20000);
+    if (index >= 0) samples.push(seconds(started));
+    await pause(PAUSE_MS);
+  }
+  return { samples };
+}
+
+async function produce(operation, jobs) {
+  const queue = new Queue('default', { connection });
+  await queue.waitUntilReady();
+  console.log(JSON.stringify(await operation(queue, jobs)));
+  process.exit(0);
+}
+
+const [operation, ...numbers] = process.argv.slice(2);
+if (operation === 'worker') workInProcesses(...numbers.map(Number));
+else if (operation === 'child') work(Number(numbers[0]));
+else produce({ single, bulk, latency }[operation], Number(numbers[0]));
