@@ -115,7 +115,7 @@ class DependencyPage:
     """A part of a job's children.
 
     Attributes:
-        items: full keys of the children, each with its return value (``None`` for those that have none).
+        items: full keys of the children, each with its return value, or why it failed; ``None`` where there is none.
         total: how many there are.
     """
 

@@ -274,7 +274,8 @@ class Queue(QueueBase):
 
         Args:
             parent_id: the job.
-            kind: ``"processed"``: with return values; ``"pending"``: those that have not ended.
+            kind: ``"processed"``: with return values; ``"pending"``: those that have not ended; ``"ignored"``: failed
+                ones that it does not mind, with reasons; ``"failed"``: those that fail it.
             start: first one, from 0, in an order of Redis' own.
             end: last one, -1 for all.
         """

@@ -217,15 +217,19 @@ def get_deduplication_job_id(link: Link, dedup_id: str) -> Operation[str | None]
 
 
 def get_dependencies(link: Link, parent_id: str, kind: str, start: int, end: int) -> Operation[DependencyPage]:
-    """Children ``start`` to ``end`` of a job, in Redis' own order."""
+    """Children ``start`` to ``end`` of a job, in Redis' own order; those that fail it: in that of their failing."""
     keys = link.keys
-    if kind not in {"processed", "pending"}:
-        raise ConfigError(f"kind must be processed or pending, not {kind!r}")
-    key = keys.processed(parent_id) if kind == "processed" else keys.dependencies(parent_id)
+    if kind == "failed":
+        failed, total = yield scripts_job.unsuccessful_page(keys, parent_id, start, end)
+        return DependencyPage(dict.fromkeys(failed), total)
+    places = {"processed": keys.processed, "pending": keys.dependencies, "ignored": keys.ignored}
+    if kind not in places:
+        raise ConfigError(f"kind must be processed, pending, ignored or failed, not {kind!r}")
     items, cursor, total = dict[str, Any](), ("0", 0), 0
     while True:
-        cursor, part, total = yield from ask(scripts_job.paginate(key, start + len(items), end, cursor))
-        items.update(_child(item) for item in part)
+        call = scripts_job.paginate(places[kind](parent_id), start + len(items), end, cursor)
+        cursor, part, total = yield from ask(call)
+        items.update(_child(item, is_json=kind == "processed") for item in part)
         if cursor[0] == "0" or (0 <= end < start + len(items)):
             return DependencyPage(items, total)
 
@@ -246,10 +250,12 @@ def _key_of(state: str) -> str:
     return "wait" if state == "waiting" else state
 
 
-def _child(item: Any) -> tuple[str, Any]:
+def _child(item: Any, *, is_json: bool) -> tuple[str, Any]:
     if not isinstance(item, list):
         return text(item), None
     key, value = item
+    if not is_json:
+        return text(key), codec.decode_text(value)
     try:
         return text(key), codec.decode(value)
     except DecodeError:

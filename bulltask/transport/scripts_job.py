@@ -33,6 +33,7 @@ __all__ = [
     "reprocess_job",
     "retry_child",
     "unsuccessful_children",
+    "unsuccessful_page",
     "update_data",
 ]
 
@@ -187,6 +188,12 @@ def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
 def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
     """Full keys of the children whose failure fails the job."""
     return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, judge=_texts)
+
+
+def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> list[Call[Any]]:
+    """Two calls: :func:`unsuccessful_children` from ``start`` to ``end``; how many there are in all."""
+    key = keys.unsuccessful(job_id)
+    return [command("ZRANGE", key, start, end, judge=_texts), command("ZCARD", key, judge=int)]
 
 
 def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:

@@ -286,7 +286,23 @@ def test_children_are_read_in_parts(queue: Queue, hand: Hand) -> None:
     assert done.items == {f"bull:{{mail}}:{job_id}": number for job_id, number in values.items()}
     assert queue.get_dependencies("nobody", "pending").items == {}
     with pytest.raises(ConfigError, match="kind"):
-        queue.get_dependencies(family.parent.id, "failed")
+        queue.get_dependencies(family.parent.id, "dead")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "value"),
+    [("ignored", "ignore_dependency_on_failure", "7"), ("failed", "fail_parent_on_failure", None)],
+)
+def test_failed_children_are_read_in_parts(queue: Queue, hand: Hand, kind: str, flag: str, value: str | None) -> None:
+    family = Family(queue, hand)
+    for _ in range(4):
+        family.child(**{flag: True})
+        hand.fail("7")
+    pages = [queue.get_dependencies(family.parent.id, kind, start, start + 1) for start in (0, 2, 4)]
+    assert [(set(page.items.values()), page.total) for page in pages] == [({value}, 4), ({value}, 4), (set(), 4)]
+    found = queue.get_dependencies(family.parent.id, kind)
+    assert found.items.keys() == pages[0].items.keys() | pages[1].items.keys()
+    assert len(found.items) == 4
 
 
 def test_a_child_leaves_its_parent(queue: Queue, hand: Hand) -> None:
