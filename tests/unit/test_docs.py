@@ -116,6 +116,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "docs/queue-events.md": {"pager": Anything("pager")},
     "docs/queues.md": {},
     "docs/schedules.md": {},
+    "docs/workers.md": {},
     "docs/observability.md": {"pager": Anything("pager")},
 }
 """What the snippets of a page may use without making it."""

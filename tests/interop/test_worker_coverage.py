@@ -1,0 +1,121 @@
+"""The tables of docs/workers.md and docs/queue-events.md: all that Node declares is in them, and ours exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bulltask import events
+from bulltask.queue import events_types
+from bulltask.queue.events import AsyncQueueEvents, QueueEvents
+from bulltask.queue.events_reader import EventReader
+from bulltask.queue.queue import Queue
+from bulltask.settings import SETTINGS
+from bulltask.worker.supervisor.signals import ON
+from tests.interop.test_queue_coverage import declared, options, without_comments
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.interop
+
+WORKERS, EVENTS = ROOT / "docs/workers.md", ROOT / "docs/queue-events.md"
+
+
+def rows(page: Path, name: str) -> list[tuple[str, str]]:
+    """Node's and our cells of a table."""
+    section = re.split(rf"^`{name}`[^|\n]*:[^|\n]*$", page.read_text(), flags=re.MULTILINE)[1]
+    section = re.split(r"^`\w+`|^#", section, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [(left, right) for left, _, right in (line.strip("|").partition(" | ") for line in lines)]
+
+
+def said(page: Path, name: str) -> set[str]:
+    """What of Node's a table names."""
+    return {word for left, _ in rows(page, name) for word in re.findall(r"`([\w:-]+)`", left)}
+
+
+def listened(file: str, name: str) -> set[str]:
+    """The events of a listener's interface."""
+    body = re.split(rf"^export interface {name}\b", without_comments(file), flags=re.MULTILINE)[1].partition("\n}")[0]
+    return set(re.findall(r"^    '?([\w:-]+)'?: \(", body, re.MULTILINE))
+
+
+def ioredis() -> set[str]:
+    return listened("interfaces/ioredis-events.d.ts", "IoredisListener")
+
+
+# ---- Worker ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_public_member_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+    found = declared("worker", "Worker") | declared("queue-base", "QueueBase")
+    assert {"pause", "resume", "isPaused", "close", "run"} <= found
+    assert said(WORKERS, "Worker") == found
+
+
+def test_every_event_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+    found = listened("classes/worker.d.ts", "WorkerListener") | ioredis()
+    assert {"completed", "stalled", "ready"} <= found
+    assert said(WORKERS, "WorkerListener") == found
+
+
+def test_every_option_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+    found = options("interfaces/worker-options.d.ts", "WorkerOptions")
+    found |= options("interfaces/sandboxed-options.d.ts", "SandboxedOptions")
+    found |= options("interfaces/queue-options.d.ts", "QueueBaseOptions")
+    assert {"autorun", "maxStartedAttempts", "workerForkOptions", "connection"} <= found
+    assert said(WORKERS, "WorkerOptions") == found
+
+
+def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() -> None:
+    cells = [right for name in ("Worker", "WorkerListener", "WorkerOptions") for _, right in rows(WORKERS, name)]
+    words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+    classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
+    assert {"JobFailed", "Drained"} <= classes
+    assert {name for name in classes if not hasattr(events, name) and not hasattr(events_types, name)} == set()
+    settings = {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)+", word)}
+    assert {"run_retry_delay", "skip_stalled_check"} <= settings
+    assert settings - SETTINGS.keys() == {"retry_backoff", "telemetry_metadata", "worker_id"}
+    methods = {match[1] for word in words if (match := re.fullmatch(r"queue\.(\w+).*", word))}
+    assert {name for name in methods if not hasattr(Queue, name)} == set()
+    signals = {word for word in words if re.fullmatch(r"[A-Z]{3,4}[0-9]?", word)} - {"GIL"}
+    assert signals <= {number.name.removeprefix("SIG") for number in ON}
+
+
+@pytest.mark.parametrize("name", ["WorkerOptions", "Worker"])
+def test_what_is_not_here_says_why(name: str) -> None:
+    lines = [right for _, right in rows(WORKERS, name) if right.startswith("not here")]
+    assert lines
+    assert all(re.match(r"not here: .{10}", line) for line in lines)
+
+
+# ---- QueueEvents ----------------------------------------------------------------------------------------------------
+
+
+def test_every_member_of_nodes_queue_events_is_in_the_table_and_no_other(node_client: None) -> None:
+    found = declared("queue-events", "QueueEvents")
+    assert {"on", "run", "close"} <= found
+    assert said(EVENTS, "QueueEvents") == found
+    assert said(EVENTS, "QueueEventsProducer") == declared("queue-events-producer", "QueueEventsProducer")
+    found = options("interfaces/queue-options.d.ts", "QueueEventsOptions")
+    assert said(EVENTS, "QueueEventsOptions") == found
+
+
+def test_every_event_of_nodes_queue_events_has_its_class_or_a_line(node_client: None) -> None:
+    found = listened("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
+    text = EVENTS.read_text().partition("## The events")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    ours = {name for line in lines for name in re.findall(r"`([a-z-]+)`", line[2:].partition(" | ")[0])}
+    assert said(EVENTS, "QueueEventsListener") == found - ours
+    assert ours - found == set()
+
+
+@pytest.mark.parametrize("kind", [QueueEvents, AsyncQueueEvents])
+def test_every_method_of_our_queue_events_is_in_the_table_and_exists(kind: type[EventReader]) -> None:
+    tables = ("QueueEvents", "QueueEventsOptions", "QueueEventsProducer")
+    cells = [right for name in tables for _, right in rows(EVENTS, name)]
+    named = {word for cell in cells for word in re.findall(r"`([a-z_]+)[`(=]", cell)}
+    public = {name for name in dir(kind) if not name.startswith("_")}
+    assert named - public <= {"with", "for", "start", "job_id"}
+    assert public - named <= {"queue", "of"}
