@@ -8,6 +8,9 @@ from typing import Any, assert_type
 
 from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
 from bulltask.events import JobFailed
+from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
+from bulltask.queue.flow import FlowNode
+from bulltask.repeat import Scheduler
 
 app = App("typed", lock_duration=60)
 
@@ -143,3 +146,44 @@ async def other() -> None:
     assert_type(app.send_task("elsewhere", kwargs={"x": 1}), AsyncResult[Any])
     assert_type(app.send_many([add.s(1), send.s("a@b"), fetch.s("u")]), list[AsyncResult[Any]])
     assert_type(app.result("id", "mail"), AsyncResult[Any])
+
+
+# --- queues, jobs, flows, schedulers ----------------------------------------------------------------------------------
+
+
+def queues() -> None:
+    queue = assert_type(app.queue("mail"), Queue)
+    job = assert_type(queue.add("send", {"to": ["ann"]}, delay=timedelta(hours=1), priority=2), Job)
+    assert_type(queue.add_bulk([{"name": "send"}, {"name": "send", "options": {"lifo": True}}]), list[Job])
+    assert_type(queue.get_job(job.id), Job | None)
+    assert_type([found.id for found in queue.iter_jobs("waiting", page_size=5)], list[str])
+    assert_type(queue.get_job_counts("waiting"), dict[str, int])
+    assert_type(job.get_state(), JobState)
+    assert_type(job.get_dependencies().failed, tuple[str, ...])
+    assert_type(job.next_iteration_id, str | None)
+    while taken := queue.get_next_job("token", timeout=timedelta(seconds=1)):
+        assert_type(taken.token, str)
+        assert_type(taken.move_to_completed({"sent": 1}, fetch_next=True), Job | None)
+        assert_type(taken.move_to_failed(ValueError("no")), Job | None)
+        assert_type(taken.move_to_waiting_children(), bool)
+    assert_type(queue.check_stalled(), list[str])
+    assert_type([old.next_ms for old in queue.repeatables.list()], list[int])
+    assert_type(queue.repeatables.remove("tick", every=60), bool)
+
+
+async def async_queues() -> None:
+    queue = assert_type(app.aqueue("mail"), AsyncQueue)
+    job = assert_type(await queue.add("send", {"to": "ann"}), AsyncJob)
+    assert_type([found.id async for found in queue.iter_jobs()], list[str])
+    taken = assert_type(await queue.get_next_job("token"), AsyncJob | None)
+    if taken is not None:
+        assert_type(await taken.move_to_completed(None, fetch_next=True), AsyncJob | None)
+    assert_type(await job.get_state(), JobState)
+    assert_type(await queue.schedulers.upsert("s", every=60), Scheduler | None)
+    assert_type(await queue.repeatables.remove_by_key("old"), bool)
+
+
+def flows() -> None:
+    node = assert_type(app.flows().add(FlowJob.of(add.s(1), [FlowJob("send", "mail")])), FlowNode[Job])
+    assert_type([below.job for below in node.walk()], list[Job])
+    assert_type(app.queue("mail").schedulers.upsert("s", cron="0 3 * * *", tz="UTC"), Scheduler | None)

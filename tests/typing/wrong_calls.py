@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bulltask import App, AsyncResult, Context, shared_task
 from bulltask.job import ActiveJob, JobOptions, NewJob
+from bulltask.queue import Job
 
 app = App("typed")
 
@@ -79,3 +80,13 @@ def values_stay_as_they_are(active: ActiveJob, job: NewJob) -> None:
     active.name = "another"  # type: ignore[misc]
     job.options.priority = 5  # type: ignore[misc]
     JobOptions(3)  # type: ignore[call-arg]
+
+
+def queues() -> object:
+    queue = app.queue("mail")
+    queue.add("send", {"to": object()})  # type: ignore[dict-item]
+    queue.add("send", priority="2")  # type: ignore[arg-type]
+    queue.get_next_job()  # type: ignore[call-arg]
+    job: Job = queue.get_next_job("token")  # type: ignore[assignment]
+    job.move_to_failed(5)  # type: ignore[arg-type]
+    return job
