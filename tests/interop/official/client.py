@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -119,13 +118,13 @@ def sleep(args: dict[str, Any]) -> Processor:
 
 
 def block(args: dict[str, Any]) -> Processor:
-    """Hold the event loop for ``ms`` milliseconds, as code does that computes or calls a blocking library."""
+    """Hold the event loop until a file is there, as code does that computes or calls a blocking library."""
 
     async def run(job: Any, _token: str) -> Any:
         emit("start", {"jobId": job.id})
-        until = time.monotonic() + args["ms"] / 1000
-        threading.Event().wait(until - time.monotonic())
-        return args["ms"]
+        while not Path(args["until"]).exists():  # noqa: ASYNC240 (that is what it is for)
+            threading.Event().wait(0.02)
+        return "theirs"
 
     return run
 

@@ -154,11 +154,11 @@ def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
 ) -> None:
     at: dict[str, Any] = {"connection": {"host": flaky.host, "port": flaky.port}, "queue": mail.name, "opts": {}}
     mail.node.call("queue.add", name="echo", data={}, **at)
-    app = App("sender", f"redis://{flaky.host}:{flaky.port}/0", task_default_queue="mail", redis_socket_timeout=1)
+    app = App("sender", f"redis://{flaky.host}:{flaky.port}/0", task_default_queue="mail", redis_socket_timeout=0.5)
     app.send_task("echo")
     flaky.blackhole()
     with pytest.raises(TimeoutError):
-        mail.node.call("queue.add", name="echo", data={}, timeout=4, **at)
+        mail.node.call("queue.add", name="echo", data={}, timeout=3, **at)
     with pytest.raises(BrokerUnavailable):
         app.send_task("echo")
     flaky.pass_all()
