@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 import pytest
@@ -544,6 +544,65 @@ def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> Non
     assert twice == CASES.keys()
 
 
+# ---- with, for and await: words of the language, which each form has its own of -------------------------------------
+
+
+def with_a_queue(url: str) -> str:
+    with Queue("mail", url) as queue:
+        return queue.add("a").name
+
+
+async def with_an_async_queue(url: str) -> str:
+    async with AsyncQueue("mail", url) as queue:
+        return (await queue.add("a")).name
+
+
+def with_flows(url: str) -> str:
+    with FlowProducer(url) as flows:
+        return flows.add(FlowJob("a", "mail")).job.name
+
+
+async def with_async_flows(url: str) -> str:
+    async with AsyncFlowProducer(url) as flows:
+        return (await flows.add(FlowJob("a", "mail"))).job.name
+
+
+def with_events(url: str) -> str:
+    with_a_queue(url)
+    with QueueEvents("mail", url, start="0") as events:
+        return next(event.event for event in events)
+
+
+async def with_async_events(url: str) -> str:
+    await with_an_async_queue(url)
+    async with AsyncQueueEvents("mail", url, start="0") as events:
+        async for event in events:
+            return event.event
+    raise AssertionError("nothing was heard")
+
+
+WORDS: Final[dict[str, tuple[Callable[[str], str], Callable[[str], Coroutine[Any, Any, str]], str]]] = {
+    "Queue": (with_a_queue, with_an_async_queue, "a"),
+    "FlowProducer": (with_flows, with_async_flows, "a"),
+    "QueueEvents": (with_events, with_async_events, "added"),
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_the_words_of_the_language_mean_the_same(broker_url: str, kind: str) -> None:
+    plain, awaitable, expected = WORDS[kind]
+    assert plain(broker_url) == expected
+    assert asyncio.run(awaitable(broker_url)) == expected
+
+
+def test_every_class_that_can_be_used_with_with_or_for_is_used_so_here() -> None:
+    pairs = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
+    having = {name for name, (kind, _) in TWINS.items() if any(hasattr(kind, word) for word in pairs)}
+    assert having == WORDS.keys()
+    for kind, twin in TWINS.values():
+        assert [hasattr(kind, word) for word in pairs] == [hasattr(twin, word) for word in pairs.values()]
+
+
 # ---- results: one class, whose awaitable methods begin with a -------------------------------------------------------
 
 RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
@@ -568,6 +627,17 @@ def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[Side, Side], 
     for side in sides:
         answer = scenario(side)
         assert side.said(answer, side.ids()) == expected
+
+
+def test_a_result_is_awaited_as_it_is(sides: tuple[Side, Side]) -> None:
+    async def awaited() -> Any:
+        try:
+            return await job.result()
+        finally:
+            await sides[0].broker.aclose()
+
+    job = sides[0].completed({"n": 1})
+    assert asyncio.run(awaited()) == {"n": 1}
 
 
 @pytest.mark.parametrize("case", PLAIN)
