@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, BrokerUnavailable
 from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded
 from bulltask.states import SlotState
 from bulltask.transport.client import Client
@@ -58,10 +58,13 @@ class Heartbeat:
                 held[view.queue_index].append(view)
             else:
                 nameless.append(view.token)
-        fault: BrokerError | None = None
+        lost: BrokerUnavailable | None = None
         for keys, views in zip(self._queues, held, strict=True):
-            # After one failure the others are not tried: each may take its time-out, and dead children wait meanwhile.
-            fault = fault or self._renew(keys, views, nameless)
+            # Once Redis is lost the others are not tried: each may take its time-out, and dead children wait meanwhile.
+            # An error answer came at once, and may concern this queue alone.
+            fault = lost or self._renew(keys, views, nameless)
+            if isinstance(fault, BrokerUnavailable):
+                lost = fault
             for view in views if fault else ():
                 self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, str(fault)))
 

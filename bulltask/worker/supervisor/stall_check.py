@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, BrokerUnavailable
 from bulltask.events import Bus, JobStalled, StalledCheckSkipped
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -52,7 +52,9 @@ class StallCheck:
                 stalled = self._client.run(call)
             except BrokerError as exc:
                 self._outage.failed(exc)
-                return
+                if isinstance(exc, BrokerUnavailable):
+                    return  # the other queues would each wait for the same time-out
+                continue
             self._outage.over()
             for job_id in stalled:
                 self._bus.emit(JobStalled(job_id, keys.queue, None))
