@@ -32,7 +32,8 @@
     │   └── NothingPending     moveToWaitingChildren found no child to wait for
     ├── QueueError             an operation on a whole queue was refused
     │   ├── QueueNotPaused     obliterate: somebody resumed it meanwhile
-    │   └── QueueActive        obliterate: jobs are being worked on
+    │   ├── QueueActive        obliterate: jobs are being worked on
+    │   └── MigrationRefused   migrate-bull: nothing was changed
     ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
     ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
     ├── TransientError         raised by a task: try again later
@@ -80,6 +81,7 @@ __all__ = [
     "JobRefusedError",
     "LockMismatch",
     "LockMissing",
+    "MigrationRefused",
     "NothingPending",
     "ParentConflict",
     "ParentNotFound",
@@ -262,6 +264,14 @@ class QueueNotPaused(QueueError):
 
 class QueueActive(QueueError):
     """Jobs of the queue are being worked on; stop the workers first, or use force=True."""
+
+
+class MigrationRefused(QueueError):
+    """A queue of Bull is not migrated, and nothing was changed; the message says why and what to do."""
+
+    def __init__(self, message: str, queue: str = "") -> None:
+        super().__init__()
+        self.queue, self.args = queue, (message,)
 
 
 class TaskError(BulltaskError):

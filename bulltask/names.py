@@ -13,6 +13,7 @@ __all__ = [
     "check_job_name",
     "check_queue_name",
     "check_scheduler_id",
+    "is_queue_key",
     "is_scheduler_id",
     "qualified_name",
     "wire_name",
@@ -85,6 +86,11 @@ def check_job_id(job_id: str) -> str:
     if job_id in _QUEUE_KEYS:
         raise InvalidName(f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front")
     return job_id
+
+
+def is_queue_key(job_id: str) -> bool:
+    """True for the name of one of a queue's own keys, which cannot be the id of a job."""
+    return job_id in _QUEUE_KEYS
 
 
 def check_scheduler_id(scheduler_id: str) -> str:

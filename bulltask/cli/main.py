@@ -13,6 +13,7 @@ from bulltask.errors import BulltaskError
 __all__ = ["main"]
 
 COMMANDS: Final = {
+    "migrate-bull": "bulltask.cli.migrate_bull",
     "server": "bulltask.cli.server",
     "worker": "bulltask.cli.worker",
 }

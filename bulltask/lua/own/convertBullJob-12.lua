@@ -1,0 +1,84 @@
+--[[
+  Makes one job of a queue of Bull (BullMQ's predecessor) a job of BullMQ in the same queue, under the same keys.
+
+  Bull and BullMQ share the names of most keys, so the job stays in its list or sorted set; only one that waits with a
+  priority goes to the sorted set in which BullMQ has those, and one whose worker has died is the next to run. The caller has read the job and says what changes; what
+  its answer rests on is compared first.
+
+  KEYS[1]  the list or sorted set that has the job
+  KEYS[2]  job
+  KEYS[3]  its lock
+  KEYS[4]  Bull's sorted set of the priorities of waiting jobs
+  KEYS[5]  prioritized
+  KEYS[6]  pc
+  KEYS[7]  active
+  KEYS[8]  meta
+  KEYS[9]  marker
+  KEYS[10] id
+  KEYS[11] wait
+  KEYS[12] paused
+  ARGV[1]  job id
+  ARGV[2]  waiting, delayed, completed, failed, or recovered (it was active, nobody works on it)
+  ARGV[3]  its field opts as the caller has read it, "" for none
+  ARGV[4]  its field attemptsMade, likewise
+  ARGV[5]  priority
+  ARGV[6]  how many names of fields follow that are removed
+  ARGV[7…] these names, then field, value, field, value …
+  returns  1: done; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed
+]]
+local id, state, job, place = ARGV[1], ARGV[2], KEYS[2], KEYS[1]
+
+if redis.call("TYPE", place)["ok"] == "list" then
+  if not redis.call("LPOS", place, id, "RANK", -1) then
+    return 0
+  end
+elseif not redis.call("ZSCORE", place, id) then
+  return 0
+end
+if redis.call("EXISTS", job) == 0 then
+  return -1
+elseif redis.call("EXISTS", KEYS[3]) == 1 then
+  return -2
+end
+local read = redis.call("HMGET", job, "opts", "attemptsMade")
+if (read[1] or "") ~= ARGV[3] or (read[2] or "") ~= ARGV[4] then
+  return -3
+end
+
+-- What a full Redis refuses comes first, before anything has changed.
+local last_drop = 6 + tonumber(ARGV[6])
+redis.call("HSET", job, unpack(ARGV, last_drop + 1))
+if last_drop > 6 then
+  redis.call("HDEL", job, unpack(ARGV, 7, last_drop))
+end
+
+-- A custom id that is a number: BullMQ's counter must not come to it.
+if #id <= 15 and string.match(id, "^%d+$") and tonumber(id) > tonumber(redis.call("GET", KEYS[10]) or 0) then
+  redis.call("SET", KEYS[10], id)
+end
+
+local meta = redis.call("HMGET", KEYS[8], "paused", "concurrency")
+local function wake()
+  if not meta[1] and not (meta[2] and redis.call("LLEN", KEYS[7]) >= tonumber(meta[2])) then
+    redis.call("ZADD", KEYS[9], 0, "0")
+  end
+end
+
+if state == "waiting" then
+  local priority = tonumber(ARGV[5])
+  if priority > 0 and redis.call("ZSCORE", KEYS[4], id) then
+    local turn = redis.call("INCR", KEYS[6])
+    redis.call("ZADD", KEYS[5], string.format("%.0f", priority * 4294967296 + turn % 4294967296), id)
+    redis.call("LREM", place, -1, id)
+  end
+  redis.call("ZREM", KEYS[4], id)
+  wake()
+elseif state == "recovered" then
+  redis.call("RPUSH", meta[1] and KEYS[12] or KEYS[11], id)
+  redis.call("LREM", place, -1, id)
+  wake()
+elseif state == "delayed" then
+  local head = redis.call("ZRANGE", place, 0, 0, "WITHSCORES")
+  redis.call("ZADD", KEYS[9], string.format("%.0f", math.floor(tonumber(head[2]) / 4096)), "1")
+end
+return 1

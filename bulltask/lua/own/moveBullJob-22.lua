@@ -1,0 +1,168 @@
+--[[
+  Moves one job of a queue of Bull (BullMQ's predecessor) to another queue, into BullMQ's layout.
+
+  The caller has read the job and says what differs in BullMQ's hash; all other fields, the data first of all, are
+  copied here as they are. What the caller's answer rests on is compared, so that a job that Bull has changed meanwhile
+  is read again rather than overwritten. Everything that may be refused comes before the first thing that is removed:
+  an error may leave the job in both queues, never in none.
+
+  KEYS[1]  Bull's list, sorted set or set that has the job
+  KEYS[2]  Bull's job
+  KEYS[3]  its logs
+  KEYS[4]  its lock
+  KEYS[5]  Bull's sorted set of the priorities of waiting jobs
+  KEYS[6]  the key of its debounce id (the job's own key where it has none)
+  KEYS[7]  Bull's counter of ids
+  KEYS[8]  wait
+  KEYS[9]  paused
+  KEYS[10] prioritized
+  KEYS[11] delayed
+  KEYS[12] completed
+  KEYS[13] failed
+  KEYS[14] active
+  KEYS[15] pc
+  KEYS[16] meta
+  KEYS[17] id
+  KEYS[18] marker
+  KEYS[19] events
+  KEYS[20] the new job
+  KEYS[21] its logs
+  KEYS[22] the key of its deduplication id (the job's own key where it has none)
+  ARGV[1]  Bull's job id
+  ARGV[2]  the new job id
+  ARGV[3]  what becomes of it: waiting, delayed, completed, failed, or recovered (it was active, nobody works on it)
+  ARGV[4]  its field opts as the caller has read it, "" for none
+  ARGV[5]  its field attemptsMade, likewise
+  ARGV[6]  priority
+  ARGV[7]  when it ended, for a job in one of Bull 1's sets, which have no scores
+  ARGV[8]  how many names of fields follow that are not copied
+  ARGV[9…] these names, then field, value, field, value …
+  returns  1: moved; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed;
+           -4: the new id is taken
+  events   added, then waiting or delayed; none for jobs that have ended
+]]
+local id, new_id, state = ARGV[1], ARGV[2], ARGV[3]
+local job, new_job = KEYS[2], KEYS[20]
+
+-- Is it there, is it what the caller has read, and may it be taken?
+local kind = redis.call("TYPE", KEYS[1])["ok"]
+local score = ARGV[7]
+if kind == "list" then
+  if not redis.call("LPOS", KEYS[1], id, "RANK", -1) then
+    return 0
+  end
+elseif kind == "zset" then
+  score = redis.call("ZSCORE", KEYS[1], id)
+  if not score then
+    return 0
+  end
+elseif kind ~= "set" or redis.call("SISMEMBER", KEYS[1], id) == 0 then
+  return 0
+end
+local flat = redis.call("HGETALL", job)
+if #flat == 0 then
+  return -1
+elseif redis.call("EXISTS", KEYS[4]) == 1 then
+  return -2
+elseif redis.call("EXISTS", new_job) == 1 then
+  return -4
+end
+local fields = {}
+for i = 1, #flat, 2 do
+  fields[flat[i]] = flat[i + 1]
+end
+if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5] then
+  return -3
+end
+
+-- The hash. It is the first thing written: a full Redis refuses here, before anything has changed.
+local last_drop = 8 + tonumber(ARGV[8])
+for i = 9, last_drop do
+  fields[ARGV[i]] = nil
+end
+for i = last_drop + 1, #ARGV, 2 do
+  fields[ARGV[i]] = ARGV[i + 1]
+end
+local words = {}
+for name, value in pairs(fields) do
+  words[#words + 1] = name
+  words[#words + 1] = value
+end
+redis.call("HSET", new_job, unpack(words))
+
+-- Ids that BullMQ's counter makes from now on must not be those that Bull's has made.
+local counter = tonumber(redis.call("GET", KEYS[17]) or 0)
+local highest = math.max(counter, tonumber(redis.call("GET", KEYS[7]) or 0))
+if #new_id <= 15 and string.match(new_id, "^%d+$") then
+  highest = math.max(highest, tonumber(new_id))
+end
+if highest > counter then
+  redis.call("SET", KEYS[17], string.format("%.0f", highest))
+end
+
+local meta = redis.call("HMGET", KEYS[16], "paused", "concurrency", "opts.maxLenEvents")
+local paused, most, kept = meta[1], meta[2], meta[3]
+if not kept then
+  kept = 10000
+  redis.call("HSET", KEYS[16], "opts.maxLenEvents", kept)
+end
+
+local function tell(...)
+  redis.call("XADD", KEYS[19], "MAXLEN", "~", kept, "*", "event", ...)
+end
+
+local function wake()
+  if not paused and not (most and redis.call("LLEN", KEYS[14]) >= tonumber(most)) then
+    redis.call("ZADD", KEYS[18], 0, "0")
+  end
+end
+
+local priority = tonumber(ARGV[6])
+local wait = paused and KEYS[9] or KEYS[8]
+if state == "delayed" then
+  redis.call("ZADD", KEYS[11], score, new_id)
+  tell("added", "jobId", new_id, "name", fields["name"])
+  tell("delayed", "jobId", new_id, "delay", string.format("%.0f", math.floor(tonumber(score) / 4096)))
+  local head = redis.call("ZRANGE", KEYS[11], 0, 0, "WITHSCORES")
+  redis.call("ZADD", KEYS[18], string.format("%.0f", math.floor(tonumber(head[2]) / 4096)), "1")
+elseif state == "completed" then
+  redis.call("ZADD", KEYS[12], score, new_id)
+elseif state == "failed" then
+  redis.call("ZADD", KEYS[13], score, new_id)
+else
+  if state == "recovered" then
+    redis.call("RPUSH", wait, new_id)
+  elseif priority > 0 then
+    local turn = redis.call("INCR", KEYS[15])
+    redis.call("ZADD", KEYS[10], string.format("%.0f", priority * 4294967296 + turn % 4294967296), new_id)
+  else
+    redis.call("LPUSH", wait, new_id)
+  end
+  tell("added", "jobId", new_id, "name", fields["name"])
+  tell("waiting", "jobId", new_id)
+  wake()
+end
+
+if KEYS[6] ~= job and redis.call("GET", KEYS[6]) == id then
+  local left = redis.call("PTTL", KEYS[6])
+  if left > 0 then
+    redis.call("SET", KEYS[22], new_id, "NX", "PX", left)
+  else
+    redis.call("SET", KEYS[22], new_id, "NX")
+  end
+  redis.call("DEL", KEYS[6])
+end
+if redis.call("EXISTS", KEYS[3]) == 1 then
+  redis.call("RENAME", KEYS[3], KEYS[21])
+end
+
+if kind == "list" then
+  redis.call("LREM", KEYS[1], -1, id)
+elseif kind == "zset" then
+  redis.call("ZREM", KEYS[1], id)
+else
+  redis.call("SREM", KEYS[1], id)
+end
+redis.call("ZREM", KEYS[5], id)
+redis.call("DEL", job)
+return 1

@@ -1,0 +1,195 @@
+"""A job of Bull in BullMQ's words: pure, and the one place where the two layouts are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bulltask import codec
+from bulltask.errors import DecodeError
+from bulltask.job import MAX_PRIORITY
+from bulltask.migrate.bull_job import BullJob
+
+__all__ = ["DEFAULT_NAME", "NOTES", "Conversion", "convert"]
+
+DEFAULT_NAME: Final = "__default__"
+"""The name of jobs that were added to Bull without one."""
+
+_DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
+_NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
+
+NOTES: Final[Mapping[str, str]] = {
+    "timeout": "have a timeout, which BullMQ does not know: it stays in their options, and nobody acts on it",
+    "exponential": "back off exponentially: BullMQ waits 1, 2, 4 … times the delay, Bull 1, 3, 7 … times",
+    "custom backoff": "have a backoff of a type of your own: workers must know it",
+    "parsing": "have preventParsingData: BullMQ's workers get their data parsed",
+    "priority": f"have a priority that BullMQ does not know: it is brought between 0 and {MAX_PRIORITY:,}",
+    "unnamed": "have no name: it is __default__ unless you say another one",
+    "progress": "have a progress that is no JSON: it is dropped",
+}
+"""What a user should know about jobs, after their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What BullMQ's hash of the job has.
+
+    Attributes:
+        fields: what differs from Bull's hash, or is not in it.
+        dropped: names of fields that are gone.
+        opts: the options as they are stored.
+        priority: BullMQ's.
+        finished: when it ended, epoch milliseconds as text; ``""`` while it has not.
+        notes: keys of :data:`NOTES`.
+    """
+
+    fields: Mapping[str, bytes]
+    dropped: tuple[str, ...]
+    opts: Mapping[str, Any]
+    priority: int
+    finished: str
+    notes: frozenset[str]
+
+
+def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conversion:
+    """Say how a job's hash changes.
+
+    Args:
+        job: Bull's job.
+        state: what becomes of it: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
+        default_name: for jobs that were added without a name.
+
+    Raises:
+        DecodeError: its data or its options are no JSON, so that no worker could read it.
+    """
+    notes: set[str] = set()
+    codec.decode(job.fields.get("data"), what="its data")
+    priority = _priority(job, notes)
+    opts = _options(job, priority, notes)
+    fields = _fields(job, state, default_name, notes)
+    finished = fields.get("finishedOn", job.fields.get("finishedOn", b"")).decode("utf-8", "replace")
+    fields["priority"] = str(priority).encode()
+    fields["opts"] = json.dumps(opts, separators=(",", ":")).encode()
+    dropped = [name for name in _DROPPED if name in job.fields]
+    dropped += [name for name in _empty(job, state, notes) if name not in fields]
+    return Conversion(
+        fields=fields, dropped=tuple(dropped), opts=opts, priority=priority, finished=finished, notes=frozenset(notes)
+    )
+
+
+def _options(job: BullJob, priority: int, notes: set[str]) -> dict[str, Any]:
+    given = {name: value for name, value in job.opts.items() if value is not None}
+    opts = {name: value for name, value in given.items() if name not in _NOT_KEPT}
+    # Bull 1 and 2 have the attempts in the hash; without any there is one.
+    opts["attempts"] = max(1, _whole(given.get("attempts"), job.number("attempts") or 1))
+    for name in ("delay", "stackTraceLimit"):  # 0 means none, which BullMQ takes literally for traces
+        if not opts.get(name):
+            opts.pop(name, None)
+    if "priority" in opts:
+        opts["priority"] = priority
+    if "backoff" in opts:
+        _backoff(opts, notes)
+    if isinstance(debounce := given.get("debounce"), dict) and debounce.get("id"):
+        opts["de"] = {name: debounce[name] for name in ("id", "ttl") if debounce.get(name)}
+    if opts.get("timeout"):
+        notes.add("timeout")
+    if opts.get("preventParsingData"):
+        notes.add("parsing")
+    return opts
+
+
+def _backoff(opts: dict[str, Any], notes: set[str]) -> None:
+    backoff = opts["backoff"]
+    if not isinstance(backoff, dict):
+        backoff = {"type": "fixed", "delay": _whole(backoff, 0)}
+    opts["backoff"] = backoff
+    if backoff.get("type") == "exponential":
+        notes.add("exponential")
+    elif backoff.get("type") != "fixed":
+        notes.add("custom backoff")
+
+
+def _priority(job: BullJob, notes: set[str]) -> int:
+    """Lower runs first with both; 0 is none. Bull takes any number."""
+    said = job.opts.get("priority") or job.number("priority")
+    whole = _whole(said, 0)
+    priority = min(max(whole, 0), MAX_PRIORITY)
+    if priority != said and said:
+        notes.add("priority")
+    return priority
+
+
+def _fields(job: BullJob, state: str, default_name: str, notes: set[str]) -> dict[str, bytes]:
+    fields: dict[str, bytes] = {}
+    if job.fields.get("name", DEFAULT_NAME.encode()) == DEFAULT_NAME.encode():
+        fields["name"] = default_name.encode()
+        notes.add("unnamed")
+    if "data" not in job.fields:
+        fields["data"] = b"{}"
+    # BullMQ counts the try that succeeds as well.
+    if made := job.number("attemptsMade") + (state == "completed"):
+        fields["atm"] = fields["ats"] = str(made).encode()
+    if stalled := job.number("stalledCounter"):
+        fields["stc"] = str(stalled).encode()
+    added = job.fields.get("timestamp") or str(_whole(job.opts.get("timestamp"), 0)).encode()
+    fields["timestamp"] = added
+    fields["delay"] = str(_delay_ms(job, state)).encode()
+    if state in {"completed", "failed"}:
+        fields.update(_ending(job, state, added))
+    return fields
+
+
+def _ending(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
+    score = str(int(float(job.score))).encode() if job.score else b""
+    found = {"finishedOn": job.fields.get("finishedOn") or score or job.fields.get("processedOn") or added}
+    if state == "completed" and "returnvalue" not in job.fields:
+        found["returnvalue"] = b"null"
+    if state == "failed" and not job.fields.get("failedReason"):
+        found["failedReason"] = _reason(job)
+    return found
+
+
+def _delay_ms(job: BullJob, state: str) -> int:
+    """Bull does not note how long a failed job waits for its next try; the moment is in its score."""
+    if state != "delayed" or job.number("delay") > 0:
+        return max(0, job.number("delay"))
+    return max(0, job.due_ms() - (job.number("processedOn") or job.number("timestamp")))
+
+
+def _reason(job: BullJob) -> bytes:
+    """Bull 1 keeps only stack traces; their first line is the message."""
+    try:
+        traces = codec.decode(job.fields.get("stacktrace"))
+    except DecodeError:
+        traces = None
+    last = traces[-1] if isinstance(traces, list) and traces and isinstance(traces[-1], str) else "Unknown reason"
+    return last.split("\n")[0].removeprefix("Error: ").encode(errors="replace")
+
+
+def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
+    """Fields that say nothing, and that BullMQ writes only when there is something to say."""
+    found = []
+    if job.fields.get("stacktrace") in {b"null", b"[]", b""}:
+        found.append("stacktrace")
+    if state != "completed" and job.fields.get("returnvalue") in {b"null", b""}:
+        found.append("returnvalue")
+    if state != "failed" and job.fields.get("failedReason") == b"":
+        found.append("failedReason")
+    try:
+        codec.decode(job.fields.get("progress"))
+    except DecodeError:
+        found.append("progress")
+        notes.add("progress")
+    return found
+
+
+def _whole(value: object, otherwise: int) -> int:
+    """A number that somebody else wrote, possibly as text, as a whole one."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return int(number) if math.isfinite(number) else otherwise

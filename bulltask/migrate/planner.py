@@ -1,0 +1,144 @@
+"""The dry run: what is there, what would become of it, and what speaks against it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from bulltask.migrate.bull_job import BullJob, Origin
+from bulltask.migrate.judge import Judge, Wishes
+from bulltask.migrate.outcome import Left, Outcome, Plan, Repeatable
+from bulltask.migrate.recognise import Facts, Layout, recognise
+from bulltask.migrate.repeatables import plan_repeatables
+from bulltask.migrate.survey import all_jobs, count_target, read_facts
+from bulltask.queue.link import Link
+from bulltask.transport.bull_keys import BullKeys
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.scripts_queue import get_meta
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """Responsible for reading everything once.
+
+    Args:
+        client: the server.
+        source: Bull's queue.
+        link: the target.
+        wishes: what the user asked for.
+        in_place: both are the same.
+    """
+
+    def __init__(self, client: Client, source: BullKeys, link: Link, wishes: Wishes, *, in_place: bool) -> None:
+        self._client, self._source, self._link = client, source, link
+        self._wishes, self._in_place = wishes, in_place
+        self._target = link.keys
+
+    def plan(self, seen: Callable[[int, int], object]) -> Plan:
+        """Read, judge, count."""
+        facts = read_facts(self._client, self._source)
+        layout = recognise(facts, self._origins(facts, seen))
+        outcome, repeating = self._judged(facts, layout)
+        repeatables = self._repeatables(facts, layout, repeating)
+        target_jobs = 0 if self._in_place else count_target(self._client, self._target)
+        target_paused = "paused" in self._client.run(get_meta(self._target))
+        pauses = facts.paused and not self._in_place and not target_paused and not target_jobs
+        return Plan(
+            source=self._source.base[:-1],
+            target=self._target.base[:-1],
+            in_place=self._in_place,
+            layout=layout,
+            facts=facts,
+            outcome=outcome,
+            repeatables=repeatables,
+            refusals=self._refusals(facts, layout, outcome),
+            warnings=self._warnings(facts, outcome, joins=facts.paused and bool(target_jobs) and not target_paused),
+            pauses=pauses,
+        )
+
+    def _origins(self, facts: Facts, seen: Callable[[int, int], object]) -> Counter[Origin]:
+        found, total = Counter[Origin](), sum(facts.sizes.values())
+        for _, jobs in all_jobs(self._client, self._source, facts):
+            found.update(job.origin for job in jobs)
+            seen(found.total(), total)
+        return found
+
+    def _judged(self, facts: Facts, layout: Layout) -> tuple[Outcome, dict[str, BullJob]]:
+        outcome, repeating = Outcome(), dict[str, BullJob]()
+        judge = Judge(self._wishes, only_bulls=self._in_place or layout is Layout.MIXED, outcome=outcome)
+        for _, jobs in all_jobs(self._client, self._source, facts):
+            repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not Origin.BULLMQ}
+            changes = [found for job in jobs if (found := judge.change(job))]
+            taken: list[bool] = self._taken([change.new_id for change, _ in changes])
+            for (change, made), is_taken in zip(changes, taken, strict=True):
+                if is_taken:
+                    outcome.leave(Left.ID_TAKEN, change.id)
+                elif self._wishes.limit is not None and outcome.total_moved >= self._wishes.limit:
+                    outcome.leave(Left.NOT_ASKED, change.id)
+                else:
+                    outcome.moved[change.state] += 1
+                    outcome.notes.update(made.notes)
+        return outcome, repeating
+
+    def _taken(self, ids: list[str]) -> list[bool]:
+        if self._in_place:
+            return [False] * len(ids)
+        calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), judge=bool) for job_id in ids]
+        return self._client.run_many(calls)
+
+    def _repeatables(self, facts: Facts, layout: Layout, repeating: dict[str, BullJob]) -> list[Repeatable]:
+        found = plan_repeatables(
+            facts.repeats,
+            repeating,
+            self._link.queue,
+            str(self._link.broker.config.timezone),
+            asked="delayed" in self._wishes.states,
+        )
+        # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
+        return found if layout is not Layout.MIXED else [one for one in found if one.job_id]
+
+    def _refusals(self, facts: Facts, layout: Layout, outcome: Outcome) -> list[str]:
+        source = self._source.base[:-1]
+        checks = (
+            (
+                layout is Layout.BULLMQ,
+                f"{source} is a queue of BullMQ and has no job of Bull; it may have been migrated before",
+            ),
+            (
+                facts.has_sets and self._in_place,
+                "the sets of Bull 1 and 2 cannot become BullMQ's sorted sets under the same keys: move the jobs to "
+                "another queue (--to)",
+            ),
+            (
+                self._in_place and Left.RESERVED in outcome.left,
+                f"jobs have ids that are names of BullMQ's keys ({', '.join(outcome.left.get(Left.RESERVED, ()))}): "
+                "move them to another queue (--to)",
+            ),
+            (
+                bool(facts.workers) and not self._wishes.force,
+                f"workers of {source} seem to be connected ({', '.join(facts.workers or ())}): stop them first, or "
+                "say force (--force) if you know better",
+            ),
+        )
+        return [text for applies, text in checks if applies]
+
+    def _warnings(self, facts: Facts, outcome: Outcome, *, joins: bool) -> list[str]:
+        jobs = outcome.moved
+        checks = (
+            (facts.workers is None, "the server does not tell who is connected: make sure that no worker of Bull is"),
+            (
+                joins,
+                "Bull's queue is paused, the target is not and has jobs: what waited for the end of the pause will run",
+            ),
+            (
+                facts.types["priority"] == "zset" and facts.sizes["wait"] + facts.sizes["paused"] > 0,
+                "Bull runs jobs without priority last, BullMQ first; among those with one the order stays",
+            ),
+            (
+                bool(jobs["recovered"]),
+                "active jobs without a lock run again: make sure that nobody works on them any more",
+            ),
+        )
+        return [text for applies, text in checks if applies]

@@ -1,0 +1,176 @@
+"""Bull's repeatable jobs become job schedulers, each with its next job, in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC
+from typing import Any, Final
+
+from bulltask.cron import Cron
+from bulltask.errors import BulltaskError, ConfigError, DecodeError
+from bulltask.migrate.bull_job import BullJob
+from bulltask.migrate.convert import DEFAULT_NAME, Conversion
+from bulltask.migrate.outcome import Repeatable
+from bulltask.repeat import Repeat, iteration_options
+from bulltask.transport.bull_keys import BullKeys
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import perform
+from bulltask.transport.scripts_schedule import Iteration, add_job_scheduler, get_job_scheduler
+from bulltask.transport.transaction import transaction
+
+__all__ = ["Repeatables", "plan_repeatables"]
+
+_OF_ONE_JOB: Final = ("jobId", "delay")
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatables:
+    """Responsible for making schedulers.
+
+    Args:
+        client: the server.
+        source: Bull's queue.
+        target: BullMQ's; it may have the same keys.
+        shown: the server for error messages.
+    """
+
+    client: Client
+    source: BullKeys
+    target: QueueKeys
+    shown: str
+
+    def convert(self, planned: Repeatable, job: BullJob, made: Conversion, now_ms: int) -> bool:
+        """Make the scheduler, and take away what it replaces; doing it again is safe.
+
+        Returns:
+            False when no job follows any more, so that there is no scheduler.
+        """
+        calls: list[Call[Any]] = []
+        exists = self.client.run(get_job_scheduler(self.target, planned.scheduler_id)) is not None
+        if not exists:
+            calls += self._scheduler(planned, job, made, now_ms)
+        makes = exists or bool(calls)
+        calls.append(command("ZREM", self.source.repeat, planned.key))
+        if planned.place == "delayed":
+            calls.append(command("ZREM", self.source.delayed, job.id))
+            calls.append(command("DEL", self.source.job(job.id), self.source.logs(job.id)))
+        for result in perform(self.client, transaction(calls, self.shown)):
+            if isinstance(result, BulltaskError):
+                raise result
+        return makes
+
+    def _scheduler(self, planned: Repeatable, job: BullJob, made: Conversion, now_ms: int) -> list[Call[Any]]:
+        rule, waits = planned.rule, planned.place == "delayed"
+        assert rule is not None
+        if rule.every_ms is not None:
+            # The script begins at the start, and Bull's next moment is a multiple of the interval.
+            begin = planned.next_ms if waits else -(-now_ms // rule.every_ms) * rule.every_ms
+            rule, first_ms = replace(rule, start_ms=begin), None
+        else:
+            first_ms = planned.next_ms if waits else rule.next_ms(now_ms, UTC)
+        count = rule.count if waits else rule.count + 1
+        over = (rule.limit is not None and count > rule.limit) or (rule.pattern is not None and first_ms is None)
+        if over:
+            return []
+        template = {name: value for name, value in made.opts.items() if name not in _OF_ONE_JOB}
+        options = iteration_options(
+            template, {**rule.to_wire(), "count": count}, planned.scheduler_id, first_ms, now_ms
+        )
+        name = (made.fields.get("name") or job.fields.get("name", b"")).decode("utf-8", "replace")
+        data = job.fields.get("data", b"{}")
+        iteration = Iteration(first_ms, data, options)
+        return [add_job_scheduler(self.target, planned.scheduler_id, rule, (name, template), iteration, now_ms)]
+
+
+def plan_repeatables(
+    repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, asked: bool
+) -> list[Repeatable]:
+    """Say what becomes of each repeatable job.
+
+    Args:
+        repeats: Bull's keys of them, with when they run next.
+        jobs: their next jobs by their ids.
+        queue: the target as a user of bulltask spells it.
+        timezone: for patterns without one.
+        asked: the user wants them to be converted.
+    """
+    by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
+    found = []
+    for key, next_ms in repeats:
+        job = by_moment.get((key, next_ms)) or jobs.get(_job_id(key, next_ms))
+        found.append(_plan(key, next_ms, job, queue, timezone, asked=asked))
+    return found
+
+
+def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> Repeatable:
+    name, given = [*key.split(":"), ""][:2]
+    scheduler_id = f"{given or name}-{_md5(key)[:8]}"
+    problem, rule, place = "", None, ""
+    try:
+        if job is None:
+            problem = "its next job is gone, and its data and options with it"
+        else:
+            place = job.place
+            rule = _rule(job.repeat or {}, timezone)
+            if place == "active":
+                problem = "its job is being worked on; when that has ended, begin again"
+            elif not asked:
+                problem = "you left delayed jobs out"
+    except (DecodeError, ConfigError) as exc:
+        problem = f"its rule is not understood: {exc}"
+    return Repeatable(
+        key=key,
+        scheduler_id=scheduler_id,
+        rule=rule,
+        job_id="" if job is None else job.id,
+        place=place,
+        next_ms=next_ms,
+        problem=problem,
+        by_hand=_by_hand(key, scheduler_id, job, queue) if problem else "",
+    )
+
+
+def _moment(job: BullJob) -> int:
+    """For when Bull made it: the last part of its id."""
+    moment = job.id.rpartition(":")[2]
+    return int(moment) if moment.isdecimal() else 0
+
+
+def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
+    """Bull says ``cron`` where BullMQ says ``pattern``; without a time zone it took that of the worker's machine."""
+    rule = Repeat.from_wire({**repeat, "pattern": repeat.get("cron")})
+    if rule.pattern is not None:
+        Cron.parse(rule.pattern)
+        rule = replace(rule, tz=rule.tz or timezone)
+    elif not rule.every_ms or rule.every_ms < 1:
+        raise DecodeError(f"an interval of {rule.every_ms} ms")
+    return rule
+
+
+def _by_hand(key: str, scheduler_id: str, job: BullJob | None, queue: str) -> str:
+    """The call that makes the scheduler; Bull's key is name:id:end:zone:pattern, or name:id:end:milliseconds."""
+    name, _, _, *rest = [*key.split(":", 4), "", "", ""][:5]
+    zone, pattern = rest if rest[1] else ("", "")
+    when = f"cron={pattern!r}" + (f", tz={zone!r}" if zone else "") if pattern else f"every={_seconds(rest[0])}"
+    data = "…" if job is None else job.fields.get("data", b"{}").decode("utf-8", "replace")
+    shown = "None" if name == DEFAULT_NAME else repr(name)
+    return f"app.queue({queue!r}).schedulers.upsert({scheduler_id!r}, {when}, name={shown}, data={data})"
+
+
+def _seconds(every_ms: str) -> str:
+    return json.dumps(int(every_ms) / 1000) if every_ms.isdecimal() else "…"
+
+
+def _job_id(key: str, next_ms: int) -> str:
+    """Bull's id of the job of a moment."""
+    name, given = [*key.split(":"), ""][:2]
+    return f"repeat:{_md5(f'{name}{given}:{_md5(key)}')}:{next_ms}"
+
+
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()

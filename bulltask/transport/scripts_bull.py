@@ -1,0 +1,187 @@
+"""Reading queues of Bull, and the two scripts of ours that take a job from there; packing only.
+
+Bull is BullMQ's predecessor. docs/migrating-from-bull.md has its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from redis.crc import key_slot
+
+from bulltask.lua import loader
+from bulltask.transport.bull_keys import BullKeys
+from bulltask.transport.call import Arg, Call, command, script_call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import text
+
+__all__ = [
+    "Change",
+    "Moved",
+    "Page",
+    "convert_bull_job",
+    "key_type",
+    "move_bull_job",
+    "page_of",
+    "read_hash",
+    "share_a_slot",
+    "size_of",
+]
+
+Page = list[tuple[str, str]]
+"""Ids with their scores (``""`` in lists and sets), the one that is next in turn first."""
+
+
+class Moved(Enum):
+    """What became of the attempt to take a job; the values are the scripts' own."""
+
+    DONE = 1
+    GONE = 0
+    NO_HASH = -1
+    LOCKED = -2
+    CHANGED = -3
+    ID_TAKEN = -4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to become of a job.
+
+    Attributes:
+        id: Bull's id.
+        new_id: the id it gets; the same unless another was asked for.
+        place: the suffix of the key that has it: ``wait``, ``delayed`` …
+        state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
+        read: the fields as they were read.
+        fields: what BullMQ's hash has instead or besides.
+        dropped: names of fields that BullMQ's hash does not have.
+        priority: BullMQ's.
+        score: when it ended, for sets without scores.
+        debounce_id: Bull's ``deid``.
+    """
+
+    id: str
+    new_id: str
+    place: str
+    state: str
+    read: Mapping[str, bytes]
+    fields: Mapping[str, bytes]
+    dropped: Sequence[str] = field(default=())
+    priority: int = 0
+    score: str = ""
+    debounce_id: str | None = None
+
+
+def key_type(key: str) -> Call[str]:
+    """``list``, ``zset``, ``set``, ``hash``, ``string``, ``stream``, or ``none``."""
+    return command("TYPE", key, judge=text)
+
+
+def size_of(key: str, kind: str) -> Call[int]:
+    """How many members a list, sorted set or set has."""
+    return command({"list": "LLEN", "set": "SCARD"}.get(kind, "ZCARD"), key, judge=int)
+
+
+def page_of(key: str, kind: str, first: int, size: int) -> Call[Page]:
+    """Members ``first`` to ``first + size - 1``, counted from the one that is next in turn.
+
+    A set has neither order nor places: all of it is the first page.
+    """
+    if kind == "list":
+        return command("LRANGE", key, -(first + size), -(first + 1), judge=_from_the_right)
+    if kind == "set":
+        return command("SMEMBERS", key, judge=lambda reply: [] if first else _by_number(reply))
+    return command("ZRANGE", key, first, first + size - 1, "WITHSCORES", judge=_scored)
+
+
+def read_hash(key: str) -> Call[dict[str, bytes]]:
+    """All fields of a hash."""
+
+    def judge(reply: Any) -> dict[str, bytes]:
+        return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+    return command("HGETALL", key, judge=judge)
+
+
+def move_bull_job(source: BullKeys, target: QueueKeys, change: Change) -> Call[Moved]:
+    """Own ``moveBullJob``: take a job out of Bull's queue and put it into another one, in one step."""
+    job, new_job = source.job(change.id), target.job(change.new_id)
+    dedup = change.debounce_id
+    places = (
+        source.base + change.place,
+        job,
+        source.logs(change.id),
+        source.lock(change.id),
+        source.priority,
+        job if dedup is None else source.deduplication(dedup),
+        source.id,
+        target.wait,
+        target.paused,
+        target.prioritized,
+        target.delayed,
+        target.completed,
+        target.failed,
+        target.active,
+        target.pc,
+        target.meta,
+        target.id,
+        target.marker,
+        target.events,
+        new_job,
+        target.logs(change.new_id),
+        new_job if dedup is None else target.deduplication(dedup),
+    )
+    args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score, *_fields(change))
+    return script_call(loader.own("moveBullJob"), places, args, Moved)
+
+
+def convert_bull_job(keys: BullKeys, change: Change) -> Call[Moved]:
+    """Own ``convertBullJob``: make a job one of BullMQ where it is."""
+    places = (
+        keys.base + change.place,
+        keys.job(change.id),
+        keys.lock(change.id),
+        keys.priority,
+        keys.prioritized,
+        keys.pc,
+        keys.active,
+        keys.meta,
+        keys.marker,
+        keys.id,
+        keys.wait,
+        keys.paused,
+    )
+    args = (change.id, change.state, *_guards(change), change.priority, *_fields(change))
+    return script_call(loader.own("convertBullJob"), places, args, Moved)
+
+
+def share_a_slot(source: QueueKeys, target: QueueKeys) -> bool:
+    """True when all keys of both queues are in one slot of a Redis Cluster."""
+    keys = (source.wait, source.meta, target.wait, target.meta)
+    return len({key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}) == 1
+
+
+def _guards(change: Change) -> tuple[Arg, Arg]:
+    return change.read.get("opts", b""), change.read.get("attemptsMade", b"")
+
+
+def _fields(change: Change) -> list[Arg]:
+    pairs: list[Arg] = [word for pair in change.fields.items() for word in pair]
+    return [len(change.dropped), *change.dropped, *pairs]
+
+
+def _from_the_right(reply: Any) -> Page:
+    return [(text(member), "") for member in reversed(reply)]
+
+
+def _scored(reply: Any) -> Page:
+    return [(text(member), text(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def _by_number(reply: Any) -> Page:
+    """Counted ids in the order in which they were made, then the others."""
+    ids = sorted(map(text, reply), key=lambda job_id: (not job_id.isdecimal(), len(job_id), job_id))
+    return [(job_id, "") for job_id in ids]

@@ -1,0 +1,117 @@
+"""A queue of Bull that is migrated: what the tests of ``bulltask migrate-bull`` have in common."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from bulltask import App
+from bulltask.migrate import BullMigration, Report
+from bulltask.names import wire_name
+from tests.interop.bull_bridge import BullBridge
+from tests.interop.node_bridge import NodeBridge
+
+__all__ = ["Migrating"]
+
+PLACES = ("wait", "paused", "active", "delayed", "completed", "failed", "prioritized")
+COMMAND = str(Path(sys.executable).with_name("bulltask"))
+
+
+class Migrating:
+    """Bull's queue ``mail``, and BullMQ's of that name: ``{mail}``, or the same keys.
+
+    Args:
+        url: the server.
+        bull: the real Bull.
+        node: the official client of BullMQ.
+        in_place: the app does without hash tags, so that both have the same keys.
+    """
+
+    def __init__(self, url: str, bull: BullBridge, node: NodeBridge, *, in_place: bool) -> None:
+        self.url, self.bull, self.node, self.in_place = url, bull, node, in_place
+        self.name = wire_name("mail", hash_tag=not in_place)
+        self.app = App("migrating", url, queue_hash_tag=not in_place)
+        self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self._raw = redis.Redis.from_url(url)
+
+    def migration(self, **wishes: Any) -> BullMigration:
+        """Of Bull's ``mail`` to ours."""
+        return BullMigration(self.app.queue("mail"), "mail", **wishes)
+
+    def migrate(self, **wishes: Any) -> Report:
+        """Do it, all of it."""
+        return self.migration(**wishes).run()
+
+    def command(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        with self.start(*args, url=url) as process:
+            out, err = process.communicate(timeout=40)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @contextmanager
+    def start(self, *args: str, url: str = "") -> Iterator[subprocess.Popen[str]]:
+        """Start the command; it is killed at the end if it still runs."""
+        with subprocess.Popen(
+            [COMMAND, "-b", url or self.url, "migrate-bull", "mail", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"BULLTASK_QUEUE_HASH_TAG": str(not self.in_place)},
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def dump(self, pattern: str = "*") -> dict[Any, Any]:
+        """Every key as Redis would save it."""
+        return {key: self._raw.dump(key) for key in sorted(self._raw.keys(pattern))}
+
+    def hash(self, job_id: str, queue: str = "") -> dict[str, str]:
+        """A job as it is stored: Bull's, or that of another queue."""
+        found: dict[str, str] = self.redis.hgetall(f"bull:{queue or 'mail'}:{job_id}")
+        return found
+
+    def seen(self, job_id: str) -> dict[str, Any]:
+        """A job as Node's BullMQ shows it, with ``state`` and ``logs``."""
+        job: dict[str, Any] | None = self.node.call("queue.getJob", queue=self.name, job=job_id)
+        assert job is not None, f"Node finds no job {job_id}"
+        return job
+
+    def call(self, method: str, *args: object) -> Any:
+        """Call a method of Node's ``Queue``."""
+        return self.node.call("queue.call", queue=self.name, method=method, args=list(args))
+
+    def counts(self) -> dict[str, int]:
+        """Node's ``getJobCounts`` without the zeros."""
+        return {state: count for state, count in self.call("getJobCounts").items() if count}
+
+    def ids(self, name: str) -> list[str]:
+        """The ids of all jobs of a queue, by the keys that have them."""
+        found: list[str] = []
+        for place in PLACES:
+            key = f"bull:{name}:{place}"
+            found += self.redis.lrange(key, 0, -1) if self.redis.type(key) == "list" else self.redis.zrange(key, 0, -1)
+        return found
+
+    def all_ids(self) -> list[str]:
+        """Those of both queues, sorted."""
+        return sorted(self.ids("mail") + ([] if self.in_place else self.ids("{mail}")))
+
+    def run_all(self, file: Path, processor: str = "record") -> Callable[[], list[str]]:
+        """Start a worker of Node that notes the ids of what it runs, one after the other."""
+        self.node.call("worker.start", queue=self.name, processor=processor, args={"file": str(file)})
+        return lambda: [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
+
+    def close(self) -> None:
+        """End our side."""
+        self.redis.close()
+        self._raw.close()
+        self.app.close()

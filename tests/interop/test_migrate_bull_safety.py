@@ -1,0 +1,252 @@
+"""``bulltask migrate-bull`` that is refused, killed, cut off, or run where it should not be: nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bulltask.errors import BrokerFull, BrokerUnavailable, MigrationRefused
+from bulltask.migrate import BullMigration, Layout
+from bulltask.migrate.outcome import Left
+from bulltask.testing.flaky import FlakyProxy
+from tests.interop.bull_bridge import BullBridge
+from tests.interop.migrating import Migrating
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def second_bull(migrating: Migrating) -> Iterator[BullBridge]:
+    """Bull in a process that may be killed."""
+    with BullBridge.to(migrating.url, package="bull") as bull:
+        yield bull
+
+
+def fill(migrating: Migrating, count: int) -> list[str]:
+    """Add jobs of every kind; return the ids of those that wait, next ones first."""
+    jobs = []
+    for number in range(count):
+        kinds: list[dict[str, Any]] = [
+            {},
+            {"delay": HOUR_MS + number},
+            {"priority": 1 + number % 5},
+            {"jobId": f"id-{number}"},
+        ]
+        jobs.append({"name": "n", "data": {"number": number}, "opts": kinds[number % 4]})
+    migrating.bull.calls(["addBulk", jobs])
+    return migrating.all_ids()
+
+
+def numbers(migrating: Migrating, name: str) -> list[int]:
+    """What is in the data of a queue's jobs: each job has a number of its own."""
+    return [json.loads(migrating.hash(job, name)["data"])["number"] for job in migrating.ids(name)]
+
+
+def test_a_dry_run_changes_nothing_and_says_what_it_would_do(migrating: Migrating) -> None:
+    fill(migrating, 8)
+    migrating.bull.calls(["add", "tick", {}, {"repeat": {"every": 60_000}}], ["pause"])
+    before = migrating.dump()
+    done = migrating.command()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Bull 3 or 4, paused" in done.stdout
+    for line in ("  delayed              3", "6 would be", "3 would be", "repeatable 'tick:::60000' -> job scheduler"):
+        assert line.replace("would be", "would be converted: " if migrating.in_place else "would become ").rstrip() in (
+            done.stdout
+        )
+    assert "dry run: nothing was changed" in done.stdout
+    assert migrating.dump() == before
+
+
+def test_the_command_says_what_it_has_done_and_the_counts_add_up(migrating: Migrating) -> None:
+    ids = fill(migrating, 40)
+    done = migrating.command("--execute")
+    assert (done.returncode, migrating.all_ids()) == (0, ids)
+    assert "Done: 40 jobs" in done.stdout
+    if migrating.in_place:
+        assert "bull:mail: 40 jobs before, 40 after" in done.stdout
+    else:
+        assert "bull:mail: 40 jobs before, 0 after" in done.stdout
+        assert "bull:{mail}: 0 jobs before, 40 after" in done.stdout
+        assert migrating.redis.keys("bull:mail:*") == ["bull:mail:id"]
+
+
+@pytest.mark.parametrize("after", [1, 700, 1_400, 2_300])
+def test_killed_in_the_middle_and_started_again_no_job_is_lost_and_none_is_there_twice(
+    migrating: Migrating, after: int, wait: Callable[..., Any]
+) -> None:
+    ids = fill(migrating, 3_000)
+
+    def done() -> int:
+        if not migrating.in_place:
+            return 3_000 - len(migrating.ids("mail"))
+        return sum("timestamp" not in migrating.hash(job)["opts"] for job in ids[::100]) * 100
+
+    with FlakyProxy("127.0.0.1", int(migrating.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
+        proxy.latency(0.004)  # so that the moment can be met
+        with migrating.start("--execute", url=f"redis://127.0.0.1:{proxy.port}/0") as process:
+            wait(lambda: done() >= after or process.poll() is not None, 40.0, f"{after} moved jobs")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert 0 < done() < 3_000, "it was killed too early or too late"
+    assert migrating.all_ids() == ids
+    assert migrating.command("--execute").returncode == 0
+    assert migrating.all_ids() == ids
+    assert sorted(numbers(migrating, migrating.name)) == list(range(3_000))
+    assert migrating.counts() == {"waiting": 1_500, "delayed": 750, "prioritized": 750}
+    waiting = migrating.redis.lrange(f"bull:{migrating.name}:wait", 0, -1)[::-1]
+    assert [int(migrating.hash(job, migrating.name)["data"][10:-1]) for job in waiting] == [
+        number for number in range(3_000) if number % 4 in {0, 3}
+    ]
+
+
+def test_a_lost_reply_is_no_lost_job(migrating: Migrating) -> None:
+    ids = fill(migrating, 500)
+    with FlakyProxy("127.0.0.1", int(migrating.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
+        app_url = f"redis://127.0.0.1:{proxy.port}/0"
+        queue = type(migrating.app)("cut", app_url, queue_hash_tag=not migrating.in_place).queue("mail")
+        plan = BullMigration(queue, "mail").plan()
+        proxy.drop_replies(1, match="EVALSHA")
+        with pytest.raises(BrokerUnavailable):
+            BullMigration(queue, "mail").run(plan)
+    assert migrating.all_ids() == ids
+    assert migrating.migrate().complete
+    assert migrating.all_ids() == ids
+
+
+def test_a_full_redis_loses_nothing_and_the_rest_follows_when_there_is_room(migrating: Migrating) -> None:
+    ids = fill(migrating, 300)
+    plan = migrating.migration().plan()
+    try:
+        migrating.redis.config_set("maxmemory", "1mb")
+        with pytest.raises(BrokerFull):
+            migrating.migration().run(plan)
+    finally:
+        migrating.redis.config_set("maxmemory", "0")
+    assert migrating.all_ids() == ids
+    assert migrating.migrate().complete
+    assert migrating.all_ids() == ids
+
+
+def test_running_it_twice_does_nothing_the_second_time(migrating: Migrating) -> None:
+    fill(migrating, 20)
+    migrating.bull.calls(["add", "tick", {}, {"repeat": {"every": 60_000}}])
+    assert migrating.migrate().complete
+    before = migrating.dump()
+    done = migrating.command("--execute")
+    assert done.returncode == (3 if migrating.in_place else 0)
+    assert ("may have been migrated before" if migrating.in_place else "Nothing to migrate") in (
+        done.stdout + done.stderr
+    )
+    assert migrating.dump() == before
+
+
+def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
+    add = [["queue.add", {"delay": HOUR_MS}], ["queue.add", {"priority": 3}], ["queue.add", {"timestamp": 5}]]
+    for _, opts in add:
+        migrating.node.call("queue.add", queue="mail", name="n", data={}, opts=opts)
+    migrating.node.call("worker.start", queue="mail", processor="fail")
+    failed = migrating.node.call("queue.add", queue="mail", name="n", data={})["id"]
+    with pytest.raises(Exception, match="it failed"):
+        migrating.node.call("job.waitUntilFinished", queue="mail", job=failed)
+    migrating.node.reset()
+    before = migrating.dump("bull:mail:*")
+    done = migrating.command("--execute")
+    assert (done.returncode, migrating.dump("bull:mail:*")) == (3, before)
+    assert "bull:mail is a queue of BullMQ and has no job of Bull" in done.stderr
+    with pytest.raises(MigrationRefused, match="queue of BullMQ"):
+        migrating.migrate(force=True)
+
+
+def test_in_a_mixed_queue_only_bulls_jobs_are_touched(migrating: Migrating) -> None:
+    bulls = [migrating.bull.add("n", priority=priority) for priority in (0, 4)]
+    own = [
+        migrating.node.call("queue.add", queue="mail", name="n", data={}, opts={"jobId": f"own-{n}", **opts})["id"]
+        for n, opts in enumerate([{}, {"priority": 2}, {"delay": HOUR_MS}, {"timestamp": 77}])
+    ]
+    before = {job: migrating.hash(job) for job in own}
+    plan = migrating.migration().plan()
+    assert plan.layout is Layout.MIXED
+    report = migrating.migrate()
+    assert (report.outcome.moved, report.complete) == ({"waiting": 2}, True)
+    assert {job: migrating.hash(job) for job in own} == before
+    assert set(own) <= set(migrating.ids("mail"))
+    assert {migrating.seen(job)["state"] for job in bulls} == {"waiting", "prioritized"}
+
+
+def test_workers_that_seem_to_be_connected_stop_it(migrating: Migrating, second_bull: BullBridge) -> None:
+    migrating.bull.add("n")
+    held = second_bull.hold()
+    waiting = migrating.bull.add("n")
+    before = migrating.dump("bull:mail:[0-9]")
+    done = migrating.command("--execute")
+    assert (done.returncode, migrating.dump("bull:mail:[0-9]")) == (3, before)
+    assert "workers of bull:mail seem to be connected" in done.stderr
+    report = migrating.migrate(force=True)
+    assert (report.outcome.moved, report.outcome.left[Left.ACTIVE]) == ({"waiting": 1}, [held])
+    assert migrating.redis.lrange("bull:mail:active", 0, -1) == [held]
+    assert migrating.seen(waiting)["state"] == "waiting"
+
+
+def test_active_jobs_stay_until_their_worker_has_died_and_one_says_so(
+    migrating: Migrating, second_bull: BullBridge
+) -> None:
+    job = migrating.bull.add("n", {"value": 3})
+    assert second_bull.hold() == job
+    second_bull.close()
+    locked = migrating.migrate(recover_active=True)
+    assert (locked.outcome.left, locked.complete) == ({Left.ACTIVE: [job]}, False)
+    assert migrating.command("--execute").returncode == 4
+    migrating.redis.delete(f"bull:mail:{job}:lock")  # 30 seconds later
+    assert migrating.migrate().outcome.left == {Left.ACTIVE: [job]}
+    assert migrating.migrate(recover_active=True).outcome.moved == {"recovered": 1}
+    assert migrating.seen(job)["state"] == "waiting"
+    migrating.node.call("worker.start", queue=migrating.name, processor="echo")
+    assert migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=job) == {"value": 3}
+
+
+def test_ids_that_the_target_has_already_are_not_overwritten(migrating: Migrating) -> None:
+    if migrating.in_place:
+        pytest.skip("there is one queue")
+    migrating.node.call("queue.add", queue="{mail}", name="own", data={"own": 1})
+    bulls = [migrating.bull.add("n", {"n": number}) for number in range(2)]
+    plan = migrating.migration().plan()
+    assert plan.outcome.left == {Left.ID_TAKEN: ["1"]}
+    report = migrating.migrate()
+    assert (report.outcome.left, report.outcome.moved) == ({Left.ID_TAKEN: ["1"]}, {"waiting": 1})
+    assert (migrating.seen("1")["name"], migrating.ids("mail")) == ("own", ["1"])
+    assert migrating.migrate(id_prefix="bull-").complete
+    assert migrating.seen("bull-1")["data"] == {"n": 0}
+    assert bulls == ["1", "2"]
+
+
+def test_ids_that_are_names_of_bullmqs_keys_stay(migrating: Migrating) -> None:
+    for name in ("events", "marker", "prioritized", "meta"):
+        migrating.bull.add("n", jobId=name)
+    migrating.bull.add("n", priority=1)
+    plan = migrating.migration().plan()
+    assert (plan.layout, plan.outcome.left) == (
+        Layout.BULL,
+        {Left.RESERVED: ["events", "marker", "prioritized", "meta"]},
+    )
+    if migrating.in_place:
+        before = migrating.dump()
+        with pytest.raises(MigrationRefused, match="names of BullMQ's keys"):
+            migrating.migrate()
+        assert migrating.dump() == before
+    else:
+        assert migrating.migrate(id_prefix="bull-").outcome.moved == {"waiting": 5}
+
+
+def test_what_bull_adds_after_the_migration_comes_with_the_next(migrating: Migrating) -> None:
+    first = migrating.bull.add("n")
+    migrating.migrate()
+    late, urgent = migrating.bull.add("n"), migrating.bull.add("n", priority=1)
+    assert migrating.migrate().outcome.moved == {"waiting": 2}
+    assert sorted(migrating.ids(migrating.name)) == sorted([first, late, urgent])
+    assert migrating.counts() == {"waiting": 2, "prioritized": 1}

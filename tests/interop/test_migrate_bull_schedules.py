@@ -1,0 +1,121 @@
+"""Repeatable jobs of the real Bull become job schedulers, which go on where Bull has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.migrating import Migrating
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+YEARLY = "0 0 5 1 1 *"
+
+
+def repeat(migrating: Migrating, name: str, data: object, rule: dict[str, Any], **opts: Any) -> str:
+    """Have Bull repeat a job; return the id of the next one."""
+    return migrating.bull.add(name, data, repeat=rule, **opts)
+
+
+def schedulers(migrating: Migrating) -> dict[str, dict[str, Any]]:
+    """Node's job schedulers by the name of their jobs."""
+    return {scheduler["name"]: scheduler for scheduler in migrating.call("getJobSchedulers")}
+
+
+def test_patterns_and_intervals_run_next_when_bull_would_have_run_them(migrating: Migrating) -> None:
+    yearly = repeat(migrating, "yearly", {"to": "x"}, {"cron": YEARLY, "tz": "Europe/Berlin", "limit": 9}, attempts=4)
+    hourly = repeat(migrating, "hourly", {}, {"every": 3_600_000}, jobId="mine", priority=2)
+    next_ms = {name: int(job.rpartition(":")[2]) for name, job in (("yearly", yearly), ("hourly", hourly))}
+    report = migrating.migrate()
+    assert (report.complete, len(report.schedulers), report.outcome.moved) == (True, 2, {"delayed": 2})
+    found = schedulers(migrating)
+    assert {name: scheduler["next"] for name, scheduler in found.items()} == next_ms
+    assert (found["yearly"]["pattern"], found["yearly"]["tz"], found["yearly"]["limit"]) == (YEARLY, "Europe/Berlin", 9)
+    assert found["yearly"]["template"] == {"data": {"to": "x"}, "opts": {"attempts": 4}}
+    assert found["hourly"]["every"] == 3_600_000
+    assert found["hourly"]["key"].startswith("mine-")
+    assert migrating.counts() == {"delayed": 2}
+    assert not [job for job in migrating.all_ids() if job in {yearly, hourly}]
+    if not migrating.in_place:
+        assert migrating.redis.keys("bull:mail:*") == ["bull:mail:id"]
+
+
+def test_a_pattern_without_a_time_zone_is_that_of_the_app(migrating: Migrating) -> None:
+    repeat(migrating, "yearly", {}, {"cron": YEARLY})
+    migrating.migrate()
+    assert schedulers(migrating)["yearly"]["tz"] == "UTC"
+
+
+def test_the_series_goes_on_in_nodes_worker_and_ends_at_bulls_limit(
+    migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
+) -> None:
+    repeat(migrating, "tick", {}, {"every": 700, "limit": 4})
+    migrating.bull.work(1)  # Bull has run the first, and the second waits
+    migrating.migrate()
+    ran = migrating.run_all(tmp_path / "ran")
+    wait(lambda: len(ran()) == 3 and not migrating.counts().get("delayed"), 20.0, "the second, third and fourth")
+    at_ms = [int(job.rpartition(":")[2]) for job in ran()]
+    assert [later - earlier for earlier, later in pairwise(at_ms)] == [700, 700]
+    assert all(moment % 700 == 0 for moment in at_ms)
+
+
+def test_a_repeatable_whose_next_job_waits_already_has_it_run_and_goes_on(
+    migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
+) -> None:
+    job = repeat(migrating, "tick", {}, {"every": 800})
+    migrating.redis.zrem("bull:mail:delayed", job)  # as Bull's timer does it
+    migrating.redis.lpush("bull:mail:wait", job)
+    assert migrating.migrate().complete
+    assert job in migrating.ids(migrating.name)
+    ran = migrating.run_all(tmp_path / "ran")
+    wait(lambda: len(ran()) >= 3, 20.0, "three jobs")
+    assert ran()[0] == job
+    assert len(set(ran())) == len(ran())
+
+
+def test_what_cannot_be_made_a_scheduler_is_told_with_the_call_that_makes_it(migrating: Migrating) -> None:
+    gone = repeat(migrating, "gone", {}, {"cron": YEARLY, "tz": "Asia/Tokyo"})
+    migrating.redis.delete(f"bull:mail:{gone}")
+    migrating.redis.zrem("bull:mail:delayed", gone)
+    [one] = migrating.migration().plan().repeatables
+    assert "its next job is gone" in one.problem
+    assert one.by_hand.startswith(f"app.queue('mail').schedulers.upsert('{one.scheduler_id}', cron='{YEARLY}'")
+    assert "tz='Asia/Tokyo', name='gone'" in one.by_hand
+    done = migrating.command("--execute")
+    assert (done.returncode, one.by_hand in done.stdout) == (4, True)
+    assert migrating.redis.zcard("bull:mail:repeat") == 1
+
+
+def test_repeatables_stay_while_delayed_jobs_are_left_out(migrating: Migrating) -> None:
+    repeat(migrating, "tick", {}, {"every": 3_600_000})
+    report = migrating.migrate(states=("waiting",))
+    assert (report.schedulers, [one.problem for one in report.repeatables_left]) == ([], ["you left delayed jobs out"])
+    assert migrating.migrate().complete
+
+
+def test_a_scheduler_that_was_made_before_the_end_came_is_not_made_again(migrating: Migrating) -> None:
+    job = repeat(migrating, "tick", {}, {"every": 3_600_000})
+    key = migrating.redis.zrange("bull:mail:repeat", 0, -1)[0]
+    hash_, score = migrating.hash(job), migrating.redis.zscore("bull:mail:delayed", job)
+    migrating.migrate()
+    before = schedulers(migrating)
+    # What a Bull that is still there might bring back.
+    migrating.redis.hset(f"bull:mail:{job}", mapping=hash_)
+    migrating.redis.zadd("bull:mail:delayed", {job: score})
+    migrating.redis.zadd("bull:mail:repeat", {key: int(job.rpartition(":")[2])})
+    assert migrating.migrate().complete
+    assert schedulers(migrating) == before
+    assert migrating.counts() == {"delayed": 1}
+
+
+def test_a_series_that_is_over_makes_no_scheduler(migrating: Migrating) -> None:
+    repeat(migrating, "tick", {}, {"every": 300, "limit": 1})
+    migrating.bull.work(1)
+    report = migrating.migrate()
+    assert (report.complete, report.schedulers, report.outcome.moved) == (True, [], {"completed": 1})
+    assert schedulers(migrating) == {}
+    assert migrating.redis.exists("bull:mail:repeat") == 0

@@ -1,0 +1,171 @@
+"""The layout of Bull 1 and 2, from the seed that describes it, and what needs no Bull to be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.errors import ConfigError, InvalidName, MigrationRefused
+from bulltask.migrate import BullMigration, Layout
+from bulltask.queue.queue import Queue
+from bulltask.testing.wait import wait_until
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+ADDED_MS, DUE_MS = 1_500_000_000_000, 4_000_000_000_000
+TRACE = 'Error: no "x"\\n    at file.js:1'
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    """Our queue ``mail``, ``bull:{mail}``."""
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+def old_job(client: redis.Redis, job_id: str, **fields: Any) -> None:
+    """A job as Bull 1 stores it: no name, attempts in the hash (seed 004, "Job Data")."""
+    hash_: dict[str, Any] = {
+        "data": f'{{"n": {job_id}}}',
+        "opts": "{}",
+        "progress": 0,
+        "delay": 0,
+        "timestamp": ADDED_MS + int(job_id),
+        "attempts": 1,
+        "attemptsMade": 0,
+        "stacktrace": "null",
+        "returnvalue": "null",
+    }
+    client.hset(f"bull:mail:{job_id}", mapping=hash_ | fields)
+
+
+def old_queue(client: redis.Redis) -> None:
+    """Bull 1's queue ``mail``: completed and failed are sets, scores of delayed ones are ms times 4096 plus the id."""
+    for job_id in ("1", "2"):
+        old_job(client, job_id, returnvalue=f'{{"ok":{job_id}}}', progress=1)
+    client.sadd("bull:mail:completed", "2", "1")
+    old_job(
+        client,
+        "3",
+        attempts=3,
+        attemptsMade=3,
+        opts='{"attempts":3,"backoff":5}',
+        stacktrace=f'["{TRACE}"]'.replace('"x"', '\\"x\\"'),
+    )
+    client.sadd("bull:mail:failed", "3")
+    for job_id in ("4", "5"):
+        old_job(client, job_id)
+        client.lpush("bull:mail:wait", job_id)
+    old_job(client, "6", delay=DUE_MS - ADDED_MS)
+    client.zadd("bull:mail:delayed", {"6": DUE_MS * 4096 + 6})
+    client.set("bull:mail:id", 6)
+
+
+def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client: redis.Redis) -> None:
+    old_queue(redis_client)
+    migration = BullMigration(queue)
+    plan = migration.plan()
+    assert (plan.layout, plan.total, plan.outcome.notes) == (Layout.BULL_1, 6, {"unnamed": 6})
+    report = migration.run()
+    assert (report.complete, report.target_after, sum(report.after.values())) == (True, 6, 0)
+    assert report.outcome.moved == {"completed": 2, "failed": 1, "waiting": 2, "delayed": 1}
+    done, failed, delayed = (queue.get_job(job_id) for job_id in ("2", "3", "6"))
+    assert done is not None
+    assert failed is not None
+    assert delayed is not None
+    assert (done.name, done.data, done.returnvalue, done.attempts_made) == ("__default__", {"n": 2}, {"ok": 2}, 1)
+    assert (failed.failed_reason, failed.attempts_made, failed.opts) == (
+        'no "x"',
+        3,
+        {"attempts": 3, "backoff": {"type": "fixed", "delay": 5}},
+    )
+    assert redis_client.zrange("bull:{mail}:completed", 0, -1, withscores=True) == [
+        ("1", ADDED_MS + 1),
+        ("2", ADDED_MS + 2),
+    ]
+    assert redis_client.zscore("bull:{mail}:delayed", "6") == DUE_MS * 4096 + 6
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["5", "4"]
+    assert redis_client.get("bull:{mail}:id") == "6"
+    waiting = redis_client.hgetall("bull:{mail}:4")
+    assert not {"attempts", "attemptsMade", "stacktrace", "returnvalue"} & waiting.keys()
+
+
+def test_bull_1_is_known_by_its_jobs_where_none_has_ended(queue: Queue, redis_client: redis.Redis) -> None:
+    old_job(redis_client, "1")
+    redis_client.lpush("bull:mail:wait", "1")
+    assert BullMigration(queue).plan().layout is Layout.BULL_1
+
+
+def test_sets_cannot_become_sorted_sets_in_place(broker_url: str, redis_client: redis.Redis) -> None:
+    old_queue(redis_client)
+    before = {key: redis_client.type(key) for key in redis_client.keys("*")}
+    with Queue("mail", broker_url, queue_hash_tag=False) as queue:
+        with pytest.raises(MigrationRefused, match="sets of Bull 1 and 2"):
+            BullMigration(queue).run()
+        assert {key: redis_client.type(key) for key in redis_client.keys("*")} == before
+        with Queue("new", broker_url, queue_hash_tag=False) as other:
+            assert BullMigration(other, "mail").run().complete
+
+
+def test_a_limit_counts_in_sets_too(queue: Queue, redis_client: redis.Redis) -> None:
+    old_queue(redis_client)
+    report = BullMigration(queue, states=("completed",), limit=1).run()
+    assert (report.outcome.moved, redis_client.smembers("bull:mail:completed")) == ({"completed": 1}, {"2"})
+    assert BullMigration(queue).run().complete
+
+
+def test_no_queue_at_all_is_said_so(queue: Queue) -> None:
+    plan = BullMigration(queue).plan()
+    assert (plan.layout, plan.total, plan.refusals) == (Layout.EMPTY, 0, [])
+
+
+def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None:
+    redis_client.hset(
+        "old:mail:1", mapping={"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}'}
+    )
+    redis_client.lpush("old:mail:wait", "1")
+    assert BullMigration(queue).plan().layout is Layout.EMPTY
+    assert BullMigration(queue, source_prefix="old").run().outcome.moved == {"waiting": 1}
+    assert redis_client.hget("bull:{mail}:1", "timestamp") == "5"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "error", "text"),
+    [
+        ({"states": ("waitin",)}, ConfigError, "waiting, delayed, completed, failed, not 'waitin'"),
+        ({"limit": 0}, ConfigError, "limit must be 1 or more"),
+        ({"id_prefix": "a:b"}, ConfigError, "id_prefix 'a:b' has a ':'"),
+        ({"default_name": ""}, InvalidName, "task name"),
+        ({"dry": True}, TypeError, "dry"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused_at_once(
+    queue: Queue, wishes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        BullMigration(queue, **wishes)
+
+
+def test_in_place_ids_stay(broker_url: str) -> None:
+    with Queue("mail", broker_url, queue_hash_tag=False) as queue, pytest.raises(ConfigError, match="in place"):
+        BullMigration(queue, id_prefix="old-")
+
+
+def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFactory) -> None:
+    server = server_factory(extra=["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"])
+    with redis.Redis.from_url(server.url, decode_responses=True) as plain, Queue("mail", server.url) as queue:
+        plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
+        opts = '{"attempts":1,"delay":0,"timestamp":5}'
+        for prefix in ("bull:mail", "old:{mail}"):
+            plain.hset(f"{prefix}:1", mapping={"name": "n", "data": "{}", "opts": opts})
+            plain.lpush(f"{prefix}:wait", "1")
+        with pytest.raises(MigrationRefused, match=r"one step only within a slot, and bull:mail and bull:\{mail\}"):
+            BullMigration(queue).run()
+        assert plain.lrange("bull:mail:wait", 0, -1) == ["1"]
+        assert BullMigration(queue, "{mail}", source_prefix="old").run().outcome.moved == {"waiting": 1}
+        assert plain.lrange("bull:{mail}:wait", 0, -1) == ["1"]
