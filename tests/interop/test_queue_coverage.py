@@ -12,6 +12,7 @@ from bulltask.queue.options import AddOptions
 from bulltask.queue.queue import Queue
 from bulltask.queue.repeatables import Repeatables
 from bulltask.queue.schedulers import JobSchedulers
+from bulltask.repeat import Rule
 from tests.interop.conftest import HERE
 from tests.support.programs import ROOT
 
@@ -91,6 +92,15 @@ def test_every_option_of_nodes_jobs_is_ours_too_or_in_the_table(node_client: Non
     assert {"attempts", "deduplication", "failParentOnFailure"} <= found
     spelled = {re.sub(r"([A-Z])", lambda capital: f"_{capital[1].lower()}", name): name for name in found}
     assert {name for ours, name in spelled.items() if ours not in AddOptions.__annotations__} == said("JobsOptions")
+
+
+def test_every_option_of_nodes_schedulers_is_in_the_table_and_the_table_has_all_of_ours(node_client: None) -> None:
+    found = options("interfaces/repeat-options.d.ts", "RepeatOptions")
+    found |= options("../../../cron-parser/types/common.d.ts", "ParserOptions") - {"iterator"}
+    assert {"pattern", "tz"} <= found
+    assert said("RepeatOptions") == found
+    named = {word for row in rows("RepeatOptions") for word in re.findall(r"`([a-z]+)`", row[1])}
+    assert named == Rule.__annotations__.keys()
 
 
 @pytest.mark.parametrize("name", OURS)
