@@ -242,16 +242,21 @@ class Bridge:
     async def reset(self, **_: Any) -> None:
         """Be as good as new. Workers are cancelled: a close would wait for what runs and for BZPOPMIN."""
         for worker in self._workers.values():
-            worker.closing = worker.closed = True
-            worker.cancelProcessing()
-            for timer in (worker.timer, worker.stalledCheckTimer):
-                timer.stop()
-        for owner in [*self._workers.values(), *self._queues.values()]:
-            await owner.redisConnection.close()
-        for worker in self._workers.values():
-            await worker.blockingRedisConnection.close()
+            await (cancelled(worker) if hasattr(worker, "timer") else worker.close(True))
+        for queue in self._queues.values():
+            await queue.close()
         self._workers.clear()
         self._queues.clear()
+
+
+async def cancelled(worker: Any) -> None:
+    """End a worker of 2.x: its own close by force leaves its timers running."""
+    worker.closing = worker.closed = True
+    worker.cancelProcessing()
+    for timer in (worker.timer, worker.stalledCheckTimer):
+        timer.stop()
+    await worker.redisConnection.close()
+    await worker.blockingRedisConnection.close()
 
 
 async def answer(bridge: Bridge, line: bytes) -> None:
