@@ -86,9 +86,9 @@ class JobOptions:
         """Milliseconds from ``now_ms`` until the job may run."""
         return max(self.delay_ms, 0 if self.eta_ms is None else self.eta_ms - now_ms)
 
-    def to_wire(self, job_id: str, now_ms: int) -> dict[str, object]:
+    def to_wire(self, now_ms: int) -> dict[str, object]:
         """The map that the add scripts store as the job's ``opts`` when it is sent at ``now_ms`` (server time)."""
-        wire: dict[str, object] = {"attempts": self.attempts, "jobId": job_id}
+        wire: dict[str, object] = {"attempts": self.attempts}
         if self.backoff is not None:
             wire["backoff"] = self.backoff.to_wire()
         if (delay_ms := self.delay_at(now_ms)) > 0:
@@ -111,7 +111,7 @@ class JobOptions:
         Args:
             own: more of what only bulltask knows.
         """
-        wire = {name: value for name, value in self.to_wire("", 0).items() if name not in _OF_ONE_JOB}
+        wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         mine: dict[str, object] = {**self._own_to_wire(0), **own}
         if self.expires_in_ms is not None:
             # Each job has its own moment to count from.
@@ -162,6 +162,7 @@ class NewJob:
         parent: the job that waits for this one.
         has_children: the job waits for children that are sent with it.
         timestamp_ms: creation time to store, ``None`` for the moment of sending.
+        chosen: the caller gave the id, so that it is one of the options.
     """
 
     queue: str
@@ -172,11 +173,21 @@ class NewJob:
     parent: ParentLink | None = None
     has_children: bool = False
     timestamp_ms: int | None = None
+    chosen: bool = False
 
     @property
     def ref(self) -> JobRef:
         """The job's address."""
         return JobRef(self.queue, self.id)
+
+    def opts(self, now_ms: int) -> dict[str, object]:
+        """What is stored as ``opts`` when it is sent at ``now_ms`` (server time)."""
+        wire = self.options.to_wire(now_ms)
+        if self.chosen:
+            # Only then, as Node does: whoever adds a copy with these options (bull-board's "Duplicate") gets an id of
+            # its own. With ours, the copy would be this job again, and nothing be added.
+            wire["jobId"] = self.id
+        return wire
 
 
 @value_class

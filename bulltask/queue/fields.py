@@ -217,7 +217,7 @@ def record_of(job: NewJob, job_id: str) -> JobRecord:
         name=job.name,
         data_text=job.data.decode(),
         data=codec.decode(job.data),
-        opts=job.options.to_wire(job.id, now_ms),
+        opts=job.opts(now_ms),
         timestamp_ms=now_ms,
         delay_ms=max(0, job.options.delay_at(now_ms)),
         priority=job.options.priority,

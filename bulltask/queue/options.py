@@ -133,6 +133,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
         options=_job_options(name, options, stored, config),
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
+        chosen=job_id is not None,
     )
 
 

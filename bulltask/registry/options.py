@@ -271,7 +271,14 @@ class JobPlan:
         check_size(encoded, self.options.more, what)
         new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
         return NewJob(
-            self.queue, new_id, self.name, encoded, self.options, parent=self.parent, timestamp_ms=self.timestamp_ms
+            self.queue,
+            new_id,
+            self.name,
+            encoded,
+            self.options,
+            parent=self.parent,
+            timestamp_ms=self.timestamp_ms,
+            chosen=job_id is not None,
         )
 
 

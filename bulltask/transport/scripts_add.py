@@ -111,7 +111,7 @@ def _add(script: str, places: tuple[str, ...], keys: QueueKeys, job: NewJob, now
         None if dedup is None else keys.deduplication(dedup),
     ]
 
-    return _call(script, places, keys, job.id, (head, job.data, job.options.to_wire(job.id, now_ms)))
+    return _call(script, places, keys, job.id, (head, job.data, job.opts(now_ms)))
 
 
 def _call(

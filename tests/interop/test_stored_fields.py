@@ -16,8 +16,6 @@ DEFAULTS: dict[str, Any] = {
     "attempts": 3,
     "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
     "removeOnComplete": {"age": 86_400},
-    # ids are made by the client, so a send can be repeated safely
-    "jobId": "<the job's id>",
     # Node ignores it; it tells our workers that the job is ours
     "bulltask": {"v": 1},
 }
@@ -38,7 +36,7 @@ def pair(request: pytest.FixtureRequest, either: SideBySide) -> tuple[dict[str, 
     with the defaults spelled out."""
     _, ours, theirs = request.param
     job = either.send("echo", options={"job_id": "ours", **ours}, value={"to": "ä😀"})
-    explicit = {name: value for name, value in DEFAULTS.items() if name not in {"jobId", "bulltask"}}
+    explicit = {name: value for name, value in DEFAULTS.items() if name != "bulltask"}
     other = either.add("echo", {"value": {"to": "ä😀"}}, jobId="theirs", **explicit, **theirs)
     return either.redis.hgetall(either.keys.job(job.id)), either.redis.hgetall(either.keys.job(other))
 
@@ -61,7 +59,7 @@ def test_our_options_are_nodes_own_and_the_key_bulltask(pair: tuple[dict[str, st
 def test_without_options_ours_differ_from_nodes_by_our_defaults(mail: SideBySide) -> None:
     ours, theirs = mail.send("echo"), mail.add("echo")
     assert stored(mail, theirs) == {"attempts": 0}
-    assert stored(mail, ours.id) == {**DEFAULTS, "jobId": ours.id}
+    assert stored(mail, ours.id) == DEFAULTS
 
 
 def test_every_setting_of_ours_is_an_option_of_nodes_with_the_same_value(mail: SideBySide) -> None:
@@ -78,7 +76,7 @@ def test_every_setting_of_ours_is_an_option_of_nodes_with_the_same_value(mail: S
     ]
     for settings, changed in table:
         job = mail.sender(**settings).send_task("echo")
-        expected = {**DEFAULTS, "jobId": job.id, **changed}
+        expected = {**DEFAULTS, **changed}
         assert stored(mail, job.id) == {name: value for name, value in expected.items() if value is not None}, settings
 
 

@@ -102,7 +102,6 @@ def test_a_plain_job_lies_in_wait_with_bullmqs_fields_and_no_others(app: App, re
     assert before - ROUND_TRIP_MS <= int(fields["timestamp"]) <= server_ms(redis_client) + ROUND_TRIP_MS
     assert json.loads(fields["opts"]) == {
         "attempts": 3,
-        "jobId": result.id,
         "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
         "bulltask": {"v": 1},
     }

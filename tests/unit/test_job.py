@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ json_values = st.recursive(
 
 
 def wire(**options: Any) -> dict[str, Any]:
-    return JobOptions(**options).to_wire("id-1", NOW_MS)
+    return JobOptions(**options).to_wire(NOW_MS)
 
 
 def active(fields: dict[str, object] | None = None, /, **opts: object) -> ActiveJob:
@@ -44,8 +45,14 @@ def active(fields: dict[str, object] | None = None, /, **opts: object) -> Active
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_job_has_attempts_backoff_its_id_and_our_mark() -> None:
-    assert wire() == {"attempts": 3, "jobId": "id-1", "backoff": BACKOFF, "bulltask": {"v": 1}}
+def test_a_plain_job_has_attempts_backoff_and_our_mark() -> None:
+    assert wire() == {"attempts": 3, "backoff": BACKOFF, "bulltask": {"v": 1}}
+
+
+def test_an_id_is_an_option_only_where_the_caller_chose_it() -> None:
+    job = NewJob("mail", "id-1", "t", b"{}", JobOptions())
+    assert "jobId" not in job.opts(NOW_MS)
+    assert replace(job, chosen=True).opts(NOW_MS) == {**wire(), "jobId": "id-1"}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +241,7 @@ def test_malformed_headers_and_backoffs_are_refused() -> None:
     )
 )
 def test_what_we_write_we_read_again(options: JobOptions) -> None:
-    job = active(**options.to_wire("id-1", NOW_MS))
+    job = active(**options.to_wire(NOW_MS))
     assert job.is_ours
     assert (job.attempts, job.lifo, job.expires_ms) == (options.attempts, options.lifo, options.expires_ms)
     assert job.backoff() == options.backoff

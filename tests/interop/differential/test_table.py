@@ -63,7 +63,6 @@ def test_default_options(pair: Pair, defaults: Queue) -> None:
         "attempts": 3,
         "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
         "removeOnComplete": {"age": 86_400},
-        "jobId": job.id,
         "bulltask": {"v": 1},
     }
 
@@ -71,7 +70,6 @@ def test_default_options(pair: Pair, defaults: Queue) -> None:
 def test_own_key_in_options(pair: Pair) -> None:
     theirs, ours = opts(pair.run([add()], intended=False))
     assert ours.pop("bulltask") == {"v": 1}
-    assert ours.pop("jobId") == "#1"
     assert theirs == ours
 
 
