@@ -253,6 +253,12 @@ class ActiveJob:
         return bool(self.scheduler_id) or "repeat" in self.opts
 
     @property
+    def deduplication_id(self) -> str:
+        """The id under which the job is deduplicated, ``""`` for none."""
+        said = self.opts.get("de")
+        return str(said.get("id", "")) if isinstance(said, dict) else ""
+
+    @property
     def own(self) -> Mapping[str, Any]:
         """bulltask's own options; empty for a job that another client sent."""
         own = self.opts.get(OWN_KEY)

@@ -23,6 +23,7 @@ from bulltask.transport import scripts_move as scripts
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.replies import Fetched, text
+from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Claim, Ending
 
 __all__ = ["Taking", "await_children", "check_stalled", "complete", "delay", "fail", "give_back"]
@@ -188,6 +189,8 @@ def _finish(job: JobFields, ending: Ending, token: str | None, *, fetch_next: bo
     now_ms = link.now_ms()
     call = scripts.move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
     fetched = yield from ask(call)
+    if dedup_id := _active(job).deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until now
+        yield from ask(add_kept_job(link.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _picked(link, fetched, claim))
 

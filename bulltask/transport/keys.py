@@ -112,6 +112,10 @@ class QueueKeys:
         """Who owns a deduplication id."""
         return f"{self.base}de:{dedup_id}"
 
+    def kept(self, dedup_id: str) -> str:
+        """What BullMQ 5.72 and newer put aside until the owner of a deduplication id has ended."""
+        return f"{self.base}dn:{dedup_id}"
+
     @property
     def deprecated_priority(self) -> str:
         """What BullMQ 3 kept beside ``wait``."""

@@ -18,6 +18,7 @@ __all__ = [
     "RepeatedJob",
     "add_delayed_job",
     "add_job",
+    "add_kept_job",
     "add_parent_job",
     "add_prioritized_job",
     "add_repeated_job",
@@ -85,6 +86,27 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
         script, places = "addStandardJob", _for_standard(keys)
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
     return _call(script, places, keys, job.id, (head, job.data, job.options))
+
+
+def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> Call[str]:
+    """Own ``addKept``: what a newer BullMQ put aside until the job ``ended_id`` had ended waits now.
+
+    The result is the id of the added job, ``""`` where none was put aside. Doing it again does nothing.
+    """
+    places = (
+        keys.kept(dedup_id),
+        keys.deduplication(dedup_id),
+        keys.active,
+        keys.wait,
+        keys.paused,
+        keys.prioritized,
+        keys.pc,
+        keys.delayed,
+        keys.marker,
+        keys.meta,
+        keys.events,
+    )
+    return script_call(loader.own("addKept"), places, (keys.base, ended_id, now_ms), text)
 
 
 def describe_queue(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:

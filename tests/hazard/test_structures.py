@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from bulltask.queue.flow import FlowJob
 from bulltask.states import JobState
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
-from tests.hazard.page import PINNED
+from tests.hazard.page import NEWEST_5, PINNED
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide, ran
 from tests.support.hand import Hand
+from tests.support.streams import Stream
+from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -151,26 +154,109 @@ def test_deduplication_holds_between_both(mail: SideBySide, told: str) -> None:
     assert told == "safe"
 
 
-def last_one_kept(mail: SideBySide) -> tuple[str, str]:
-    """Their job that is active in our hands, and one more of its deduplication id, which waits for the first to end."""
-    keep = {"id": "d", "keepLastIfActive": True}
-    first = mail.add("a", {"n": 1}, deduplication=keep)
-    hand = Hand(mail.app.broker, mail.keys)
-    assert hand.take() == first
-    mail.add("a", {"n": 2}, deduplication=keep)
-    key = f"{mail.keys.base}dn:d"
-    assert mail.redis.hget(key, "data") == '{"n":2}'
-    hand.end(first)
-    following = hand.take()
-    hand.close()
-    return following, key
+KEEP = {"id": "d", "keepLastIfActive": True}
+KEPT: list[dict[str, Any]] = [{}, {"priority": 7}, {"lifo": True}, {"delay": 60_000}, {"jobId": "chosen"}]
+"""Options of jobs that are put aside."""
+DIES = """
+@app.task(name="die")
+def die():
+    os.kill(os.getpid(), 9)
+"""
 
 
-def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, told: str) -> None:
-    """The payload that came while the job ran stays in a key that no script of 5.62 knows."""
-    following, key = last_one_kept(mail)
-    lost = following == "" and mail.redis.exists(key) == 1
-    assert ("unsafe" if lost else "safe") == told, CHANGED
+@pytest.mark.parametrize("task", ["echo", "aecho"])
+def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, told: str, task: str) -> None:
+    """Of what comes while the job runs the last one follows it: they put it aside, and no script of 5.62 adds it."""
+    first = mail.add(task, {"value": 1}, deduplication=KEEP)
+    with mail.app.queue("mail") as queue:
+        job = queue.get_next_job("by hand")
+        assert job is not None
+        for number in (2, 3):
+            assert mail.add(task, {"value": number}, deduplication=KEEP) == first
+        job.move_to_wait()
+    mail.worker()
+    mail.finished(first)
+    wait_until(lambda: mail.counts() == {"completed": 2}, 20, "the job that was put aside")
+    [other] = set(mail.redis.zrange(mail.keys.completed, 0, -1)) - {first}
+    assert mail.seen(other)["data"] == {"value": 3}
+    assert mail.redis.keys(f"{mail.keys.base}d[en]:*") == []
+    assert told == "safe"
+
+
+@pytest.mark.parametrize("version", [NEWEST_5])
+def test_a_job_that_is_failed_because_it_kills_children_is_followed_too(mail: SideBySide, tmp_path: Path) -> None:
+    first = mail.add("die", deduplication=KEEP)
+    with mail.app.queue("mail") as queue:
+        job = queue.get_next_job("by hand")
+        assert job is not None
+        assert mail.add("quick", deduplication=KEEP) == first
+        job.move_to_wait()
+    worker = Worker(
+        tmp_path / "dying",
+        DIES,
+        options=["-Q", "mail"],
+        settings={"broker_url": mail.url, "worker_concurrency": 1, "max_crashes": 1},
+        environ={"JOURNAL_URL": mail.url},
+    )
+    try:
+        wait_until(lambda: mail.counts() == {"failed": 1, "completed": 1}, 20, "the job that was put aside")
+        assert mail.seen(first)["state"] == "failed"
+    finally:
+        worker.close()
+
+
+def held_back(mail: SideBySide, queue: str, job: str, **options: Any) -> None:
+    """They pause the queue while a job runs, and add another one of its deduplication id, which they put aside."""
+    mail.node.call("queue.pause", queue=queue)
+    opts = {"deduplication": KEEP, **options}
+    assert mail.node.call("queue.add", queue=queue, name="a", data={"n": 2}, opts=opts)["id"] == job
+    assert mail.redis.exists(f"bull:{queue}:dn:d")
+
+
+def what_followed(mail: SideBySide, queue: str) -> dict[str, Any]:
+    """Everything in Redis that the end of the first job has made, without times."""
+    read, base = mail.redis, f"bull:{queue}:"
+    assert not read.exists(f"{base}dn:d")
+    following = read.get(f"{base}de:d")
+    job = read.hgetall(base + following)
+    created, due = int(job.pop("timestamp")), read.zscore(f"{base}delayed", following)
+    job["opts"] = {name: value for name, value in json.loads(job["opts"]).items() if name != "timestamp"}
+    told = [fields for _, fields in read.xrange(f"{base}events") if fields.get("jobId") == following]
+    return {
+        "id": following,
+        "job": job,
+        "events": [{name: value for name, value in fields.items() if name != "delay"} for fields in told],
+        "due after": due and int(due) // 4096 - created,
+        "prioritized": read.zrange(f"{base}prioritized", 0, -1, withscores=True),
+        "lists": {name: read.lrange(base + name, 0, -1) for name in ("wait", "paused", "active")},
+    }
+
+
+@pytest.mark.parametrize("version", [NEWEST_5])
+@pytest.mark.parametrize("options", KEPT, ids=str)
+def test_a_job_that_was_put_aside_is_added_as_they_add_it(mail: SideBySide, options: dict[str, Any]) -> None:
+    def add_first(queue: str) -> str:
+        opts = {"deduplication": KEEP}
+        job: dict[str, Any] = mail.node.call("queue.add", queue=queue, name="a", data={"n": 1}, opts=opts)
+        return str(job["id"])
+
+    theirs = add_first("{theirs}")
+    mail.node.call("worker.start", queue="{theirs}", processor="sleep", args={"ms": 500})
+    events = Stream(mail.url, "bull:{theirs}:events")
+    events.wait_for(event="active", jobId=theirs)
+    held_back(mail, "{theirs}", theirs, **options)
+    events.wait_for(event="completed", jobId=theirs)
+    events.close()
+
+    ours = add_first("{ours}")
+    with mail.app.queue("ours") as queue:
+        job = queue.get_next_job("by hand")
+        assert job is not None
+        held_back(mail, "{ours}", ours, **options)
+        job.move_to_completed(None)
+    assert what_followed(mail, "{ours}") == what_followed(mail, "{theirs}")
+    # Theirs was taken by their worker, which waits.
+    assert mail.redis.zrange("bull:{ours}:marker", 0, -1) == ["1"] * ("delay" in options)
 
 
 def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, told: str, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
 from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import Call
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.work import Limited, Outcome, Picked
@@ -19,6 +21,8 @@ from bulltask.worker.slots import ChildBlock, Slot
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["AsyncLoop"]
+
+R = TypeVar("R")
 
 _WAIT_MS = 60_000
 
@@ -147,16 +151,21 @@ class AsyncLoop:
                     continue
                 written = False
             except JobError:
-                written = unsure and await self._was_ours(picked)
+                written = unsure and await self._surely(self._settler.was_ours(picked), False)
             else:
                 written = True
             self._outage.over()
             self._block.count_job()
-            if written:
-                self._settler.tell(picked, outcome, duration_ms)
-            else:
-                self._settler.tell_lost(picked)
+            await self._tell(picked, outcome if written else None, duration_ms)
             return
+
+    async def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
+        if written is None:
+            self._settler.tell_lost(picked)
+            return
+        if (call := self._settler.follow_up(picked, written)) is not None:
+            await self._surely(call, "")
+        self._settler.tell(picked, written, duration_ms)
 
     async def _write(self, picked: Picked, outcome: Outcome) -> None:
         client = self.client()
@@ -164,14 +173,15 @@ class AsyncLoop:
             await client.run(self._settler.limit_call(picked, outcome))
         await client.run(self._settler.call(picked, outcome, fetch_next=False))
 
-    async def _was_ours(self, picked: Picked) -> bool:
+    async def _surely(self, call: Call[R], otherwise: R) -> R:
+        """Make a call until Redis answers; ``otherwise`` where it refuses."""
         while True:
             try:
-                return await self.client().run(self._settler.was_ours(picked))
+                return await self.client().run(call)
             except REPAIRABLE as exc:
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
             except BrokerError:
-                return False
+                return otherwise
 
     async def _close_client(self) -> None:
         if self._client is not None:

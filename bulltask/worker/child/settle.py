@@ -21,6 +21,7 @@ from bulltask.events import (
 )
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
+from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_queue import limit_now
 from bulltask.worker.child.moves import move_call, why
@@ -82,6 +83,15 @@ class Settler:
                 return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
                 return move_call(picked, outcome, now_ms)
+
+    def follow_up(self, picked: Picked, outcome: Outcome) -> Call[str] | None:
+        """The call to make after ``outcome`` was written, if any: the job may have kept another one from being added.
+
+        BullMQ 5.72 and newer put such a job aside (``keepLastIfActive``), and 5.62's script does not look for it.
+        """
+        if not picked.job.deduplication_id or not isinstance(outcome, Completed | Failed):
+            return None
+        return add_kept_job(picked.keys, picked.job.deduplication_id, picked.job.id, self._clock.now_ms())
 
     def limit_call(self, picked: Picked, outcome: Limited) -> Call[None]:
         """The call that rate-limits the job's queue, to be made before the job goes back.

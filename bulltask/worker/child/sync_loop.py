@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError
+from bulltask.transport.call import Call
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.iterations import Iterations
@@ -15,6 +17,8 @@ from bulltask.worker.child.work import Limited, Outcome, Picked
 from bulltask.worker.slots import ChildBlock, Slot
 
 __all__ = ["SyncLoop"]
+
+R = TypeVar("R")
 
 
 class SyncLoop:
@@ -87,7 +91,7 @@ class SyncLoop:
                     continue
                 written, following = False, None
             except JobError:
-                written, following = unsure and self._was_ours(picked), None
+                written, following = unsure and self._surely(self._settler.was_ours(picked), False), None
             else:
                 written = True
             if following is None:
@@ -100,8 +104,10 @@ class SyncLoop:
         self._block.count_job()
         if written is None:
             self._settler.tell_lost(picked)
-        else:
-            self._settler.tell(picked, written, duration_ms)
+            return
+        if (call := self._settler.follow_up(picked, written)) is not None:
+            self._surely(call, "")
+        self._settler.tell(picked, written, duration_ms)
 
     def _exchange(self, picked: Picked, outcome: Outcome, slot: Slot, *, fetch: bool) -> Picked | None:
         """Write the outcome and take the next job, in one round trip whichever queue it comes from."""
@@ -125,11 +131,12 @@ class SyncLoop:
             return None
         return source.picked(index, slot, fetched)
 
-    def _was_ours(self, picked: Picked) -> bool:
+    def _surely(self, call: Call[R], otherwise: R) -> R:
+        """Make a call until Redis answers; ``otherwise`` where it refuses."""
         while True:
             try:
-                return self._source.client.run(self._settler.was_ours(picked))
+                return self._source.client.run(call)
             except REPAIRABLE as exc:
                 self._source.pause(exc)
             except BrokerError:
-                return False
+                return otherwise

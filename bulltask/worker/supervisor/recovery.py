@@ -15,6 +15,7 @@ from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import (
     CRASHES,
     Claim,
@@ -128,7 +129,7 @@ class Recovery:
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
                 f"{most}"
             )
-            self._client.run(self._fail(keys, token, job_id, reason))
+            self._fail(keys, token, job_id, reason)
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
             return
         if crashes:
@@ -149,7 +150,7 @@ class Recovery:
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _REMEMBER_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
 
-    def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> Call[Any]:
+    def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> None:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
         fields = self._client.run(call)
         try:
@@ -159,7 +160,10 @@ class Recovery:
         keep = job.keep("removeOnFail", self._config.keep_failed)
         ending = Ending(False, reason.encode(), keep, job.attempts, ["failedReason", reason])
         claim = Claim.of(self._config, keys, token, "")
-        return move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        self._client.run(move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=now_ms))
+        if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
+            self._client.run(add_kept_job(keys, job.deduplication_id, job_id, now_ms))
 
 
 def _ordinal(number: int) -> str:
