@@ -56,6 +56,18 @@ def test_node_lists_our_workers(either: SideBySide) -> None:
     assert either.node.call("queue.getWorkers", queue="another") == []
 
 
+def test_node_exports_the_counts_of_our_queue_for_prometheus_as_we_do(either: SideBySide) -> None:
+    either.worker()
+    either.send("echo").get(timeout=10)
+    either.app.queue("mail").pause()
+    for options in ({}, {}, {"countdown": 60}, {"priority": 3}):
+        either.send("echo", options=options)
+    theirs = either.call("exportPrometheusMetrics", {"env": "test"})
+    ours = either.app.queue("mail").export_prometheus_metrics({"env": "test"})
+    assert sorted(theirs.splitlines()) == sorted(ours.splitlines())
+    assert f'bullmq_job_count{{queue="{either.name}", state="paused", env="test"}} 2' in theirs.splitlines()
+
+
 def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) -> None:
     either.worker(drain_delay=60)  # only the marker can wake it
     either.send("echo").get(timeout=10)
