@@ -309,6 +309,7 @@ class Queue(QueueBase):
 
         Raises:
             DecodeError, ConfigError: the rule of a scheduler's job cannot be read; the job is delayed.
+            BrokerUnavailable: a job may have been taken; it waits again when its lock has run out.
         """
         taking = Taking(self._link, token, timeout, lock_duration, worker)
         while (record := self._link.run(taking.attempt())) is None and (wait_ms := taking.wait_ms):

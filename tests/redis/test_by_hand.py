@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import redis
 
 from bulltask.clock import mono_ms
 from bulltask.errors import (
+    BrokerUnavailable,
     ConfigError,
     DecodeError,
     EncodeError,
@@ -19,10 +21,12 @@ from bulltask.errors import (
     PendingChildren,
     PermanentError,
 )
+from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.states import JobState
 from bulltask.testing.wait import wait_until
+from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
 
@@ -305,3 +309,36 @@ def test_what_the_settings_say_of_a_workers_jobs_counts_by_hand_too(broker_url: 
         queue.remove_rate_limit_key()
         taken(queue).move_to_completed(1)
         assert queue.get_job_counts("completed", "failed") == {"completed": 1, "failed": 1}
+
+
+def test_a_cancelled_wait_leaves_nothing_behind(broker_url: str, redis_client: redis.Redis) -> None:
+    async def cancel() -> None:
+        async with AsyncQueue("mail", broker_url) as queue:
+            await queue.wait_until_ready()
+            before = connections(redis_client)
+            waiting = asyncio.create_task(queue.get_next_job("t", timeout=60))
+            await asyncio.to_thread(wait_until, lambda: is_blocked(redis_client), 30, "the wait for a marker")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(wait_until, lambda: connections(redis_client) == before, 30, "its connection's end")
+            await queue.add("a")
+            job = await queue.get_next_job("t")
+            assert job is not None
+
+    asyncio.run(cancel())
+
+
+def connections(client: redis.Redis) -> set[str]:
+    return {row["id"] for row in client.client_list()}
+
+
+def test_a_lost_server_is_told_and_leaves_nothing_behind(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with Queue("mail", server.url) as queue:
+        queue.wait_until_ready()
+        server.stop()
+        with pytest.raises(BrokerUnavailable):
+            queue.get_next_job("t", timeout=60)
+        with pytest.raises(BrokerUnavailable):
+            queue.wait_until_ready()
