@@ -13,6 +13,7 @@ from bulltask.queue.events import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events_reader import EventReader
 from bulltask.queue.queue import Queue
 from bulltask.settings import SETTINGS
+from bulltask.testing.worker import WorkerProcess
 from bulltask.worker.supervisor.signals import ON
 from tests.interop.test_queue_coverage import declared, options, without_comments
 from tests.support.programs import ROOT
@@ -73,10 +74,14 @@ def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() ->
     words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
     classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
     assert {"JobFailed", "Drained"} <= classes
-    assert {name for name in classes if not hasattr(events, name) and not hasattr(events_types, name)} == set()
+    assert {name for name in classes if not hasattr(events, name) and not hasattr(events_types, name)} == {
+        WorkerProcess.__name__
+    }
     settings = {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)+", word)}
     assert {"run_retry_delay", "skip_stalled_check"} <= settings
-    assert settings - SETTINGS.keys() == {"retry_backoff", "telemetry_metadata", "worker_id"}
+    others = {name for name in settings if hasattr(WorkerProcess, name)}
+    assert others == {"is_paused", "is_running"}
+    assert settings - SETTINGS.keys() - others == {"retry_backoff", "telemetry_metadata", "worker_id"}
     methods = {match[1] for word in words if (match := re.fullmatch(r"queue\.(\w+).*", word))}
     assert {name for name in methods if not hasattr(Queue, name)} == set()
     signals = {word for word in words if re.fullmatch(r"[A-Z]{3,4}[0-9]?", word)} - {"GIL"}

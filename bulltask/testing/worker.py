@@ -1,0 +1,192 @@
+"""A real worker beside a test or a script: ``bulltask worker`` as a process that can be paused, resumed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from bulltask.errors import BulltaskError
+from bulltask.testing.wait import wait_until
+
+__all__ = ["WorkerProcess"]
+
+_LAST_LINES = 20
+
+
+class WorkerProcess:
+    """A running worker; made by `WorkerProcess.start`. What Node's ``Worker`` can do as an object, it does by signals.
+
+    Example::
+
+        def test_a_paused_worker_leaves_jobs_alone(server):
+            with WorkerProcess.start("shop.tasks:app", broker_url=server.url) as worker:
+                worker.pause()
+                result = add.delay(1, 2)
+                worker.resume()
+                assert result.get(timeout=10) == 3
+
+    Attributes:
+        pid: of its supervisor.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self._process, self._log = process, log
+        self.pid = process.pid
+
+    @classmethod
+    def start(
+        cls,
+        app: str,
+        *options: str,
+        broker_url: str | None = None,
+        settings: Mapping[str, object] | None = None,
+        directory: Path | str | None = None,
+        timeout: float = 30.0,
+    ) -> Self:
+        """Start a worker and wait until it has.
+
+        Args:
+            app: what would stand behind ``-A``.
+            options: more flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
+            broker_url: where Redis is; that of the app if left out.
+            settings: other settings by their names; they win over the app's.
+            directory: where it runs and finds the app; the current one if left out.
+            timeout: seconds that it may take to start.
+
+        Returns:
+            The worker; also a context manager that stops it.
+
+        Raises:
+            BulltaskError: it ended; the message has the end of its log.
+            TimeoutError: it did not start in time.
+        """
+        said = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
+        environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in said.items()}
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); a file never fills up like a pipe
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, and what the caller says
+            [sys.executable, "-m", "bulltask", "worker", "-A", app, *options],
+            cwd=directory,
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        made = cls(process, log)
+        try:
+            made._wait_for("Worker started", 1, timeout)
+            if "--paused" in options:
+                made._wait_for("Worker paused", 1, timeout)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    @property
+    def text(self) -> str:
+        """All that it has written so far, to stdout and stderr."""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log lines so far, oldest first; ``event`` says what each is about."""
+        found = (line for line in self.text.splitlines() if line.startswith("{") and line.endswith("}"))
+        return [json.loads(line) for line in found]
+
+    @property
+    def is_running(self) -> bool:
+        """True while its process lives."""
+        return self._process.poll() is None
+
+    @property
+    def is_paused(self) -> bool:
+        """True after `pause`, or a start with ``--paused``, until `resume`."""
+        told = [line["event"] for line in self.lines if line["event"] in {"Worker paused", "Worker resumed"}]
+        return told[-1:] == ["Worker paused"]
+
+    def pause(self, timeout: float = 30.0) -> None:
+        """Let it take no more jobs, and wait until it says so; jobs in hand go on and are not waited for.
+
+        Raises:
+            BulltaskError, TimeoutError: as `start`.
+        """
+        if not self.is_paused:
+            self._tell(signal.SIGTSTP, "Worker paused", timeout)
+
+    def resume(self, timeout: float = 30.0) -> None:
+        """Let it take jobs again, and wait until it says so.
+
+        Raises:
+            BulltaskError, TimeoutError: as `start`.
+        """
+        if self.is_paused:
+            self._tell(signal.SIGCONT, "Worker resumed", timeout)
+
+    def stop(self, *, force: bool = False, timeout: float = 60.0) -> int:
+        """Stop it and wait for its end; also when it has ended already.
+
+        Args:
+            force: do not wait for running jobs: they go back to wait. Without it they have ``shutdown_timeout``.
+            timeout: seconds after which waiting is given up.
+
+        Returns:
+            Its exit code.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        if self.is_running:
+            self._process.send_signal(signal.SIGQUIT if force else signal.SIGTERM)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired as exc:
+            raise TimeoutError(f"the worker (process {self.pid}) still runs after {timeout:g} s") from exc
+
+    def kill(self) -> None:
+        """End it and its children at once (``SIGKILL``), as a crash of the machine would, and wait for that."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it at once if it still runs, and forget what it has logged."""
+        self.kill()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self.close()
+
+    def _tell(self, number: signal.Signals, answer: str, timeout: float) -> None:
+        before = self._count(answer)
+        if self.is_running:
+            self._process.send_signal(number)
+        self._wait_for(answer, before + 1, timeout)
+
+    def _count(self, event: str) -> int:
+        return sum(line["event"] == event for line in self.lines)
+
+    def _wait_for(self, event: str, count: int, timeout: float) -> None:
+        def logged() -> bool:
+            ended = not self.is_running  # asked first: what it wrote last is read below
+            if self._count(event) >= count:
+                return True
+            if ended:
+                last = "\n".join(self.text.splitlines()[-_LAST_LINES:])
+                raise BulltaskError(f"the worker ended with exit code {self._process.returncode}:\n{last}")
+            return False
+
+        wait_until(logged, timeout, f"the line {event!r} of the worker (process {self.pid})")

@@ -1,0 +1,110 @@
+"""``bulltask.testing.worker.WorkerProcess``: a real worker as an object."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import App
+from bulltask.errors import BulltaskError
+from bulltask.testing.wait import wait_until
+from bulltask.testing.worker import WorkerProcess
+
+pytestmark = pytest.mark.process
+
+SHOP = """
+import os
+
+import redis
+
+from bulltask import App
+
+app = App("shop", worker_concurrency=1)
+
+
+@app.task(name="add")
+def add(x, y):
+    return x + y
+
+
+@app.task(name="hold")
+def hold():
+    redis.Redis.from_url(os.environ["BULLTASK_BROKER_URL"], socket_timeout=None).blpop("gate", 60)
+"""
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("sender", broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, broker_url: str) -> dict[str, Any]:
+    """How the worker is started."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
+    return {"directory": tmp_path, "broker_url": broker_url}
+
+
+def test_a_worker_runs_jobs_is_paused_and_goes_on(app: App, shop: dict[str, Any], redis_client: Any) -> None:
+    with WorkerProcess.start("shop", **shop) as worker:
+        assert (worker.is_running, worker.is_paused) == (True, False)
+        assert app.send_task("add", (1, 2)).get(timeout=20) == 3
+        for _ in range(2):  # and once more, to see that a second pause waits for its own line
+            worker.pause()
+            worker.pause()
+            assert worker.is_paused
+            waiting = app.send_task("add", (3, 4))
+            assert redis_client.llen(app.broker.keys("default").wait) == 1
+            worker.resume()
+            worker.resume()
+            assert not worker.is_paused
+            assert waiting.get(timeout=20) == 7
+        assert worker.stop() == 0
+        assert not worker.is_running
+        assert worker.stop() == 0
+
+
+def test_a_worker_may_start_paused_and_with_other_settings_and_options(app: App, shop: dict[str, Any]) -> None:
+    settings = {"worker_concurrency": 2, "loglevel": "debug"}
+    with WorkerProcess.start("shop", "--paused", "-Q", "mail", settings=settings, **shop) as worker:
+        assert worker.is_paused
+        started = next(line for line in worker.lines if line["event"] == "Worker started")
+        assert (started["queues"], started["concurrency"]) == (["mail"], 2)
+        worker.resume()
+        assert app.send_task("add", (1, 2), queue="mail").get(timeout=20) == 3
+
+
+def test_a_forced_stop_gives_the_job_back_and_leaving_the_block_ends_what_is_left(
+    app: App, shop: dict[str, Any]
+) -> None:
+    with WorkerProcess.start("shop", **shop) as worker:
+        job = app.send_task("hold")
+        wait_until(lambda: str(job.state) == "active", 20, "the start of the job")
+        assert worker.stop(force=True) == 0
+        assert str(job.state) == "waiting"
+    with WorkerProcess.start("shop", **shop) as worker:
+        pid = worker.pid
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_worker_that_cannot_start_says_why(shop: dict[str, Any]) -> None:
+    with pytest.raises(BulltaskError, match=r"exit code 1:\n(.*\n)*.*no_such_module"):
+        WorkerProcess.start("no_such_module", **shop)
+
+
+def test_a_worker_that_does_not_stop_in_time_is_an_error_and_can_be_killed(app: App, shop: dict[str, Any]) -> None:
+    with WorkerProcess.start("shop", **shop) as worker:
+        job = app.send_task("hold")
+        wait_until(lambda: str(job.state) == "active", 20, "the start of the job")
+        with pytest.raises(TimeoutError, match=f"process {worker.pid}"):
+            worker.stop(timeout=0.2)
+        worker.kill()
+        assert not worker.is_running
+        with pytest.raises(BulltaskError, match="exit code -9"):
+            worker.pause()
