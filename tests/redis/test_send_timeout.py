@@ -1,0 +1,159 @@
+"""A send takes no longer than ``broker_publish_timeout``, whatever Redis and the way to it do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App
+from bulltask.errors import BrokerUnavailable
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.transport.call import command
+from bulltask.transport.keys import QueueKeys
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{default}", "default")
+LIMIT_S = 1.0
+LATE_S = 3.0
+"""How late the end of a send may come on a busy machine; without the limit it would take 41 s."""
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
+        yield made
+
+
+@pytest.fixture
+def app(proxy: FlakyProxy) -> Iterator[App]:
+    """An app with all its other times at their defaults."""
+    made = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=LIMIT_S)
+    yield made
+    made.close()
+
+
+def took(send: Callable[[], object]) -> tuple[float, str]:
+    """How long a send that fails took, and what it said."""
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as caught:
+        send()
+    return time.monotonic() - started, str(caught.value)
+
+
+async def atook(send: Awaitable[object]) -> tuple[float, str]:
+    """:func:`took` for asyncio."""
+    started = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as caught:
+        await send
+    return time.monotonic() - started, str(caught.value)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_redis_that_accepts_and_never_answers_holds_a_send_no_longer(
+    app: App, proxy: FlakyProxy, *, connected: bool
+) -> None:
+    if connected:
+        app.send_task("work")
+    proxy.blackhole()
+    seconds, said = took(lambda: app.send_task("work", job_id="invoice-5"))
+    assert LIMIT_S * 0.9 < seconds < LIMIT_S + LATE_S
+    assert "The sending of job invoice-5 was given up (try " in said
+    assert "nobody knows whether Redis has it" in said
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_nor_a_send_of_asyncio(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
+    if connected:
+        await app.asend_task("work")
+    proxy.blackhole()
+    sends = [atook(app.asend_task("work", job_id=f"invoice-{number}")) for number in range(20)]
+    for number, (seconds, said) in enumerate(await asyncio.gather(*sends)):
+        assert LIMIT_S * 0.9 < seconds < LIMIT_S + LATE_S
+        assert f"The sending of job invoice-{number} was given up" in said
+    await app.aclose()
+
+
+def test_a_dead_connection_costs_half_the_time_and_no_send(
+    app: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    app.send_task("work")
+    proxy.freeze()
+    started = time.monotonic()
+    sent = app.send_task("work")
+    assert LIMIT_S / 2 * 0.9 < time.monotonic() - started < LIMIT_S + LATE_S
+    assert redis_client.llen(KEYS.wait) == 2
+    assert redis_client.exists(KEYS.job(sent.id))
+
+
+async def test_nor_does_it_cost_one_of_asyncio(app: App, proxy: FlakyProxy, redis_client: redis.Redis) -> None:
+    await app.asend_task("work")
+    proxy.freeze()
+    sent = await app.asend_task("work")
+    assert redis_client.llen(KEYS.wait) == 2
+    assert redis_client.exists(KEYS.job(sent.id))
+    await app.aclose()
+
+
+def test_what_was_given_up_may_be_stored_and_is_stored_once_when_it_is_sent_again(
+    app: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
+    app.send_task("work")
+    proxy.drop_replies(match="evalsha", then="freeze")
+    took(lambda: app.send_task("work", job_id="invoice-5"))
+    assert redis_client.exists(KEYS.job("invoice-5"))
+    proxy.pass_all()
+    assert app.send_task("work", job_id="invoice-5").id == "invoice-5"
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -1)
+    assert waiting.count("invoice-5") == 1
+
+
+def test_each_round_trip_of_many_jobs_has_its_own_time(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
+    app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=4)
+    work = app.task(name="work")(lambda n: None)
+    work.delay(0)
+    proxy.latency(0.4)
+    started = time.monotonic()
+    work.delay_many([(n,) for n in range(5_001)])
+    assert time.monotonic() - started > 4
+    assert redis_client.llen(KEYS.wait) == 5_002
+    app.close()
+
+
+def test_many_jobs_that_were_given_up_are_named_by_the_first_and_the_last(app: App, proxy: FlakyProxy) -> None:
+    work = app.task(name="work")(lambda n: None)
+    calls = [work.s(n).set(job_id=f"n-{n}") for n in range(3)]
+    proxy.blackhole()
+    _, said = took(lambda: app.send_many(calls))
+    assert "The sending of 3 jobs, n-0 to n-2, was given up" in said
+
+
+def test_without_a_limit_each_try_has_the_time_of_a_command(proxy: FlakyProxy) -> None:
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    app = App("sender", url, broker_publish_timeout=None, broker_publish_retries=2, redis_socket_timeout=0.3)
+    app.send_task("work")
+    proxy.blackhole()
+    seconds, said = took(lambda: app.send_task("work"))
+    assert 0.9 * 0.9 < seconds < 0.9 + LATE_S
+    assert "(try 3)" in said
+    app.close()
+
+
+def test_the_time_of_a_send_is_no_limit_for_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
+    app.send_task("work")
+    proxy.latency(LIMIT_S * 0.6)  # longer than a try of a send may take, shorter than a command
+    answer: Any = app.broker.pool.run(command("PING"))
+    assert answer == b"PONG"
+    assert proxy.connections == 1
+
+
+def test_where_nobody_listens_nothing_was_sent_and_nothing_else_is_said() -> None:
+    app = App("sender", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
+    _, said = took(lambda: app.send_task("work"))
+    assert said.startswith("no Redis answers at")
+    assert "given up" not in said
