@@ -182,6 +182,15 @@ def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> Non
     assert stats["clients"]["connected"] > 0
 
 
+def test_bullmqs_own_metrics_are_shown_where_our_workers_keep_them(board: Board, stage: Stage) -> None:
+    start_worker(stage, metrics_max_data_points=60)
+    for to in ("Ada", "Grace"):
+        ours(stage).add("greet", {"to": to}).wait_until_finished(30)
+    failed_jobs(stage, 1)
+    shown = board.get(QUEUE, "metrics")
+    assert [shown[state]["meta"]["count"] for state in ("completed", "failed")] == [2, 1]
+
+
 def test_a_queue_without_braces_is_its_own_queue_on_the_board(board: Board, stage: Stage) -> None:
     plain = stage.sender(queue_hash_tag=False)
     job = plain.queue("default").add("greet", {"to": "Ada"})
