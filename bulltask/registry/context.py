@@ -202,8 +202,8 @@ class Context:
         """End this run, give the job back, and have nobody take jobs of its queue for ``duration``.
 
         For a service that says "too many requests": the job is the next to be taken then, and no attempt is counted.
-        All workers of the queue wait where it has a rate limit or they have a ``limiter``, and only the child that
-        calls this where there is neither (BullMQ looks for such a limit nowhere else).
+        All workers of the queue wait where it has a rate limit or they have a ``limiter``. Where there is neither
+        BullMQ does not look for a limit: only the child that ran the task waits.
 
         Args:
             duration: seconds or ``timedelta``, more than 0; a limit that is set already is replaced.

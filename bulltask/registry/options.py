@@ -45,7 +45,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
     "serializer": "calls are plain JSON",
     "track_started": "a job that runs is always 'active'",
-    "rate_limit": "there are no rate limits per task yet",
+    "rate_limit": "give the task a queue of its own, and the worker of that queue --limiter 100/m",
     "time_limit": "there are no time limits yet",
     "soft_time_limit": "there are no time limits yet",
     "base": "tasks are functions",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from bulltask.app import App
 from bulltask.bus import Bus
 from bulltask.events import WorkerRestarting, WorkerStarted
+from bulltask.limits import EVERY_QUEUE
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
@@ -135,6 +136,7 @@ class _Assembly:
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
         stalls = [] if config.skip_stalled_check else [StallCheck(keys, client, self.broker.clock, config, bus, outage)]
         self._name_unknown_tasks()
+        self._name_unknown_queues()
         beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
         ticker = Ticker([heartbeat, recovery, *stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
@@ -150,6 +152,13 @@ class _Assembly:
                     entry=entry.name,
                     task=entry.job.name,
                 )
+
+    def _name_unknown_queues(self) -> None:
+        # The settings are the app's: another worker of it may serve a queue that this one does not.
+        for queue in (self.config.limits or {}).keys() - {EVERY_QUEUE, *self.queues, *default_queues(self.app)}:
+            self.logger.warning(
+                "The limiter names a queue that neither this worker nor a task of its app does", queue=queue
+            )
 
     def _launcher(self) -> Launcher:
         spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)

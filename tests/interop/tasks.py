@@ -22,7 +22,7 @@ def register(app: App) -> None:
     """Make the functions below tasks of ``app``, by their names."""
     for function in (echo, aecho, add, spread, fail, huge, spin):
         app.task(name=function.__name__)(function)
-    for bound in (fail_until, report, areport, record, arecord):
+    for bound in (busy, fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
 
 
@@ -70,6 +70,13 @@ def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> i
     if self.request.retries + 1 < attempt:
         raise ERRORS[error](f"attempt {self.request.retries + 1} failed")
     return self.request.retries
+
+
+def busy(self: Context, duration: float) -> int:
+    """Rate-limit the queue when the job runs first; return how often it was taken when it runs again."""
+    if self.request.deliveries == 1:
+        self.rate_limit(duration)
+    return self.request.deliveries
 
 
 def report(self: Context, steps: list[Any]) -> int:

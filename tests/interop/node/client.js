@@ -2,6 +2,6 @@
 
 import process from 'node:process';
 
-export const { FlowProducer, Queue, QueueEvents, UnrecoverableError, WaitingChildrenError, Worker } = await import(
-  process.argv[2] ?? 'bullmq'
-);
+export const {
+  FlowProducer, Queue, QueueEvents, RateLimitError, UnrecoverableError, WaitingChildrenError, Worker,
+} = await import(process.argv[2] ?? 'bullmq');

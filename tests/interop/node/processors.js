@@ -2,7 +2,7 @@
 
 import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Queue, UnrecoverableError, WaitingChildrenError } from './client.js';
+import { Queue, RateLimitError, UnrecoverableError, WaitingChildrenError } from './client.js';
 
 export const PROCESSORS = {
   // Returns the job's data.
@@ -59,6 +59,15 @@ export const PROCESSORS = {
   sleep: ({ ms }) => async () => {
     await sleep(ms);
     return ms;
+  },
+
+  // Rate-limits the queue for `ms` milliseconds when a job runs first; returns the job's data when it runs again.
+  busy: ({ ms, connection }) => async job => {
+    if (job.attemptsStarted > 1) return job.data;
+    const queue = new Queue(job.queueName, { connection });
+    await queue.rateLimit(ms);
+    await queue.close();
+    throw new RateLimitError();
   },
 
   // Appends "<job id> <process id>" to `file`; one write in append mode, so lines of several processes do not mix.

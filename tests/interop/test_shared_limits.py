@@ -1,0 +1,168 @@
+"""Options that Node's Worker and ours have in common and that meet in Redis: limiter, kept jobs, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bulltask.queue.answers import Metrics
+from tests.interop.side_by_side import SideBySide
+from tests.support.streams import server_ms
+from tests.support.windows import fullest
+
+pytestmark = [pytest.mark.interop, pytest.mark.process]
+
+AMPLE = {"max": 1_000, "duration": 1_000}
+LIMIT_MS = 1_500
+MINUTE_MS = 60_000
+
+
+def life(mail: SideBySide, job_id: str) -> dict[str, Any]:
+    """What a job has been through, by its fields and its events."""
+    fields = mail.redis.hgetall(mail.keys.job(job_id))
+    told = {name: fields.get(name) for name in ("ats", "atm", "failedReason", "stacktrace", "defa")}
+    return {**told, "events": [(entry["event"], entry.fields.get("prev")) for entry in mail.stream.all(jobId=job_id)]}
+
+
+# ---- limiter --------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: SideBySide) -> None:
+    mail.worker(limiter="2/600ms", worker_name="ours").wait_for_line("Worker started")
+    mail.app.send_task("echo").get(timeout=20)  # it has started indeed
+    # Who takes the first job of a window is busy for a while, so the other one gets the second.
+    mail.node_worker("sleep", {"ms": 200}, name="theirs", limiter={"max": 2, "duration": 600})
+    jobs = [mail.add("spin", {"seconds": 0.2}) for _ in range(11)]
+    for job in jobs:
+        mail.finished(job)
+    starts = [entry.ms for entry in mail.stream.all(event="active")]
+    assert len(starts) == 12
+    assert fullest(starts, 600) == 2
+    assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"theirs", "ours"}
+
+
+def test_a_task_that_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> None:
+    mail.worker(limiter="1000/s")
+    first = mail.send("busy", duration=LIMIT_MS / 1000)
+    limited_ms = mail.stream.wait_for(event="waiting", jobId=first.id, prev="active")[0].ms
+    handle = mail.node_worker("echo", {}, limiter=AMPLE)
+    second = mail.add("echo", {"value": 1})
+    mail.finished(second)
+    assert mail.stream.wait_for(event="active", jobId=second)[0].ms - limited_ms >= LIMIT_MS - 200
+    mail.node.call("worker.close", worker=handle)
+
+
+def test_a_node_processor_that_limits_the_queue_stops_our_worker(mail: SideBySide) -> None:
+    mail.node_worker("busy", {"ms": LIMIT_MS, "connection": {"url": mail.url}}, limiter=AMPLE)
+    first = mail.add("echo", {"value": 1})
+    limited_ms = mail.stream.wait_for(event="waiting", jobId=first, prev="active")[0].ms
+    mail.worker(limiter="1000/s")
+    second = mail.send("echo", value=2)
+    second.get(timeout=20)
+    assert mail.stream.wait_for(event="active", jobId=second.id)[0].ms - limited_ms >= LIMIT_MS - 200
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_job_that_limits_its_queue_has_the_life_that_it_has_in_node(mail: SideBySide, limited: bool) -> None:
+    options: dict[str, Any] = {"limiter": AMPLE} if limited else {}
+    handle = mail.node_worker("busy", {"ms": 300, "connection": {"url": mail.url}}, **options)
+    theirs = mail.add("busy", {"duration": 0.3}, attempts=1)
+    mail.finished(theirs)
+    there = life(mail, theirs)
+    mail.node.call("worker.close", worker=handle)
+    mail.worker(limiter="1000/s" if limited else "none")
+    ours = mail.add("busy", {"duration": 0.3}, attempts=1)
+    mail.finished(ours)
+    assert life(mail, ours) == there
+    assert (there["ats"], there["atm"]) == ("2", "1")
+    taken = [entry.ms for entry in mail.stream.all(event="active", jobId=ours)]
+    assert taken[1] - taken[0] >= 290
+
+
+# ---- remove_on_complete, remove_on_fail -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["echo", "fail"])
+@pytest.mark.parametrize(
+    ("option", "setting", "said"),
+    [
+        ({"count": 2}, "2", [None] * 4),
+        ({"count": 0}, "true", [None] * 4),
+        ({"age": 3_600, "count": 1}, "age=3600,count=1", [None] * 4),
+        ({"age": 3_600}, "age=3600", [None] * 4),
+        ({"count": 1}, "1", [None, None, 3, False]),
+        ({"count": 0}, "0", [None, {"count": 5}, True, None]),
+        (None, "none", [None, True, None]),
+    ],
+)
+def test_the_jobs_that_stay_are_those_that_stay_in_node(
+    mail: SideBySide, task: str, option: Any, setting: str, said: list[Any]
+) -> None:
+    theirs, ours = ("removeOnComplete", "remove_on_complete") if task == "echo" else ("removeOnFail", "remove_on_fail")
+
+    def that_stay() -> list[int]:
+        """The places of those that are still there when all have ended."""
+        jobs = [mail.add(task, {}, **({} if own is None else {theirs: own})) for own in said]
+        event = "completed" if task == "echo" else "failed"
+        for job in jobs:
+            mail.stream.wait_for(event=event, jobId=job)
+        kept = mail.redis.zrange(mail.keys.completed if task == "echo" else mail.keys.failed, 0, -1)
+        assert kept == [job for job in jobs if mail.redis.exists(mail.keys.job(job))]
+        return [jobs.index(job) for job in kept]
+
+    handle = mail.node_worker(task, {}, **({} if option is None else {theirs: option}))
+    there = that_stay()
+    mail.node.call("worker.close", worker=handle)
+    mail.call("clean", 0, 100, "completed" if task == "echo" else "failed")
+    settings: dict[str, Any] = {ours: setting}
+    mail.worker(**settings)
+    assert that_stay() == there
+
+
+# ---- metrics --------------------------------------------------------------------------------------------------------
+
+
+def their_metrics(mail: SideBySide, kind: str) -> Metrics:
+    """What Node's getMetrics says."""
+    said = mail.call("getMetrics", kind)
+    facts = said["meta"]
+    points = tuple(int(point) for point in said["data"])
+    return Metrics(int(facts["count"]), int(facts["prevTS"]), int(facts["prevCount"]), points, int(said["count"]))
+
+
+@pytest.mark.parametrize("kind", ["completed", "failed"])
+@pytest.mark.parametrize("most", [3, 100])
+def test_the_metrics_that_our_worker_writes_are_those_of_node(mail: SideBySide, kind: str, most: int) -> None:
+    key = mail.keys.metrics_completed if kind == "completed" else mail.keys.metrics_failed
+    task = "echo" if kind == "completed" else "fail"
+
+    def minute() -> int:
+        return server_ms(mail.redis) // MINUTE_MS
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            mail.stream.wait_for(event=kind, jobId=mail.add(task, {}, attempts=1))
+
+    def counted() -> Metrics:
+        """What is counted when three jobs end, and one more ten minutes later."""
+        while True:
+            mail.redis.delete(key, f"{key}:data")
+            began = minute()
+            run(3)
+            mail.redis.hset(key, "prevTS", (began - 10) * MINUTE_MS)
+            run(1)
+            if minute() == began:  # else a minute began in between, and all of them are counted otherwise
+                break
+        found = mail.app.queue("mail").get_metrics(kind)
+        assert found == their_metrics(mail, kind), "both clients read the same"
+        assert found.previous_ms // MINUTE_MS == began
+        return dataclasses.replace(found, previous_ms=0)
+
+    handle = mail.node_worker(task, {}, metrics={"maxDataPoints": most})
+    there = counted()
+    mail.node.call("worker.close", worker=handle)
+    mail.worker(metrics_max_data_points=most)
+    assert counted() == there
+    assert (there.count, there.points) == (4, min(most, 10))
