@@ -145,3 +145,10 @@ def test_a_worker_that_was_not_told_of_a_job_looks_again_after_the_drain_delay(s
         pipe.lpush(stage.keys.wait, job.id)
         pipe.execute()
     assert stage.app.result(job.id, "default").get(timeout=10) is None
+
+
+def test_the_wait_on_an_empty_queue_is_the_drain_delay(stage: Stage) -> None:
+    stage.worker(children=1, settings={"drain_delay": 0.3})
+    with stage.redis.monitor() as seen:
+        waits = (said["command"].split()[-1] for said in seen.listen() if said["command"].startswith("BZPOPMIN"))
+        assert [next(waits), next(waits)] == ["0.300", "0.300"]
