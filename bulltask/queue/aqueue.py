@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Self, Unpack
 
 from bulltask import codec
 from bulltask.clock import Duration
 from bulltask.codec import Json
 from bulltask.queue import by_hand, operations, reading
+from bulltask.queue.agetters import AsyncQueueGetters
 from bulltask.queue.ajob import AsyncJob
-from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
-from bulltask.queue.base import QueueBase
+from bulltask.queue.answers import RateLimit
 from bulltask.queue.by_hand import Taking
 from bulltask.queue.fields import record_of
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.repeatables import AsyncRepeatables
 from bulltask.queue.schedulers import AsyncJobSchedulers
-from bulltask.queue.walk import Walk
-from bulltask.states import JobState
 
 __all__ = ["AsyncQueue"]
 
 
-class AsyncQueue(QueueBase):
+class AsyncQueue(AsyncQueueGetters):
     """:class:`bulltask.queue.queue.Queue` for asyncio; ``app.aqueue("emails")`` makes one.
 
     It may be used by many tasks and loops; the tasks of one loop share a connection. Outside an app, use it as
@@ -122,83 +120,6 @@ class AsyncQueue(QueueBase):
     async def remove_global_rate_limit(self) -> bool:
         """As :meth:`bulltask.queue.queue.Queue.remove_global_rate_limit`."""
         return await self._link.arun(operations.forget_meta(self._link, "max", "duration"))
-
-    # ---- reading -------------------------------------------------------------------------------------------------
-
-    async def get_job(self, job_id: str) -> AsyncJob | None:
-        """As :meth:`bulltask.queue.queue.Queue.get_job`."""
-        record = await self._link.arun(reading.get_job(self._link, job_id))
-        return None if record is None else AsyncJob(self._link, record)
-
-    async def get_jobs(
-        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
-    ) -> list[AsyncJob]:
-        """As :meth:`bulltask.queue.queue.Queue.get_jobs`."""
-        found = await self._link.arun(reading.get_jobs(self._link, states, start, end, asc=asc))
-        return [AsyncJob(self._link, record) for record in found]
-
-    async def get_job_ids(
-        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
-    ) -> list[str]:
-        """As :meth:`bulltask.queue.queue.Queue.get_job_ids`."""
-        return await self._link.arun(reading.get_job_ids(self._link, states, start, end, asc=asc))
-
-    async def iter_jobs(
-        self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000
-    ) -> AsyncIterator[AsyncJob]:
-        """As :meth:`bulltask.queue.queue.Queue.iter_jobs`."""
-        walk = Walk(self._link, states, page_size, asc=asc)
-        while (page := await self._link.arun(walk.page())) is not None:
-            for record in page:
-                yield AsyncJob(self._link, record)
-
-    async def get_job_counts(self, *states: str) -> dict[str, int]:
-        """As :meth:`bulltask.queue.queue.Queue.get_job_counts`."""
-        return await self._link.arun(reading.get_counts_of(self._link, states))
-
-    async def job_counts(self) -> JobCounts:
-        """As :meth:`bulltask.queue.queue.Queue.job_counts`."""
-        return await self._link.arun(reading.job_counts(self._link))
-
-    async def count(self) -> int:
-        """As :meth:`bulltask.queue.queue.Queue.count`."""
-        return await self._link.arun(reading.count(self._link))
-
-    async def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
-        """As :meth:`bulltask.queue.queue.Queue.get_counts_per_priority`."""
-        return await self._link.arun(reading.get_counts_per_priority(self._link, priorities))
-
-    async def get_job_state(self, job_id: str) -> JobState:
-        """As :meth:`bulltask.queue.queue.Queue.get_job_state`."""
-        return await self._link.arun(reading.get_job_state(self._link, job_id))
-
-    async def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
-        """As :meth:`bulltask.queue.queue.Queue.get_job_logs`."""
-        return await self._link.arun(reading.get_job_logs(self._link, job_id, start, end, asc=asc))
-
-    async def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
-        """As :meth:`bulltask.queue.queue.Queue.get_metrics`."""
-        return await self._link.arun(reading.get_metrics(self._link, kind, start, end))
-
-    async def get_workers(self) -> list[ClientInfo]:
-        """As :meth:`bulltask.queue.queue.Queue.get_workers`."""
-        return await self._link.arun(reading.get_clients(self._link, events=False))
-
-    async def get_workers_count(self) -> int:
-        """As :meth:`bulltask.queue.queue.Queue.get_workers_count`."""
-        return len(await self.get_workers())
-
-    async def get_queue_events(self) -> list[ClientInfo]:
-        """As :meth:`bulltask.queue.queue.Queue.get_queue_events`."""
-        return await self._link.arun(reading.get_clients(self._link, events=True))
-
-    async def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
-        """As :meth:`bulltask.queue.queue.Queue.get_dependencies`."""
-        return await self._link.arun(reading.get_dependencies(self._link, parent_id, kind, start, end))
-
-    async def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
-        """As :meth:`bulltask.queue.queue.Queue.export_prometheus_metrics`."""
-        return await self._link.arun(reading.prometheus_text(self._link, labels or {}))
 
     # ---- by hand -------------------------------------------------------------------------------------------------
 

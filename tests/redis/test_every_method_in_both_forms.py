@@ -175,6 +175,42 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "get_queue_events": (listening, ["qe"]),
     "get_rate_limit_ttl": (limited, True),
     "get_version": (after(two, then=lambda s: s.queue.get_version()), "bullmq:5.62.0"),
+    "get_active": (after(active, then=lambda s: [s.queue.get_active(), s.queue.get_active(1)]), [["#1"], []]),
+    "get_active_count": (after(active, then=lambda s: s.queue.get_active_count()), 1),
+    "get_completed": (
+        after(lambda s: s.completed(), then=lambda s: [s.queue.get_completed(), s.queue.get_completed(1)]),
+        [["#1"], []],
+    ),
+    "get_completed_count": (after(lambda s: s.completed(), then=lambda s: s.queue.get_completed_count()), 1),
+    "get_delayed": (
+        after(lambda s: s.add(delay=HOUR), then=lambda s: [s.queue.get_delayed(), s.queue.get_delayed(1)]),
+        [["#1"], []],
+    ),
+    "get_delayed_count": (after(lambda s: s.add(delay=HOUR), then=lambda s: s.queue.get_delayed_count()), 1),
+    "get_failed": (
+        after(lambda s: s.failed(), then=lambda s: [s.queue.get_failed(), s.queue.get_failed(1)]),
+        [["#1"], []],
+    ),
+    "get_failed_count": (after(lambda s: s.failed(), then=lambda s: s.queue.get_failed_count()), 1),
+    "get_prioritized": (
+        after(lambda s: s.add(priority=1), then=lambda s: [s.queue.get_prioritized(), s.queue.get_prioritized(1)]),
+        [["#1"], []],
+    ),
+    "get_prioritized_count": (after(lambda s: s.add(priority=1), then=lambda s: s.queue.get_prioritized_count()), 1),
+    "get_waiting": (
+        after(lambda s: s.add(), then=lambda s: [s.queue.get_waiting(), s.queue.get_waiting(1)]),
+        [["#1"], []],
+    ),
+    "get_waiting_count": (after(lambda s: s.add(), then=lambda s: s.queue.get_waiting_count()), 1),
+    "get_waiting_children": (
+        after(lambda s: s.family(), then=lambda s: [s.queue.get_waiting_children(), s.queue.get_waiting_children(1)]),
+        [["#1"], []],
+    ),
+    "get_waiting_children_count": (after(lambda s: s.family(), then=lambda s: s.queue.get_waiting_children_count()), 1),
+    "get_job_count_by_types": (
+        after(two, then=lambda s: s.queue.get_job_count_by_types("waiting", "prioritized")),
+        2,
+    ),
     "get_workers": (connected(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
     "get_workers_count": (connected(lambda s: s.queue.get_workers_count()), 1),
     "is_maxed": (maxed, True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -291,6 +292,12 @@ class Ours:
         found = self.queue.get_jobs(step["states"], step["start"], step["end"], asc=step["asc"])
         return self.numbers([job.id for job in found])
 
+    def of_state(self, step: Step) -> list[Any]:
+        """The jobs of one state, and how many there are."""
+        name = re.sub(r"(?<=.)([A-Z])", r"_\1", step["state"]).lower()
+        jobs = getattr(self.queue, f"get_{name}")(step["start"], step["end"])
+        return [self.numbers([job.id for job in jobs]), getattr(self.queue, f"get_{name}_count")()]
+
     def finished(self, step: Step) -> Any:
         """How a job ended."""
 
@@ -379,6 +386,8 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "remove": _on_job(lambda job, step: job.remove(children=step["children"])),
     "remove_dependency": _on_job(lambda job, step: job.remove_child_dependency()),
     "remove_unprocessed": _on_job(lambda job, step: job.remove_unprocessed_children()),
+    "of_state": Ours.of_state,
+    "count_by_types": _on_queue(lambda queue, step: queue.get_job_count_by_types(*step["states"])),
     "counts": _on_queue(lambda queue, step: queue.get_job_counts(*step["states"])),
     "counts_per_priority": _on_queue(
         lambda queue, step: {str(k): v for k, v in queue.get_counts_per_priority(step["priorities"]).items()}

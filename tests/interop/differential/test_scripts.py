@@ -395,6 +395,15 @@ CASES: Final[dict[str, Steps]] = {
             for start, end in ((0, -1), (1, 2))
             for asc in (True, False)
         ),
+        *(add(), add(priority=2), add(delay=2 * HOUR), flow(leaf()), flow(leaf()), add(attempts=1)),
+        *(step for _ in range(2) for step in (take(), complete(1), take(), fail())),
+        *(take(), take("t1"), add(), add()),
+        *(
+            do("of_state", state=state, start=start, end=end)
+            for state in ("Waiting", "Active", "Delayed", "Prioritized", "Completed", "Failed", "WaitingChildren")
+            for start, end in ((0, -1), (1, 1))
+        ),
+        do("count_by_types", states=["waiting", "delayed"]),
     ],
     "getStateV2": [
         *FAILED,

@@ -220,6 +220,12 @@ const STEPS = {
   remove_dependency: (run, step) => run.withJob(step, job => (job.parentKey ? job.removeChildDependency() : false)),
   remove_unprocessed: (run, step) => run.withJob(step, job => job.removeUnprocessedChildren()),
 
+  // The jobs of one state, and how many there are: getWaiting, getWaitingCount …
+  of_state: async (run, { state, start, end }) => {
+    const jobs = await run.queue[`get${state}`](start, end);
+    return [jobs.map(job => run.ids.indexOf(job.id)), await run.queue[`get${state}Count`]()];
+  },
+  count_by_types: (run, { states }) => run.queue.getJobCountByTypes(...states),
   counts: (run, { states }) => run.queue.getJobCounts(...states),
   counts_per_priority: (run, { priorities }) => run.queue.getCountsPerPriority(priorities),
   jobs: async (run, { states, start, end, asc }) =>
