@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from bulltask.testing.wait import wait_until
-from tests.hazard.page import NEWEST_6, PAGE
+from tests.hazard.page import NEWEST_6, PAGE, PYTHON_6
 from tests.interop.side_by_side import SideBySide
 from tests.support.worker import Worker
 
@@ -27,6 +27,13 @@ def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: 
         assert (warning["level"], warning["queue"], warning["version"]) == ("warning", "mail", f"bullmq:{version}")
     else:
         assert worker.complaints() == []
+
+
+@pytest.mark.parametrize("version", [PYTHON_6])
+def test_the_official_python_client_cannot_be_told_from_others(mail: SideBySide) -> None:
+    mail.node.call("queue.add", queue=mail.name, name="a", data={}, opts={})
+    mail.node.call("queue.call", queue=mail.name, method="pause", args=[])
+    assert mail.redis.hgetall(mail.keys.meta).keys() == {"opts.maxLenEvents", "paused"}
 
 
 def test_only_bullmq_6_and_newer_are_warned_of(redis_client: redis.Redis, broker_url: str, tmp_path: Path) -> None:
