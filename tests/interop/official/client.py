@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,8 @@ class Bridge:
         found = {type(it).__name__: [name for name in dir(it) if not name.startswith("_")] for it in made}
         awaited = [name for name, method in inspect.getmembers(queue, inspect.iscoroutinefunction)]
         folder = Path(bullmq.__file__).parent
-        return {**found, "bullmq": dir(bullmq), "awaited": awaited, "files": [it.name for it in folder.iterdir()]}
+        more = {"awaited": awaited, "files": [it.name for it in folder.iterdir()], "version": [version("bullmq")]}
+        return {**found, "bullmq": dir(bullmq), **more}
 
     async def reset(self, **_: Any) -> None:
         """Be as good as new. Workers are cancelled: a close would wait for what runs and for BZPOPMIN."""

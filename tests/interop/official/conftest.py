@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,39 @@ from tests.interop.node_bridge import connection_of
 from tests.interop.official.bridge import OfficialPython
 from tests.interop.side_by_side import SideBySide
 
+Officials = Callable[[str], OfficialPython]
+
 
 @pytest.fixture(scope="session")
-def lasting_official(redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[OfficialPython]:
-    """One process with the official client for many tests; reset it after use."""
-    with OfficialPython.to(redis_server.url, package="2") as bridge:
-        lasting_processes.add(bridge.pid)
-        yield bridge
+def officials(redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[Officials]:
+    """One process with the official client of a major version for many tests; reset it after use."""
+    made: dict[str, OfficialPython] = {}
+    with ExitStack() as stack:
+
+        def of(major: str) -> OfficialPython:
+            if major not in made:
+                made[major] = stack.enter_context(OfficialPython.to(redis_server.url, package=major))
+                lasting_processes.add(made[major].pid)
+            return made[major]
+
+        yield of
 
 
 @pytest.fixture
-def mail(lasting_official: OfficialPython, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
-    """Our queue ``mail``, which the official client calls ``{mail}``; what is "Node" in its methods is that client."""
-    yield from sides(lasting_official, broker_url, tmp_path, hash_tag=True)
+def mail(request: pytest.FixtureRequest, officials: Officials, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
+    """Our queue ``mail``, which the official client calls ``{mail}``; what is "Node" in its methods is that client.
+
+    It is that of the major version that is the parameter (versions.py), else 2.
+    """
+    yield from sides(officials(getattr(request, "param", "2")), broker_url, tmp_path, hash_tag=True)
 
 
 @pytest.fixture(params=["braces", "no braces"])
 def either(
-    request: pytest.FixtureRequest, lasting_official: OfficialPython, broker_url: str, tmp_path: Path
+    request: pytest.FixtureRequest, officials: Officials, broker_url: str, tmp_path: Path
 ) -> Iterator[SideBySide]:
     """The same, and once more with ``queue_hash_tag=False``, where both call it ``mail``."""
-    yield from sides(lasting_official, broker_url, tmp_path, hash_tag=request.param == "braces")
+    yield from sides(officials("2"), broker_url, tmp_path, hash_tag=request.param == "braces")
 
 
 def sides(official: OfficialPython, url: str, directory: Path, *, hash_tag: bool) -> Iterator[SideBySide]:

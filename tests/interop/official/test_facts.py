@@ -13,6 +13,7 @@ from bulltask.errors import BrokerUnavailable
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
+from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import SideBySide
 from tests.interop.test_queue_coverage import CLASSES, declared
 from tests.support.programs import ROOT
@@ -30,19 +31,23 @@ def test_every_row_of_the_page_names_a_test_that_is_there() -> None:
     text = PAGE.read_text()
     files = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`test_" in line]
-    assert len(rows) > 25
+    assert len(rows) > 35
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in files, name
+    for row in rows:
+        if (later := re.search(r"\| (the same|mended) \| `(test_\w+)`", row)) is not None:
+            mark = {"the same": "THE_SAME", "mended": "MENDED"}[later[1]]
+            assert f"@{mark}\ndef {later[2]}(" in files, row
     tables = re.findall(r"^\|.*Test \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert [row for table in tables for row in table.splitlines() if "`test_" not in row] == []
 
 
+@THE_SAME
 def test_the_pages_counts_of_nodes_methods(mail: SideBySide, node_client: None) -> None:
     there = mail.node.call("names")
-    said = {
-        row[0]: tuple(map(int, row[1:]))
-        for row in re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
-    }
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
+    place = {"2.16.2": 2, "3.4.4": 3}[there["version"][0]]
+    said = {row[0]: (int(row[1]), int(row[place])) for row in rows}
     counted = {}
     for name in ("Queue", "Job", "FlowProducer"):
         members = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
@@ -53,22 +58,32 @@ def test_the_pages_counts_of_nodes_methods(mail: SideBySide, node_client: None) 
 # ---- what is missing -------------------------------------------------------------------------------------------------
 
 
-def test_what_its_classes_do_not_have(mail: SideBySide) -> None:
-    """Names of Node's that have no counterpart; docs/official-python.md says so."""
+@THE_SAME
+def test_what_neither_version_has(mail: SideBySide) -> None:
     there = mail.node.call("names")
     missing = {
-        "Queue": "drain getMetrics getWorkers setGlobalConcurrency setGlobalRateLimit rateLimit getJob getDependencies "
-        "upsertJobScheduler getJobSchedulers removeJobScheduler removeDeduplicationKey getPrioritizedCount",
-        "Job": "waitUntilFinished moveToDelayed moveToWait changeDelay getDependencies getIgnoredChildrenFailures "
-        "removeUnprocessedChildren clearLogs discard removeDeduplicationKey",
+        "Queue": "getWorkers getMetrics getDependencies getPrioritizedCount removeDeduplicationKey",
+        "Job": "waitUntilFinished changeDelay moveToWait getDependencies removeUnprocessedChildren clearLogs",
         "FlowProducer": "getFlow",
-        "Worker": "rateLimit",
-        "bullmq": "QueueEvents JobScheduler QueueEventsProducer",
     }
     for owner, names in missing.items():
         assert set(names.split()) & set(there[owner]) == set(), owner
 
 
+@THE_SAME
+def test_what_only_its_next_version_has(mail: SideBySide) -> None:
+    there = mail.node.call("names")
+    added = {
+        "bullmq": "QueueEvents JobScheduler AbortSignal",
+        "Queue": "drain getJob rateLimit setGlobalConcurrency setGlobalRateLimit upsertJobScheduler",
+        "Job": "moveToDelayed",
+    }
+    for owner, names in added.items():
+        expected = set(names.split()) if there["version"] == ["3.4.4"] else set()
+        assert set(names.split()) & set(there[owner]) == expected, owner
+
+
+@THE_SAME
 def test_it_is_for_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
     there = mail.node.call("names")
     assert {"add", "addBulk", "getJobs", "close"} <= set(there["awaited"])
@@ -81,6 +96,7 @@ def test_it_is_for_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
 
 
 @pytest.mark.parametrize(("runs", "least", "most"), [("theirs", 2.0, 2.2), ("ours", 0.1, 1.1)])
+@THE_SAME
 def test_how_many_scripts_a_worker_calls_for_each_job(mail: SideBySide, runs: str, least: float, most: float) -> None:
     task: Any = mail.app.tasks["echo"]
     mail.app.send_many([task.s(n) for n in range(200)])
@@ -98,6 +114,7 @@ def scripts(mail: SideBySide) -> int:
     return int(mail.redis.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
+@THE_SAME
 def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_once(mail: SideBySide) -> None:
     mail.node_worker("echo", stalledInterval=60_000)
     mail.send("echo").get(timeout=20)
@@ -106,6 +123,7 @@ def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_onc
     wait_until(lambda: mail.redis.exists(mail.keys.stalled_check), 20, "our check")
 
 
+@THE_SAME
 def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> None:
     """A window of 0.3 s lasts as long as drainDelay, 5 s unless it is set: it does not look when the limit ends."""
     with mail.app.queue("mail") as queue:
@@ -126,6 +144,7 @@ def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> No
     assert starts[2] - starts[1] < 1_500, starts
 
 
+@THE_SAME
 def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_stalls(mail: SideBySide) -> None:
     mail.node_worker("fail")
     job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
@@ -139,6 +158,7 @@ def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_
         mail.result(job).get(timeout=20)
 
 
+@MENDED
 def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
     mail.node_worker("fail-n", {"n": 3})
     kept = {}
@@ -149,6 +169,7 @@ def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
     assert kept == {0: [], 1: ["1"], 2: ["3"], 9: ["1", "2", "3"]}
 
 
+@THE_SAME
 def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
     mail: SideBySide, flaky: FlakyProxy
 ) -> None:
@@ -165,6 +186,7 @@ def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
     app.close()
 
 
+@MENDED
 def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_it(mail: SideBySide) -> None:
     with mail.app.queue("mail") as queue:
         job = queue.add("echo")
@@ -172,4 +194,6 @@ def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_
     mail.node_worker("echo")
     with pytest.raises(TaskError, match="stopped"):
         mail.result(job.id).get(timeout=20)
-    assert mail.node.wait_event("worker.error")["message"].startswith("(<bullmq.job.Job"), "a KeyError of its own"
+    assert mail.node.wait_event("worker.error", timeout=6)["message"].startswith("(<bullmq.job.Job"), (
+        "a KeyError of its own"
+    )

@@ -12,6 +12,7 @@ from bulltask.errors import BulltaskError, EncodeError
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
+from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -158,6 +159,7 @@ def test_a_flow_of_it_runs_here_and_the_parent_waits_for_its_children(mail: Side
 # ---- what it cannot say ----------------------------------------------------------------------------------------------
 
 
+@MENDED
 def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) -> None:
     first, second = (mail.add("echo", {"value": n}, deduplication={"id": "report", "ttl": 60_000}) for n in (1, 2))
     mail.worker()
@@ -165,6 +167,7 @@ def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) 
     assert mail.redis.keys("*:de:*") == []
 
 
+@MENDED
 def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("report", {"steps": [1, 2, 3]}, keepLogs=2)
@@ -172,6 +175,7 @@ def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -
     assert mail.seen(job)["logs"] == ["at 1", "at 2", "at 3"]
 
 
+@MENDED
 def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
     defaults: dict[str, Any] = {"queue": mail.name, "defaultJobOptions": {"attempts": 7}}
     single = mail.node.call("queue.add", name="echo", data={}, opts={}, **defaults)
@@ -182,20 +186,24 @@ def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
         assert queue.add("echo").opts["attempts"] == in_bulk.opts["attempts"] == 7
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["failParentOnFailure", "continueParentOnFailure", "ignoreDependencyOnFailure", "removeDependencyOnFailure"],
-)
-def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySide, policy: str) -> None:
-    child = {"name": "fail", "queueName": mail.name, "data": {"error": "PermanentError"}, "opts": {policy: True}}
-    flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": [child]}
-    tree = mail.node.call("flow.add", flow=flow)
+@MENDED
+def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySide) -> None:
     mail.worker()
-    mail.stream.wait_for(event="failed", jobId=tree["children"][0]["job"]["id"])
-    mail.send("echo").get(timeout=20)  # what the failure might have released would have run before
-    assert mail.seen(tree["job"]["id"])["state"] == "waiting-children"
+    for policy in (
+        "failParentOnFailure",
+        "continueParentOnFailure",
+        "ignoreDependencyOnFailure",
+        "removeDependencyOnFailure",
+    ):
+        child = {"name": "fail", "queueName": mail.name, "data": {"error": "PermanentError"}, "opts": {policy: True}}
+        flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": [child]}
+        tree = mail.node.call("flow.add", flow=flow)
+        mail.stream.wait_for(event="failed", jobId=tree["children"][0]["job"]["id"])
+        mail.send("echo").get(timeout=20)  # what the failure might have released would have run before
+        assert mail.seen(tree["job"]["id"])["state"] == "waiting-children", policy
 
 
+@MENDED
 def test_the_jobs_that_its_flow_producer_returns_cannot_be_asked(mail: SideBySide) -> None:
     flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": []}
     job = mail.node.call("flow.ask", flow=flow)
@@ -203,6 +211,7 @@ def test_the_jobs_that_its_flow_producer_returns_cannot_be_asked(mail: SideBySid
     assert mail.seen(job["id"])["state"] == "waiting"
 
 
+@THE_SAME
 def test_a_lost_reply_makes_two_jobs_of_its_and_one_of_ours(mail: SideBySide, flaky: Any) -> None:
     at: dict[str, Any] = {
         "connection": {"host": flaky.host, "port": flaky.port},
@@ -227,6 +236,7 @@ def test_a_lost_reply_makes_two_jobs_of_its_and_one_of_ours(mail: SideBySide, fl
     wait_until(lambda: (stored("theirs"), stored("ours")) == (2, 1))
 
 
+@THE_SAME
 def test_it_refuses_less_than_ours(mail: SideBySide) -> None:
     with pytest.raises(NodeError, match="Out of range float"):
         mail.add("echo", {"value": float("nan")})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bulltask.queue.queue import Queue
 from tests.interop.node_bridge import NodeError
+from tests.interop.official.versions import MENDED
 from tests.interop.side_by_side import SideBySide
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
@@ -133,12 +135,14 @@ def test_either_updates_data_progress_and_logs_of_the_others_job(mail: SideBySid
 
 
 @pytest.mark.parametrize("method", ["getWaiting", "getActive"])
+@MENDED
 def test_its_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="'NoneType' object is not iterable"):
         mail.call(method)
 
 
+@MENDED
 def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue: Queue) -> None:
     [job] = failed(mail, queue, 1)
     mail.node_worker("echo")
@@ -148,12 +152,14 @@ def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue:
     assert [found.id for found in queue.get_jobs(["failed"])] == [job]
 
 
+@MENDED
 def test_an_empty_list_of_jobs_raises_there(mail: SideBySide, queue: Queue) -> None:
     with pytest.raises(NodeError, match="empty"):
         mail.call("getCompleted")
     assert queue.get_jobs(["completed"]) == []
 
 
+@MENDED
 def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo", priority=1)
     assert mail.call("getJobCounts") == dict.fromkeys(
@@ -162,6 +168,7 @@ def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, qu
     assert queue.get_job_counts()["prioritized"] == 1
 
 
+@MENDED
 def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue: Queue) -> None:
     job = queue.add("echo", priority=3)
     with pytest.raises(NodeError, match="Missing key for job"):
@@ -170,6 +177,7 @@ def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue:
     assert mail.call("getCountsPerPriority", [1, 3]) == {"1": 1, "3": 0}
 
 
+@MENDED
 def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="bool"):
@@ -178,17 +186,17 @@ def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
     assert mail.redis.keys("bull:*") == []
 
 
-@pytest.mark.parametrize(("resumes", "lost"), [("it", 3), ("us", 0)])
-def test_its_resume_drops_the_jobs_that_a_client_of_bullmq_6_left_waiting(
-    mail: SideBySide, queue: Queue, resumes: str, lost: int
-) -> None:
+@MENDED
+def test_its_resume_drops_the_jobs_that_a_client_of_bullmq_6_left_waiting(mail: SideBySide, queue: Queue) -> None:
     """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
-    jobs = [queue.add("echo").id for _ in range(3)]
-    mail.redis.hset(mail.keys.meta, "paused", 1)
-    jobs += [mail.add("echo") for _ in range(2)]
-    if resumes == "us":
-        queue.resume()
-    else:
-        mail.call("resume")
-    waiting = mail.redis.lrange(mail.keys.wait, 0, -1)
-    assert len(set(jobs) - set(waiting)) == lost
+
+    def left_after(resume: Callable[[], object]) -> int:
+        before = {queue.add("echo").id for _ in range(3)}
+        mail.redis.hset(mail.keys.meta, "paused", 1)
+        mail.redis.lpush(mail.keys.paused, "of BullMQ 5")
+        resume()
+        return len(before & set(mail.redis.lrange(mail.keys.wait, 0, -1)))
+
+    assert left_after(queue.resume) == 3
+    queue.obliterate(force=True)
+    assert left_after(lambda: mail.call("resume")) == 0

@@ -12,6 +12,7 @@ from bulltask import JobState, TaskError
 from bulltask.queue.events_types import Completed, Progress
 from bulltask.queue.flow import FlowJob
 from bulltask.testing.wait import wait_until
+from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
@@ -61,6 +62,7 @@ def test_the_options_of_our_queue_hold_there(mail: SideBySide, tmp_path: Path) -
         assert mail.redis.keys("*:de:*") == [], "the owner of a deduplication id gives it back when it ends"
 
 
+@THE_SAME
 def test_a_job_of_ours_with_a_countdown_runs_there_up_to_a_second_late(mail: SideBySide) -> None:
     """Its wait for the marker is rounded up to whole seconds; ours and Node's end when the job is due."""
     mail.node_worker("echo")
@@ -84,6 +86,7 @@ def test_a_job_of_ours_with_a_countdown_runs_there_up_to_a_second_late(mail: Sid
         ({"type": "exponential", "delay": 0.1, "jitter": 0.5, "max_delay": 0.1}, [100, 200]),
     ],
 )
+@THE_SAME
 def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_cap(
     mail: SideBySide, backoff: Any, delays: list[int]
 ) -> None:
@@ -95,13 +98,14 @@ def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_c
     assert mail.seen(job.id)["attemptsMade"] == 3
 
 
+@MENDED
 def test_why_a_job_failed_there_is_read_here_with_its_traceback_and_with_the_quotes_that_it_adds(
     mail: SideBySide,
 ) -> None:
     """Node and bulltask store the text; the official Python client stores it as JSON."""
     mail.node_worker("fail", {"message": 'no "ünicorn"'})
     job = mail.send("echo", options={"max_retries": 0})
-    with pytest.raises(TaskError) as failure:
+    with pytest.raises(Exception, match="nicorn") as failure:
         job.get(timeout=20)
     assert mail.redis.hget(mail.keys.job(job.id), "failedReason") == '"no \\"\\u00fcnicorn\\""'
     assert 'no "ünicorn"' in str(failure.value), "its traceback"
@@ -160,6 +164,7 @@ def test_a_child_that_fails_there_fails_its_parent_if_our_flow_says_so(mail: Sid
 # ---- what it does not do ---------------------------------------------------------------------------------------------
 
 
+@MENDED
 def test_a_series_of_ours_that_only_it_serves_ends_after_one_iteration_and_beside_ours_goes_on(
     mail: SideBySide, tmp_path: Path
 ) -> None:
@@ -184,6 +189,7 @@ def ran_or_none(file: str) -> list[str]:
     return ran(file) if Path(file).exists() else []
 
 
+@THE_SAME
 def test_what_only_bulltask_knows_does_not_bind_it(mail: SideBySide) -> None:
     job = mail.send("echo", options={"expires": timedelta(milliseconds=1), "headers": {"trace": "1"}})
     mail.redis.blpop("nobody", 0.1)
@@ -203,6 +209,7 @@ def test_a_pause_of_ours_stops_it_and_resume_wakes_it(mail: SideBySide) -> None:
     assert job.get(timeout=20) == {}
 
 
+@THE_SAME
 def test_our_concurrency_limit_binds_it_and_between_two_jobs_it_waits_for_its_drain_delay(mail: SideBySide) -> None:
     """It does not fetch a job as it ends one, and nothing wakes it: BullMQ sets no marker at the end of a job."""
     with mail.app.queue("mail") as queue:
@@ -217,6 +224,7 @@ def test_our_concurrency_limit_binds_it_and_between_two_jobs_it_waits_for_its_dr
     assert max(idle) > 500, times
 
 
+@THE_SAME
 def test_it_is_in_no_list_of_workers(mail: SideBySide) -> None:
     mail.node_worker("echo")
     mail.send("echo").get(timeout=20)

@@ -1,0 +1,19 @@
+"""What a test of the official Python client 2.16.2 says of 3.4.4; docs/official-python.md has it as a column."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.node_bridge import NodeError
+
+__all__ = ["MENDED", "THE_SAME"]
+
+_OTHERWISE = pytest.mark.xfail(
+    raises=(AssertionError, NodeError, TimeoutError, pytest.fail.Exception), strict=True, reason="3.4.4 has mended it"
+)
+
+THE_SAME = pytest.mark.parametrize("mail", ["2", "3"], indirect=True)
+"""It holds for 3.4.4 too."""
+
+MENDED = pytest.mark.parametrize("mail", ["2", pytest.param("3", marks=_OTHERWISE)], indirect=True)
+"""With 3.4.4 the test fails: the difference to Node and bulltask is gone."""
