@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
@@ -19,6 +20,10 @@ from tests.support.processes import MARK, Leftovers
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How long an example takes says nothing about it: tests run beside each other, on machines that are busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH
 
