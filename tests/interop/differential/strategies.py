@@ -117,9 +117,35 @@ _LOCKS = st.one_of(
     _step("extend_lock", ms=st.just(2 * TTL_UNIT_MS), token=st.just("foreign"), **_HELD),
     _step("check_stalled"),
 )
+_TREES: Final[list[dict[str, Any]]] = [
+    {"name": "parent", "data": {}, "children": [{"name": "child", "data": {}}]},
+    {
+        "name": "parent",
+        "data": {},
+        "opts": {"priority": 1},
+        "children": [
+            {"name": "child", "data": {}, "opts": {"failParentOnFailure": True}},
+            {"name": "child", "data": {}, "opts": {"delay": HOUR, "removeDependencyOnFailure": True}},
+        ],
+    },
+    {
+        "name": "root",
+        "data": {},
+        "children": [
+            {
+                "name": "middle",
+                "data": {},
+                "opts": {"failParentOnFailure": True},
+                "children": [{"name": "leaf", "data": 1}],
+            },
+            {"name": "leaf", "data": 2, "opts": {"attempts": 2}},
+        ],
+    },
+]
+"""Without failures that are ignored: their retry is a row of docs/differences.md."""
 _FLOWING = st.one_of(
     _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
-    _step("flow", flow=st.just({"name": "parent", "data": {}, "children": [{"name": "child", "data": {}}]})),
+    _step("flow", flow=st.sampled_from(_TREES)),
     _step("await_children", **_HELD),
     _job_step("remove_dependency", []),
     _job_step("remove_unprocessed", []),

@@ -13,7 +13,7 @@ from tests.interop.differential.hands import FORMS, Form
 from tests.interop.differential.pair import Pair
 from tests.interop.differential.strategies import sequences
 
-pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(900)]
 
 COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
 """More of them: ``BULLTASK_TEST_SEQUENCES=5000``; others each time then, and hypothesis prints the seed."""
