@@ -2,7 +2,7 @@
 
 import cronParser from 'cron-parser';
 import { FlowProducer, Queue, QueueEvents, Worker } from './client.js';
-import { PROCESSORS } from './processors.js';
+import { gateOf, PROCESSORS } from './processors.js';
 import { runSequence } from './sequence.js';
 
 const FIELDS = [
@@ -58,6 +58,7 @@ const OPERATIONS = {
     await worker.waitUntilReady();
     return bridge.keep(worker);
   },
+  'gate.open': (_, { gate }) => gateOf(gate).open(null),
   'worker.close': (bridge, { worker, force = false }) => bridge.release(worker, force),
 
   // Pushes every event that is added to the stream after this answer (or after the stream id `after`).

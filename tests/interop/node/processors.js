@@ -4,6 +4,18 @@ import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Queue, RateLimitError, UnrecoverableError, WaitingChildrenError } from './client.js';
 
+const gates = new Map(); // name → { opened: a promise, open: a function }
+
+// A gate is made by whoever comes first, and stays open.
+export function gateOf(name) {
+  if (!gates.has(name)) {
+    const gate = {};
+    gate.opened = new Promise(resolve => (gate.open = resolve));
+    gates.set(name, gate);
+  }
+  return gates.get(name);
+}
+
 export const PROCESSORS = {
   // Returns the job's data.
   echo: () => async job => job.data,
@@ -69,6 +81,9 @@ export const PROCESSORS = {
     await queue.close();
     throw new RateLimitError();
   },
+
+  // Waits until "gate.open" is called with this gate.
+  hold: ({ gate }) => () => gateOf(gate).opened,
 
   // Appends "<job id> <process id>" to `file`; one write in append mode, so lines of several processes do not mix.
   record: ({ file }) => async job => {
