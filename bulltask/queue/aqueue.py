@@ -127,7 +127,7 @@ class AsyncQueue(AsyncQueueGetters):
         self,
         token: str,
         *,
-        timeout: Duration = 0,  # noqa: ASYNC109 - the same words as Queue
+        timeout: Duration | None = 0,  # noqa: ASYNC109 - the same words as Queue
         lock_duration: Duration | None = None,
         worker: str = "",
     ) -> AsyncJob | None:

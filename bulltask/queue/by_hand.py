@@ -40,7 +40,7 @@ class Taking:
     Args:
         link: the queue.
         token: locks the job.
-        timeout: how long to wait for one; 0: not at all.
+        timeout: how long to wait for one; 0: not at all, ``None``: for ever.
         lock: how long the lock lasts; ``None``: the setting ``lock_duration``.
         worker: the name that is noted in the job, ``""`` for none.
 
@@ -48,14 +48,14 @@ class Taking:
         ConfigError: the token is empty, or a length of time is wrong.
     """
 
-    def __init__(self, link: Link, token: str, timeout: Duration, lock: Duration | None, worker: str) -> None:
+    def __init__(self, link: Link, token: str, timeout: Duration | None, lock: Duration | None, worker: str) -> None:
         if token in {"", _NO_LOCK}:
             raise ConfigError("a job is locked with a token: a text that nobody else uses, and not '0'")
         lock_ms = None if lock is None else to_ms(lock, "lock_duration")
         if lock_ms == 0:
             raise ConfigError("lock_duration must be longer than 0")
         self._link, self._claim = link, Claim.of(link.broker.config, link.keys, token, worker, lock_ms)
-        self._deadline_ms = mono_ms() + to_ms(timeout, "timeout")
+        self._deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
         self._due_ms = self._limited_ms = 0
         self._popped: tuple[str, str] | None = None
 
@@ -72,7 +72,7 @@ class Taking:
     @property
     def wait_ms(self) -> int:
         """Milliseconds to wait for a marker before the next attempt; 0: the time is over."""
-        left_ms = self._deadline_ms - mono_ms()
+        left_ms = _LONGEST_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
         reasons = [limit for limit in (left_ms, self._due_ms, _LONGEST_BLOCK_MS) if limit]
         return max(0, min(reasons)) if left_ms > 0 else 0
 

@@ -184,7 +184,7 @@ class Queue(QueueGetters):
     # ---- by hand -------------------------------------------------------------------------------------------------
 
     def get_next_job(
-        self, token: str, *, timeout: Duration = 0, lock_duration: Duration | None = None, worker: str = ""
+        self, token: str, *, timeout: Duration | None = 0, lock_duration: Duration | None = None, worker: str = ""
     ) -> Job | None:
         """Take the next job by hand, as a worker would; ``None`` when there is none (Node's ``Worker.getNextJob``).
 
@@ -195,7 +195,7 @@ class Queue(QueueGetters):
 
         Args:
             token: locks the job; a text that nobody else uses, such as a UUID.
-            timeout: how long to wait for a job; 0 not at all.
+            timeout: how long to wait for a job; 0 not at all, ``None`` for ever.
             lock_duration: how long the lock lasts; the setting of that name (30 s) if left out.
             worker: the name that is noted as :attr:`Job.processed_by`.
 

@@ -90,14 +90,17 @@ def test_a_lock_of_no_time_is_refused(queue: Queue) -> None:
         queue.get_next_job("t", lock_duration=0)
 
 
-def test_waiting_for_a_job_ends_when_one_is_added(queue: Queue, other: Queue, redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize("timeout", [60, None])
+def test_waiting_for_a_job_ends_when_one_is_added(
+    queue: Queue, other: Queue, redis_client: redis.Redis, timeout: int | None
+) -> None:
     def add() -> None:
         wait_until(lambda: is_blocked(redis_client), 30, "the wait for a marker")
         other.add("late")
 
     adding = threading.Thread(target=add)
     adding.start()
-    job = queue.get_next_job("t", timeout=60)
+    job = queue.get_next_job("t", timeout=timeout)
     adding.join()
     assert job is not None
     assert job.name == "late"
