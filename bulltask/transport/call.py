@@ -7,7 +7,8 @@ nothing about the protocol is written twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
 
 import hiredis
 
@@ -18,6 +19,9 @@ __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call
 
 # hiredis' own stub knows neither words of several types nor the result's.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+
+_STEADY_KEYS: Final = 11
+"""So many first keys of a script are remembered in packed form: of ``moveToFinished`` the next one names a job."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -47,7 +51,9 @@ class Call(Generic[R_co]):
         """The bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
             return _pack(self.args)
-        return _pack(("EVALSHA", self.script.sha, *self.args))
+        first = min(self.script.key_count, _STEADY_KEYS) + 1
+        names = _packed_names(("EVALSHA", self.script.sha, *self.args[:first]))
+        return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
 
     def packed_with_body(self) -> bytes:
         """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
@@ -62,6 +68,16 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
         # An id that another program made of bytes that are no UTF-8: it must go out as it came in (replies.text).
         encoded = (word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
+
+
+def _words(words: tuple[Arg, ...]) -> bytes:
+    """Packed words without the count that stands before them."""
+    return _pack(words).partition(b"\r\n")[2]
+
+
+# Half of what a script is called with are names that are the same in all calls for a queue. To pack them anew, though
+# in C, is 3 to 5 % of all instructions of a send and 4 % of those of a job.
+_packed_names = lru_cache(maxsize=500)(_words)
 
 
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:

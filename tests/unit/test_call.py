@@ -1,0 +1,54 @@
+"""What goes over the wire is the same whether names were packed before or not."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+
+from bulltask.job import JobOptions, NewJob
+from bulltask.transport.call import Arg, Call, command
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_add import add_job
+from bulltask.transport.scripts_move import Claim, Ending, find_by_token, move_to_finished, retry_job
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+
+
+def finished(job_id: str, value: bytes = b"5") -> Call[object]:
+    ending = Ending(True, value, {"count": -1}, 3)
+    return move_to_finished(KEYS, job_id, Claim("token", 30_000, "worker"), ending, fetch_next=True, now_ms=5)
+
+
+def as_hiredis_does(words: tuple[Arg, ...]) -> object:
+    return hiredis.pack_command(words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        finished("1"),
+        finished("another", b'{"\xc3\xa4":1}'),
+        add_job(KEYS, NewJob("mail", "7", "näme", b"{}", JobOptions()), 5),
+        retry_job(KEYS, "1", "token", lifo=True, fields=["a", "b"], now_ms=5),
+        find_by_token(KEYS, []),
+        find_by_token(QueueKeys("böll", "q"), ["a", "b"]),
+    ],
+)
+def test_a_script_call_is_packed_as_hiredis_packs_it(call: Call[object]) -> None:
+    assert call.script is not None
+    for _ in range(2):  # the second time the names are remembered
+        assert call.packed() == as_hiredis_does(("EVALSHA", call.script.sha, *call.args))
+
+
+def test_a_call_without_arguments_behind_its_keys_is_packed_too() -> None:
+    call = Call((2, "a", "b"), lambda reply: reply, find_by_token(KEYS, []).script)
+    assert call.packed().startswith(b"*5\r\n")
+    assert call.packed().endswith(b"$1\r\na\r\n$1\r\nb\r\n")
+
+
+def test_a_plain_command_is_packed_as_it_is() -> None:
+    assert command("SET", "k", 1, b"\xff").packed() == b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\n1\r\n$1\r\n\xff\r\n"
+
+
+def test_an_id_that_is_no_utf8_is_packed_as_it_came() -> None:
+    assert b"$2\r\n\xff1\r\n" in finished(b"\xff1".decode("utf-8", "surrogateescape")).packed()
