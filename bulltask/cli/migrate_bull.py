@@ -9,7 +9,7 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.loading import app_options, load_app
-from bulltask.errors import MigrationRefused
+from bulltask.errors import ConfigError, InvalidName, MigrationRefused
 from bulltask.migrate import BullMigration, Plan, Report
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
 from bulltask.migrate.judge import STATES
@@ -61,13 +61,16 @@ def command(
     check_queue_name(queue)
     found = _queue(ctx, app, broker, target or queue)
     wishes["states"] = tuple(state.strip() for state in states.split(",") if state.strip())
-    migration = BullMigration(found, queue, source_prefix=bull_prefix, **wishes)
+    try:
+        migration = BullMigration(found, queue, source_prefix=bull_prefix, **wishes)
+    except (ConfigError, InvalidName) as exc:
+        raise click.UsageError(str(exc)) from exc
     try:
         plan = migration.plan(_progress("read"))
     except MigrationRefused as exc:
         click.echo(f"Cannot: {exc}.", err=True)
         ctx.exit(EXIT_REFUSED)
-    _show_plan(plan, queue)
+    _show_plan(plan, queue, wishes["limit"])
     if plan.refusals:
         click.echo("Refused: nothing was changed.")
         ctx.exit(EXIT_REFUSED)
@@ -102,18 +105,17 @@ def _progress(verb: str) -> Callable[[int, int], None]:
     return tell
 
 
-def _show_plan(plan: Plan, queue: str) -> None:
+def _show_plan(plan: Plan, queue: str, limit: int | None) -> None:
     click.echo(f"Bull queue    {plan.source}")
     click.echo(f"BullMQ queue  {plan.target}{' (the same keys: in place)' if plan.in_place else ''}")
     click.echo(f"Recognised    {plan.layout.value}{', paused' if plan.facts.paused else ''}")
     if plan.layout is Layout.EMPTY:
         click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} spelled as Bull has it?")
         return
-    click.echo("")
-    for place in PLACES:
-        click.echo(f"  {place:<10}{plan.facts.sizes[place]:>12,}")
-    click.echo("")
+    click.echo("\n" + "\n".join(f"  {place:<10}{plan.facts.sizes[place]:>12,}" for place in PLACES) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")
+    if limit and limit < plan.outcome.total_moved:
+        click.echo(f"  but at most {limit:,} of them (--limit)")
     for one in plan.repeatables:
         click.echo(f"  repeatable {one.key!r} " + (one.problem or f"-> job scheduler {one.scheduler_id!r}"))
         if one.by_hand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from bulltask import codec
@@ -25,7 +26,7 @@ class Origin(Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BullJob:
     """Responsible for what a hash says; nothing is refused here.
 
@@ -43,7 +44,7 @@ class BullJob:
     fields: Mapping[str, bytes]
     locked: bool = False
 
-    @property
+    @cached_property
     def opts(self) -> Mapping[str, Any]:
         """Its options.
 
@@ -64,7 +65,7 @@ class BullJob:
             return None
         return found if isinstance(found, dict) else None
 
-    @property
+    @cached_property
     def origin(self) -> Origin:
         """Whose job it is, as far as it says so itself.
 

@@ -21,6 +21,8 @@ DEFAULT_NAME: Final = "__default__"
 _DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
 _NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
 
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
 NOTES: Final[Mapping[str, str]] = {
     "timeout": "have a timeout, which BullMQ does not know: it stays in their options, and nobody acts on it",
     "exponential": "back off exponentially: BullMQ waits 1, 2, 4 … times the delay, Bull 1, 3, 7 … times",
@@ -72,7 +74,7 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
     fields = _fields(job, state, default_name, notes)
     finished = fields.get("finishedOn", job.fields.get("finishedOn", b"")).decode("utf-8", "replace")
     fields["priority"] = str(priority).encode()
-    fields["opts"] = json.dumps(opts, separators=(",", ":")).encode()
+    fields["opts"] = _dumps(opts).encode()
     dropped = [name for name in _DROPPED if name in job.fields]
     dropped += [name for name in _empty(job, state, notes) if name not in fields]
     return Conversion(

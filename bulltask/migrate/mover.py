@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.convert import Conversion
@@ -64,7 +65,7 @@ class Mover:
                 if not page:
                     break
                 # What stays is next in turn the next time as well, so the page after it begins behind it.
-                first += self._page(place, page, seen)
+                first += self._page(place, page, first, seen)
                 if kind == "set":  # all of it was one page
                     break
         return self._outcome.total_moved - began
@@ -72,16 +73,22 @@ class Mover:
     def _enough(self) -> bool:
         return self._end is not None and self._outcome.total_moved >= self._end
 
-    def _page(self, place: str, page: Page, seen: Callable[[int], object]) -> int:
+    def _page(self, place: str, page: Page, first: int, seen: Callable[[int], object]) -> int:
         """Move the jobs of a page; the result is how many of them are still in their place."""
         stay = 0
         for start in range(0, len(page), AT_ONCE):
-            stay += self._jobs(read_jobs(self._client, self._source, place, page[start : start + AT_ONCE]))
+            jobs = read_jobs(self._client, self._source, place, page[start : start + AT_ONCE])
+            stay += self._jobs(jobs, first + stay)
             seen(self._outcome.total_moved)
         return stay
 
-    def _jobs(self, jobs: Sequence[BullJob], tries: int = _TRIES) -> int:
-        wanted = [found for job in jobs if (found := self._judge.change(job))]
+    def _jobs(self, jobs: Sequence[BullJob], first: int, tries: int = _TRIES) -> int:
+        wanted, rank = list[tuple[Change, Conversion]](), first
+        for job in jobs:
+            found = self._judge.change(job)
+            if found:
+                wanted.append((replace(found[0], rank=rank), found[1]))
+            rank += found is None or not self._leaves(found[0])
         if self._end is not None:
             wanted = wanted[: self._end - self._outcome.total_moved]
         answers: list[Moved] = self._client.run_many([self._call(change) for change, _ in wanted])
@@ -93,8 +100,14 @@ class Mover:
                 stay += self._count(change, made, answer)
         if again:
             page = [(job.id, job.score) for job in jobs if job.id in again]
-            stay += self._jobs(read_jobs(self._client, self._source, jobs[0].place, page), tries - 1)
+            jobs = read_jobs(self._client, self._source, jobs[0].place, page)
+            stay += self._jobs(jobs, first + stay, tries - 1)
         return stay
+
+    def _leaves(self, change: Change) -> bool:
+        """True when its place has it no longer afterwards."""
+        prioritized = change.state == "waiting" and change.priority > 0
+        return not self._in_place or prioritized or change.state == "recovered"
 
     def _call(self, change: Change) -> Call[Moved]:
         if self._in_place:
@@ -106,8 +119,7 @@ class Mover:
         if answer is Moved.DONE:
             self._outcome.moved[change.state] += 1
             self._outcome.notes.update(made.notes)
-            leaves = change.state == "recovered" or (change.state == "waiting" and change.priority > 0)
-            return self._in_place and not leaves
+            return not self._leaves(change)
         if answer in _LEFT:
             self._outcome.leave(_LEFT[answer], change.id)
         return answer is not Moved.GONE

@@ -54,6 +54,19 @@ class Outcome:
         if detail and len(self.details) < _SHOWN:
             self.details.append(f"job {job_id}: {detail}")
 
+    def leave_all(self, reason: Left, ids: Sequence[str]) -> None:
+        """Count several that stay for the same reason."""
+        if ids:
+            self.left.setdefault(reason, []).extend(ids)
+
+    def add(self, other: Outcome) -> None:
+        """Count what another one has counted."""
+        self.moved.update(other.moved)
+        self.notes.update(other.notes)
+        for reason, ids in other.left.items():
+            self.leave_all(reason, ids)
+        self.details = [*self.details, *other.details][:_SHOWN]
+
     def forget_left(self) -> None:
         """Begin anew with those that stay: they are all met again."""
         self.left.clear()
@@ -104,7 +117,7 @@ class Plan:
         in_place: both are the same.
         layout: what was recognised.
         facts: what was found.
-        outcome: what would become of the jobs.
+        outcome: what would become of the jobs, of all of them if there is a limit.
         repeatables: what would become of the repeatable ones.
         refusals: why nothing will be done, one sentence each; none: it can be done.
         warnings: what to know before.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from bulltask.migrate.bull_job import BullJob, Origin
+from bulltask.migrate.convert import Conversion
 from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.outcome import Left, Outcome, Plan, Repeatable
 from bulltask.migrate.recognise import Facts, Layout, recognise
@@ -15,9 +17,29 @@ from bulltask.queue.link import Link
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
+from bulltask.transport.scripts_bull import Change
 from bulltask.transport.scripts_queue import get_meta
 
 __all__ = ["Planner"]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one walk through all jobs has found.
+
+    Attributes:
+        origins: how many jobs say of themselves whose they are.
+        sure: what would become of those that do.
+        unsure: what would become of those that do not, if they are Bull's.
+        unsure_ids: their ids.
+        repeating: next jobs of repeatable ones.
+    """
+
+    origins: Counter[Origin] = field(default_factory=Counter)
+    sure: Outcome = field(default_factory=Outcome)
+    unsure: Outcome = field(default_factory=Outcome)
+    unsure_ids: list[str] = field(default_factory=list)
+    repeating: dict[str, BullJob] = field(default_factory=dict)
 
 
 class Planner:
@@ -39,8 +61,13 @@ class Planner:
     def plan(self, seen: Callable[[int, int], object]) -> Plan:
         """Read, judge, count."""
         facts = read_facts(self._client, self._source)
-        layout = recognise(facts, self._origins(facts, seen))
-        outcome, repeating = self._judged(facts, layout)
+        found = self._read(facts, seen)
+        layout = recognise(facts, found.origins)
+        outcome, repeating = found.sure, found.repeating
+        if self._in_place or layout is Layout.MIXED:
+            outcome.leave_all(Left.BULLMQ, found.unsure_ids)
+        else:
+            outcome.add(found.unsure)
         repeatables = self._repeatables(facts, layout, repeating)
         target_jobs = 0 if self._in_place else count_target(self._client, self._target)
         target_paused = "paused" in self._client.run(get_meta(self._target))
@@ -58,29 +85,31 @@ class Planner:
             pauses=pauses,
         )
 
-    def _origins(self, facts: Facts, seen: Callable[[int, int], object]) -> Counter[Origin]:
-        found, total = Counter[Origin](), sum(facts.sizes.values())
+    def _read(self, facts: Facts, seen: Callable[[int, int], object]) -> _Found:
+        """Judge every job; those that do not say whose they are, apart from the others."""
+        found, total = _Found(), sum(facts.sizes.values())
+        sides = [
+            (unsure, outcome, Judge(self._wishes, only_bulls=not unsure, outcome=outcome))
+            for unsure, outcome in ((False, found.sure), (True, found.unsure))
+        ]
         for _, jobs in all_jobs(self._client, self._source, facts):
-            found.update(job.origin for job in jobs)
-            seen(found.total(), total)
+            found.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not Origin.BULLMQ}
+            found.unsure_ids += [job.id for job in jobs if _is_unsure(job)]
+            found.origins.update(job.origin for job in jobs)
+            for unsure, outcome, judge in sides:
+                asked = [job for job in jobs if _is_unsure(job) is unsure]
+                self._count([change for job in asked if (change := judge.change(job))], outcome)
+            seen(found.origins.total(), total)
         return found
 
-    def _judged(self, facts: Facts, layout: Layout) -> tuple[Outcome, dict[str, BullJob]]:
-        outcome, repeating = Outcome(), dict[str, BullJob]()
-        judge = Judge(self._wishes, only_bulls=self._in_place or layout is Layout.MIXED, outcome=outcome)
-        for _, jobs in all_jobs(self._client, self._source, facts):
-            repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not Origin.BULLMQ}
-            changes = [found for job in jobs if (found := judge.change(job))]
-            taken: list[bool] = self._taken([change.new_id for change, _ in changes])
-            for (change, made), is_taken in zip(changes, taken, strict=True):
-                if is_taken:
-                    outcome.leave(Left.ID_TAKEN, change.id)
-                elif self._wishes.limit is not None and outcome.total_moved >= self._wishes.limit:
-                    outcome.leave(Left.NOT_ASKED, change.id)
-                else:
-                    outcome.moved[change.state] += 1
-                    outcome.notes.update(made.notes)
-        return outcome, repeating
+    def _count(self, changes: list[tuple[Change, Conversion]], outcome: Outcome) -> None:
+        taken = self._taken([change.new_id for change, _ in changes])
+        for (change, made), is_taken in zip(changes, taken, strict=True):
+            if is_taken:
+                outcome.leave(Left.ID_TAKEN, change.id)
+            else:
+                outcome.moved[change.state] += 1
+                outcome.notes.update(made.notes)
 
     def _taken(self, ids: list[str]) -> list[bool]:
         if self._in_place:
@@ -142,3 +171,8 @@ class Planner:
             ),
         )
         return [text for applies, text in checks if applies]
+
+
+def _is_unsure(job: BullJob) -> bool:
+    """True for a job that there is, and that says nothing of whose it is."""
+    return bool(job.fields) and job.origin is Origin.EITHER

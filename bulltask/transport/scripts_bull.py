@@ -60,6 +60,7 @@ class Change:
         dropped: names of fields that BullMQ's hash does not have.
         priority: BullMQ's.
         score: when it ended, for sets without scores.
+        rank: where it is probably found in a list, counted from the one that is next in turn.
         debounce_id: Bull's ``deid``.
     """
 
@@ -72,6 +73,7 @@ class Change:
     dropped: Sequence[str] = field(default=())
     priority: int = 0
     score: str = ""
+    rank: int = 0
     debounce_id: str | None = None
 
 
@@ -134,8 +136,8 @@ def move_bull_job(source: BullKeys, target: QueueKeys, change: Change) -> Call[M
         target.logs(change.new_id),
         new_job if dedup is None else target.deduplication(dedup),
     )
-    args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score, *_fields(change))
-    return script_call(loader.own("moveBullJob"), places, args, Moved)
+    args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score)
+    return script_call(loader.own("moveBullJob"), places, (*args, change.rank, *_fields(change)), Moved)
 
 
 def convert_bull_job(keys: BullKeys, change: Change) -> Call[Moved]:
@@ -154,7 +156,7 @@ def convert_bull_job(keys: BullKeys, change: Change) -> Call[Moved]:
         keys.wait,
         keys.paused,
     )
-    args = (change.id, change.state, *_guards(change), change.priority, *_fields(change))
+    args = (change.id, change.state, *_guards(change), change.priority, change.rank, *_fields(change))
     return script_call(loader.own("convertBullJob"), places, args, Moved)
 
 

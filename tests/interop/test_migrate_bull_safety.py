@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -250,3 +251,24 @@ def test_what_bull_adds_after_the_migration_comes_with_the_next(migrating: Migra
     assert migrating.migrate().outcome.moved == {"waiting": 2}
     assert sorted(migrating.ids(migrating.name)) == sorted([first, late, urgent])
     assert migrating.counts() == {"waiting": 2, "prioritized": 1}
+
+
+def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_none_is_both(
+    migrating: Migrating, second_bull: BullBridge
+) -> None:
+    if migrating.in_place:
+        pytest.skip("Bull's worker would take what was converted")
+    migrating.bull.calls(["addBulk", [{"name": "n", "data": {"number": n, "fail": "no"}} for n in range(1_000)]])
+    ids = migrating.all_ids()
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(second_bull.work, 100)
+        report = migrating.migrate(force=True)
+        for _ in range(5):
+            if report.after["wait"] == 0:
+                break
+            report = migrating.migrate(force=True)  # the worker's jobs ended meanwhile
+        if not working.done():
+            migrating.bull.calls(["addBulk", [{"name": "late", "data": {"number": -1}}] * 200])
+        working.result(timeout=20)
+    assert sorted(set(migrating.all_ids())) == sorted(migrating.all_ids())
+    assert set(ids) <= set(migrating.all_ids())

@@ -53,13 +53,16 @@ def test_a_pattern_without_a_time_zone_is_that_of_the_app(migrating: Migrating) 
 def test_the_series_goes_on_in_nodes_worker_and_ends_at_bulls_limit(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
-    repeat(migrating, "tick", {}, {"every": 700, "limit": 4})
-    migrating.bull.work(1)  # Bull has run the first, and the second waits
+    repeat(migrating, "tick", {}, {"every": 700, "limit": 5})
+    migrating.bull.work(1)
+    by_bull = migrating.redis.zrange("bull:mail:completed", 0, -1)  # one, or two on a slow machine
     migrating.migrate()
     ran = migrating.run_all(tmp_path / "ran")
-    wait(lambda: len(ran()) == 3 and not migrating.counts().get("delayed"), 20.0, "the second, third and fourth")
-    at_ms = [int(job.rpartition(":")[2]) for job in ran()]
-    assert [later - earlier for earlier, later in pairwise(at_ms)] == [700, 700]
+    left = 5 - len(by_bull)
+    wait(lambda: len(ran()) == left and not migrating.counts().get("delayed"), 20.0, f"{left} jobs")
+    at_ms = [int(job.rpartition(":")[2]) for job in [*by_bull, *ran()]]
+    # An interval goes on from the moment at which it is; a slow machine leaves one out, and never has one twice.
+    assert all(later > earlier for earlier, later in pairwise(at_ms))
     assert all(moment % 700 == 0 for moment in at_ms)
 
 
@@ -67,8 +70,9 @@ def test_a_repeatable_whose_next_job_waits_already_has_it_run_and_goes_on(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     job = repeat(migrating, "tick", {}, {"every": 800})
-    migrating.redis.zrem("bull:mail:delayed", job)  # as Bull's timer does it
-    migrating.redis.lpush("bull:mail:wait", job)
+    # As Bull's timer does it; a job whose moment has come when it is added waits at once.
+    if migrating.redis.zrem("bull:mail:delayed", job):
+        migrating.redis.lpush("bull:mail:wait", job)
     assert migrating.migrate().complete
     assert job in migrating.ids(migrating.name)
     ran = migrating.run_all(tmp_path / "ran")

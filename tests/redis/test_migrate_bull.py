@@ -10,8 +10,13 @@ import redis
 
 from bulltask.errors import ConfigError, InvalidName, MigrationRefused
 from bulltask.migrate import BullMigration, Layout
+from bulltask.migrate.judge import Judge, Wishes
+from bulltask.migrate.outcome import Outcome
+from bulltask.migrate.survey import read_jobs
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
+from bulltask.transport.bull_keys import BullKeys
+from bulltask.transport.scripts_bull import Moved, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
@@ -169,3 +174,77 @@ def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFact
         assert plain.lrange("bull:mail:wait", 0, -1) == ["1"]
         assert BullMigration(queue, "{mail}", source_prefix="old").run().outcome.moved == {"waiting": 1}
         assert plain.lrange("bull:{mail}:wait", 0, -1) == ["1"]
+
+
+MEANWHILE: dict[Moved, list[list[str]]] = {
+    Moved.GONE: [["LREM", "bull:mail:wait", "0", "2"], ["LPUSH", "bull:mail:active", "2"]],
+    Moved.NO_HASH: [["DEL", "bull:mail:2"]],
+    Moved.LOCKED: [["SET", "bull:mail:2:lock", "token"]],
+    Moved.CHANGED: [["HSET", "bull:mail:2", "attemptsMade", "1"]],
+    Moved.ID_TAKEN: [["HSET", "bull:{mail}:2", "name", "another"]],
+}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("answer", [Moved.DONE, *MEANWHILE])
+def test_a_job_that_is_not_what_was_read_is_left_alone(
+    queue: Queue, redis_client: redis.Redis, answer: Moved, in_place: bool
+) -> None:
+    if in_place and answer is Moved.ID_TAKEN:
+        pytest.skip("in place a job keeps its key")
+    opts = '{"attempts":1,"delay":0,"timestamp":5}'
+    for job_id in ("1", "2", "3"):
+        redis_client.hset(f"bull:mail:{job_id}", mapping={"name": "n", "data": "{}", "opts": opts, "timestamp": "5"})
+        redis_client.lpush("bull:mail:wait", job_id)
+    source = BullKeys("bull", "mail")
+    with queue.link.broker.pool.client() as client:
+        [job] = read_jobs(client, source, "wait", [("2", "")])
+        found = Judge(Wishes(), only_bulls=False, outcome=Outcome()).change(job)
+        assert found is not None
+        for command in MEANWHILE.get(answer, []):
+            redis_client.execute_command(*command)
+        before = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
+        call = convert_bull_job(source, found[0]) if in_place else move_bull_job(source, queue.link.keys, found[0])
+        assert client.run(call) is answer
+    after = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
+    assert (before == after) is (answer is not Moved.DONE)
+    assert redis_client.lrange("bull:mail:wait", 0, -1) == (
+        ["3", "1"] if answer is Moved.GONE or (answer is Moved.DONE and not in_place) else ["3", "2", "1"]
+    )
+
+
+def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Redis) -> None:
+    """The opts are part of what is compared; what Bull wrote last is what counts."""
+    old = '{"attempts":1,"delay":0,"timestamp":5}'
+    redis_client.hset("bull:mail:1", mapping={"name": "n", "data": "{}", "opts": old, "timestamp": "5"})
+    redis_client.lpush("bull:mail:wait", "1")
+    source = BullKeys("bull", "mail")
+    with queue.link.broker.pool.client() as client:
+        [job] = read_jobs(client, source, "wait", [("1", "")])
+        found = Judge(Wishes(), only_bulls=False, outcome=Outcome()).change(job)
+        assert found is not None
+        redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
+        assert client.run(move_bull_job(source, queue.link.keys, found[0])) is Moved.CHANGED
+    assert BullMigration(queue).run().complete
+    assert redis_client.hget("bull:{mail}:1", "opts") == '{"attempts":7}'
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("paused", [False, True])
+def test_workers_that_wait_are_woken(broker_url: str, redis_client: redis.Redis, in_place: bool, paused: bool) -> None:
+    opts = '{"attempts":1,"delay":0,"timestamp":5}'
+    for job_id in ("1", "2"):
+        redis_client.hset(f"bull:mail:{job_id}", mapping={"name": "n", "data": "{}", "opts": opts, "timestamp": "5"})
+    redis_client.lpush("bull:mail:paused" if paused else "bull:mail:wait", "1")
+    redis_client.zadd("bull:mail:delayed", {"2": DUE_MS * 4096 + 2})
+    if paused:
+        redis_client.set("bull:mail:meta-paused", "1")
+    with Queue("mail", broker_url, queue_hash_tag=not in_place) as queue:
+        assert BullMigration(queue, "mail").run().complete
+        assert queue.is_paused() is paused
+    base = "bull:mail" if in_place else "bull:{mail}"
+    found: Any = redis_client.zrange(f"{base}:marker", 0, -1, withscores=True)
+    woken = dict(found)
+    assert woken == {"1": DUE_MS} | ({} if paused else {"0": 0})
+    assert redis_client.hget(f"{base}:meta", "paused") == ("1" if paused else None)
+    assert redis_client.exists("bull:mail:meta-paused") == (paused and not in_place)

@@ -22,6 +22,7 @@ import click
 import pytest
 
 from bulltask import App, Context
+from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
 from bulltask.registry.options import CallOptions, TaskOptions
@@ -294,6 +295,15 @@ def test_every_flag_of_the_worker_is_documented() -> None:
     options = [*worker_command.command.params, *main.params]
     flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
     assert flags - said - {"--help", "-h", "--version"} == set()
+
+
+def test_every_flag_of_migrate_bull_is_documented_and_no_other() -> None:
+    page = ROOT / "docs/migrating-from-bull.md"
+    said = {name for row in rows(page, "Options") for name in in_code(row[0]) if name.startswith("--")}
+    options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
+    assert said == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
+    codes = {int(row[0]) for row in rows(page, "Options") if row[0].isdigit()}
+    assert codes == {0, 1, 2, migrate_bull.EXIT_REFUSED, migrate_bull.EXIT_LEFT}
 
 
 def test_every_option_of_a_task_is_documented() -> None:

@@ -22,14 +22,17 @@
   ARGV[3]  its field opts as the caller has read it, "" for none
   ARGV[4]  its field attemptsMade, likewise
   ARGV[5]  priority
-  ARGV[6]  how many names of fields follow that are removed
-  ARGV[7…] these names, then field, value, field, value …
+  ARGV[6]  where it is probably found in a list, counted from the right end, from 0
+  ARGV[7]  how many names of fields follow that are removed
+  ARGV[8…] these names, then field, value, field, value …
   returns  1: done; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed
 ]]
 local id, state, job, place = ARGV[1], ARGV[2], KEYS[2], KEYS[1]
 
 if redis.call("TYPE", place)["ok"] == "list" then
-  if not redis.call("LPOS", place, id, "RANK", -1) then
+  -- Looking for it from the end would take longer and longer as more and more of the list is done.
+  local there = redis.call("LINDEX", place, -tonumber(ARGV[6]) - 1) == id
+  if not there and not redis.call("LPOS", place, id, "RANK", -1) then
     return 0
   end
 elseif not redis.call("ZSCORE", place, id) then
@@ -46,10 +49,10 @@ if (read[1] or "") ~= ARGV[3] or (read[2] or "") ~= ARGV[4] then
 end
 
 -- What a full Redis refuses comes first, before anything has changed.
-local last_drop = 6 + tonumber(ARGV[6])
+local last_drop = 7 + tonumber(ARGV[7])
 redis.call("HSET", job, unpack(ARGV, last_drop + 1))
-if last_drop > 6 then
-  redis.call("HDEL", job, unpack(ARGV, 7, last_drop))
+if last_drop > 7 then
+  redis.call("HDEL", job, unpack(ARGV, 8, last_drop))
 end
 
 -- A custom id that is a number: BullMQ's counter must not come to it.

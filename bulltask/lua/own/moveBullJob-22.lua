@@ -35,8 +35,9 @@
   ARGV[5]  its field attemptsMade, likewise
   ARGV[6]  priority
   ARGV[7]  when it ended, for a job in one of Bull 1's sets, which have no scores
-  ARGV[8]  how many names of fields follow that are not copied
-  ARGV[9…] these names, then field, value, field, value …
+  ARGV[8]  where it is probably found in a list, counted from the right end, from 0
+  ARGV[9]  how many names of fields follow that are not copied
+  ARGV[10…] these names, then field, value, field, value …
   returns  1: moved; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed;
            -4: the new id is taken
   events   added, then waiting or delayed; none for jobs that have ended
@@ -48,7 +49,8 @@ local job, new_job = KEYS[2], KEYS[20]
 local kind = redis.call("TYPE", KEYS[1])["ok"]
 local score = ARGV[7]
 if kind == "list" then
-  if not redis.call("LPOS", KEYS[1], id, "RANK", -1) then
+  local there = redis.call("LINDEX", KEYS[1], -tonumber(ARGV[8]) - 1) == id
+  if not there and not redis.call("LPOS", KEYS[1], id, "RANK", -1) then
     return 0
   end
 elseif kind == "zset" then
@@ -76,8 +78,8 @@ if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5
 end
 
 -- The hash. It is the first thing written: a full Redis refuses here, before anything has changed.
-local last_drop = 8 + tonumber(ARGV[8])
-for i = 9, last_drop do
+local last_drop = 9 + tonumber(ARGV[9])
+for i = 10, last_drop do
   fields[ARGV[i]] = nil
 end
 for i = last_drop + 1, #ARGV, 2 do
