@@ -10,10 +10,14 @@ from typing import Any
 
 from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.job import OWN_KEY
 
 __all__ = ["BullJob", "Origin"]
 
 _ONLY_BULLMQ = frozenset({"atm", "ats", "stc", "rjk", "parentKey", "parent", "pb", "defa", "nrjid"})
+_ONLY_BULLMQ_OPTS = frozenset(
+    {"repeatJobKey", "de", "kl", "fpof", "cpof", "idof", "rdof", "tm", "omc", "parent", OWN_KEY}
+)
 
 
 class Origin(Enum):
@@ -83,6 +87,8 @@ class BullJob:
             opts = self.opts
         except DecodeError:
             return Origin.UNREADABLE
+        if _ONLY_BULLMQ_OPTS & opts.keys() or "pattern" in (self.repeat or {}):
+            return Origin.BULLMQ
         return Origin.BULL if {"timestamp", "delay", "attempts"} <= opts.keys() else Origin.EITHER
 
     def number(self, name: str) -> int:

@@ -18,7 +18,7 @@ from bulltask.names import wire_name
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
 
-__all__ = ["Migrating"]
+__all__ = ["COMMAND", "Migrating"]
 
 PLACES = ("wait", "paused", "active", "delayed", "completed", "failed", "prioritized")
 COMMAND = str(Path(sys.executable).with_name("bulltask"))

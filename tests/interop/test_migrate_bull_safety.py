@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from bulltask.migrate import BullMigration, Layout
 from bulltask.migrate.outcome import Left
 from bulltask.testing.flaky import FlakyProxy
 from tests.interop.bull_bridge import BullBridge
-from tests.interop.migrating import Migrating
+from tests.interop.migrating import COMMAND, Migrating
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -272,3 +274,17 @@ def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_non
         working.result(timeout=20)
     assert sorted(set(migrating.all_ids())) == sorted(migrating.all_ids())
     assert set(ids) <= set(migrating.all_ids())
+
+
+def test_the_command_takes_an_app_and_sends_the_jobs_where_it_is_told(migrating: Migrating, tmp_path: Path) -> None:
+    tag = not migrating.in_place
+    (tmp_path / "plain.py").write_text(f"from bulltask import App\n\napp = App('plain', queue_hash_tag={tag})\n")
+    migrating.bull.calls(["add", {"unnamed": True}], prefix="old")
+    words = ["--workdir", str(tmp_path), "migrate-bull", "mail", "-A", "plain:app", "-b", migrating.url]
+    options = ["--to", "other", "--bull-prefix", "old", "--default-name", "mail.send", "--execute"]
+    done = subprocess.run([COMMAND, *words, *options], capture_output=True, text=True, check=False, timeout=40)
+    assert (done.returncode, done.stderr) == (0, "")
+    name = "{other}" if tag else "other"
+    assert migrating.hash("1", name)["name"] == "mail.send"
+    assert f"BullMQ queue  bull:{name}\n" in done.stdout
+    assert "old:mail: 1 jobs before, 0 after" in done.stdout

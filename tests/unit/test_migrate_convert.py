@@ -115,11 +115,16 @@ def test_what_no_worker_could_read_is_refused(fields: dict[str, str], text: str)
         ({"opts": '{"attempts":0}', "attemptsMade": "1"}, Origin.EITHER),  # also BullMQ before 5
         ({"atm": "1"}, Origin.BULLMQ),
         ({"rjk": "every"}, Origin.BULLMQ),
+        ({"opts": {"repeat": {"pattern": "* * * * *"}}}, Origin.BULLMQ),
+        ({"opts": {"repeat": {"every": 5}, "repeatJobKey": "n:::5"}}, Origin.BULLMQ),
+        ({"opts": {"repeat": {"every": 5}}}, Origin.BULL),
+        ({"opts": {"bulltask": {"v": 1}}}, Origin.BULLMQ),
+        ({"opts": {"de": {"id": "x"}}}, Origin.BULLMQ),
         ({"retriedOn": "1", "opts": "{}"}, Origin.BULL),
         ({"opts": "{"}, Origin.UNREADABLE),
     ],
 )
-def test_whose_a_job_is(fields: dict[str, str], origin: Origin) -> None:
+def test_whose_a_job_is(fields: dict[str, Any], origin: Origin) -> None:
     assert bull_job(**fields).origin is origin
 
 
