@@ -35,7 +35,7 @@ def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(stage: Sta
     assert stage.redis.llen(stage.keys.wait) == 1
     paused.send(signal.SIGCONT)
     paused.wait_for_line("Worker resumed")
-    assert job.get(timeout=10) is None
+    assert job.get(timeout=20) is None
     assert paused.stop() == Exit.OK
 
 
@@ -52,7 +52,7 @@ def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> N
     paused.wait_for_line("Worker paused")
     other = stage.worker()
     job = stage.app.send_task("quick")
-    assert job.get(timeout=10) is None
+    assert job.get(timeout=20) is None
     assert int(stage.started(job)["pid"]) in other.children
     assert not stage.app.queue("default").is_paused()
     assert [worker.stop() for worker in (paused, other)] == [Exit.OK, Exit.OK]
@@ -65,6 +65,6 @@ def test_a_task_can_pause_its_own_worker_and_is_not_waited_for(stage: Stage, met
     worker.wait_for_line("Worker paused")
     job = stage.app.send_task("quick")
     worker.send(signal.SIGCONT)
-    assert job.get(timeout=10) is None
+    assert job.get(timeout=20) is None
     assert len(worker.logged("Worker resumed")) == 1
     assert worker.stop() == Exit.OK

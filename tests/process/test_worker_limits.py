@@ -144,7 +144,7 @@ def test_a_worker_that_was_not_told_of_a_job_looks_again_after_the_drain_delay(s
         pipe.hset(stage.keys.job(job.id), mapping={"name": "quick", "data": "{}", "opts": "{}", "timestamp": "1"})
         pipe.lpush(stage.keys.wait, job.id)
         pipe.execute()
-    assert stage.app.result(job.id, "default").get(timeout=10) is None
+    assert stage.app.result(job.id, "default").get(timeout=20) is None
 
 
 def test_the_wait_on_an_empty_queue_is_the_drain_delay(stage: Stage) -> None:
