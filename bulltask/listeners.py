@@ -34,7 +34,7 @@ class Listeners:
             raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r}")
         if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):
             raise ConfigError(
-                f"{kind.__name__} is told by the supervisor of a worker, which runs no code of an app; it is in the log, "
+                f"{kind.__name__} is told by the supervisor of a worker, which runs no code of an app; the log has it, "
                 "and app.events(queue) hears from Redis what becomes of jobs"
             )
         if not callable(listener):
