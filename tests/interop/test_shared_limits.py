@@ -12,7 +12,7 @@ from tests.interop.side_by_side import SideBySide
 from tests.support.streams import server_ms
 from tests.support.windows import fullest
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(120)]
 
 AMPLE = {"max": 1_000, "duration": 1_000}
 LIMIT_MS = 1_500
@@ -31,7 +31,7 @@ def life(mail: SideBySide, job_id: str) -> dict[str, Any]:
 
 def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: SideBySide) -> None:
     mail.worker(limiter="2/600ms", worker_name="ours").wait_for_line("Worker started")
-    mail.app.send_task("echo").get(timeout=20)  # it has started indeed
+    mail.app.send_task("echo").get(timeout=60)  # it has started indeed
     # Who takes the first job of a window is busy for a while, so the other one gets the second.
     mail.node_worker("sleep", {"ms": 200}, name="theirs", limiter={"max": 2, "duration": 600})
     jobs = [mail.add("spin", {"seconds": 0.2}) for _ in range(11)]
@@ -46,22 +46,22 @@ def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: Side
 def test_a_task_that_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> None:
     mail.worker(limiter="1000/s")
     first = mail.send("busy", duration=LIMIT_MS / 1000)
-    limited_ms = mail.stream.wait_for(event="waiting", jobId=first.id, prev="active")[0].ms
+    limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first.id, prev="active")[0].ms
     handle = mail.node_worker("echo", {}, limiter=AMPLE)
     second = mail.add("echo", {"value": 1})
     mail.finished(second)
-    assert mail.stream.wait_for(event="active", jobId=second)[0].ms - limited_ms >= LIMIT_MS - 200
+    assert mail.stream.wait_for(timeout=60, event="active", jobId=second)[0].ms - limited_ms >= LIMIT_MS - 200
     mail.node.call("worker.close", worker=handle)
 
 
 def test_a_node_processor_that_limits_the_queue_stops_our_worker(mail: SideBySide) -> None:
     mail.node_worker("busy", {"ms": LIMIT_MS, "connection": {"url": mail.url}}, limiter=AMPLE)
     first = mail.add("echo", {"value": 1})
-    limited_ms = mail.stream.wait_for(event="waiting", jobId=first, prev="active")[0].ms
+    limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first, prev="active")[0].ms
     mail.worker(limiter="1000/s")
     second = mail.send("echo", value=2)
-    second.get(timeout=20)
-    assert mail.stream.wait_for(event="active", jobId=second.id)[0].ms - limited_ms >= LIMIT_MS - 200
+    second.get(timeout=60)
+    assert mail.stream.wait_for(timeout=60, event="active", jobId=second.id)[0].ms - limited_ms >= LIMIT_MS - 200
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -107,7 +107,7 @@ def test_the_jobs_that_stay_are_those_that_stay_in_node(
         jobs = [mail.add(task, {}, **({} if own is None else {theirs: own})) for own in said]
         event = "completed" if task == "echo" else "failed"
         for job in jobs:
-            mail.stream.wait_for(event=event, jobId=job)
+            mail.stream.wait_for(timeout=60, event=event, jobId=job)
         kept = mail.redis.zrange(mail.keys.completed if task == "echo" else mail.keys.failed, 0, -1)
         assert kept == [job for job in jobs if mail.redis.exists(mail.keys.job(job))]
         return [jobs.index(job) for job in kept]
@@ -143,7 +143,7 @@ def test_the_metrics_that_our_worker_writes_are_those_of_node(mail: SideBySide, 
 
     def run(count: int) -> None:
         for _ in range(count):
-            mail.stream.wait_for(event=kind, jobId=mail.add(task, {}, attempts=1))
+            mail.stream.wait_for(timeout=60, event=kind, jobId=mail.add(task, {}, attempts=1))
 
     def counted() -> Metrics:
         """What is counted when three jobs end, and one more ten minutes later."""

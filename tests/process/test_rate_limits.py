@@ -11,7 +11,7 @@ from bulltask.errors import TaskError
 from tests.support.stage import Stage
 from tests.support.windows import fullest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
 TASKS = """
@@ -61,7 +61,7 @@ def test_all_children_together_start_no_more_jobs_than_the_limiter_allows(stage:
     worker = stage.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)
     jobs = [stage.app.send_task(task) for _ in range(10)]
     for job in jobs:
-        job.get(timeout=20)
+        job.get(timeout=60)
     starts = taken_ms(stage)
     stage.note(most_in_a_window=fullest(starts, 400), in_all_ms=starts[-1] - starts[0])
     assert len(starts) == 10
@@ -76,7 +76,7 @@ def test_two_workers_with_the_same_limiter_share_the_limit(stage: Stage) -> None
     stage.wait_until_idle(2)
     jobs = [stage.app.send_task("quick") for _ in range(8)]
     for job in jobs:
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert fullest(taken_ms(stage), 300) == 2
 
 
@@ -85,7 +85,7 @@ def test_each_queue_has_the_limit_of_its_name(stage: Stage) -> None:
     names = ["slow"] * 4 + ["fast"] * 12 + ["free"] * 12
     jobs = [stage.app.send_task("quick", queue=queue) for queue in names]
     for job in jobs:
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert fullest(taken_ms(stage, "slow"), 300) == 1
     assert fullest(taken_ms(stage, "fast"), 300) == 5
     assert fullest(taken_ms(stage, "free"), 300) > 5
@@ -99,7 +99,7 @@ def test_the_rate_limit_of_the_queue_wins_over_the_workers_max(stage: Stage) -> 
     stage.worker(settings={"limiter": "5/300ms"})
     jobs = [stage.app.send_task("quick") for _ in range(4)]
     for job in jobs:
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert fullest(taken_ms(stage), 300) == 1
 
 
@@ -116,10 +116,10 @@ def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(stage: Stage) -> Non
 def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(stage: Stage, task: str) -> None:
     worker = stage.worker(TASKS, settings={"limiter": "1000/s"})
     job = stage.app.send_task(task, max_retries=0)
-    stage.events.wait_for(event="waiting", jobId=job.id, prev="active")
+    stage.events.wait_for(timeout=60, event="waiting", jobId=job.id, prev="active")
     later = stage.app.send_task("quick")
-    assert job.get(timeout=20) == [2, 0]
-    later.get(timeout=20)
+    assert job.get(timeout=60) == [2, 0]
+    later.get(timeout=60)
     first, second = stage.became("active", job).ms, stage.became("active", job, 2).ms
     assert second - first >= 500
     assert stage.became("active", later).ms >= second, "it is the next one, and nobody is taken before"
@@ -134,7 +134,7 @@ def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(stage
 def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(stage: Stage, queues: str) -> None:
     stage.worker(TASKS, children=1, options=["-Q", queues])
     job = stage.app.send_task("busy", kwargs={"times": 2, "duration": 0.4}, max_retries=0)
-    assert job.get(timeout=20) == [3, 0]
+    assert job.get(timeout=60) == [3, 0]
     starts = [stage.started(job, count).ms for count in (1, 2, 3)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     stage.note(pauses_ms=pauses)
@@ -144,7 +144,7 @@ def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(stage: Sta
 def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_limits_its_queue(stage: Stage) -> None:
     stage.worker(TASKS, children=1)
     job = stage.app.send_task("abusy", kwargs={"times": 20, "duration": 0.1}, max_retries=0)
-    assert job.get(timeout=20) == [21, 0]
+    assert job.get(timeout=60) == [21, 0]
     took_ms = stage.started(job, 21).ms - stage.started(job).ms
     stage.note(took_ms=took_ms)
     # Now and then the main thread has asked for a job just before: without a max Redis gives it one.
@@ -154,11 +154,11 @@ def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_li
 def test_a_limited_queue_keeps_nobody_from_the_others(stage: Stage) -> None:
     stage.worker(TASKS, children=1, options=["-Q", "default,other"], settings={"limiter": "1000/s"})
     job = stage.app.send_task("busy", kwargs={"duration": 2})
-    stage.started(job)
+    stage.started(job, timeout=60)
     for _ in range(3):
-        stage.app.send_task("quick", queue="other").get(timeout=20)
+        stage.app.send_task("quick", queue="other").get(timeout=60)
     assert stage.starts(job) == 1
-    assert job.get(timeout=20) == [2, 0]
+    assert job.get(timeout=60) == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -168,18 +168,18 @@ def test_a_limited_queue_keeps_nobody_from_the_others(stage: Stage) -> None:
 def test_a_limit_of_no_length_fails_the_job(stage: Stage, duration: object, why: str) -> None:
     stage.worker(TASKS)
     with pytest.raises(TaskError, match=why):
-        stage.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=20)
+        stage.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=60)
 
 
 def test_a_job_that_a_cold_stop_gives_back_is_run_by_the_next_worker_under_the_same_limit(stage: Stage) -> None:
     settings = {"limiter": "2/300ms"}
     worker = stage.worker(children=1, settings=settings)
     job = stage.hold()
-    stage.started(job)
+    stage.started(job, timeout=60)
     worker.send(signal.SIGQUIT)
     worker.wait()
     stage.worker(children=1, settings=settings)
     stage.started(job, 2)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=20) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("2", "1")

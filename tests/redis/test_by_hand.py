@@ -345,3 +345,28 @@ def test_a_lost_server_is_told_and_leaves_nothing_behind(server_factory: ServerF
             queue.get_next_job("t", timeout=60)
         with pytest.raises(BrokerUnavailable):
             queue.wait_until_ready()
+
+
+def test_the_settings_of_a_worker_count_by_hand_too(broker_url: str, redis_client: redis.Redis) -> None:
+    settings: dict[str, Any] = {
+        "limiter": "2/h",
+        "remove_on_complete": 1,
+        "remove_on_fail": True,
+        "metrics_max_data_points": 60,
+    }
+    with Queue("mail", broker_url, result_expires=None, **settings) as queue:
+        first, second, third, _ = (queue.add("n", attempts=1) for _ in range(4))
+        job = taken(queue)
+        assert job.id == first.id
+        following = job.move_to_completed(None, fetch_next=True)
+        assert following is not None
+        following.move_to_completed(None)
+        assert redis_client.zrange("bull:{mail}:completed", 0, -1) == [second.id]
+        assert queue.get_next_job("t") is None, "two were taken in this hour"
+        assert queue.get_metrics("completed").count == 2
+        queue.remove_rate_limit_key()
+        last = taken(queue)
+        assert last.id == third.id
+        last.move_to_failed("no")
+        assert queue.get_job(third.id) is None
+        assert queue.get_metrics("failed").count == 1

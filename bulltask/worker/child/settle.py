@@ -22,8 +22,9 @@ from bulltask.events import (
 from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_move import Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_queue import limit_now
+from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
 
@@ -57,8 +58,8 @@ class Settler:
         worker_id: str,
         limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
     ) -> None:
-        self._config, self._clock, self._bus, self._worker_id = config, clock, bus, worker_id
-        self._limited = limited
+        self._config, self._clock, self._bus, self._limited = config, clock, bus, limited
+        self._claims = Claims(config, worker_id)
 
     def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """The call that writes ``outcome``; only finishing can take the next job in the same step."""
@@ -67,10 +68,10 @@ class Settler:
             case Completed():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
                 ending = Ending(True, outcome.value, keep, job.attempts)
-                claim = Claim.of(self._config, picked.keys, token, self._worker_id)
+                claim = self._claims.of(picked.keys, token)
                 return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
-                claim = Claim.of(self._config, picked.keys, token, self._worker_id)
+                claim = self._claims.of(picked.keys, token)
                 ending = self._failed(job, outcome)
                 return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case RetryLater(delay_ms=0):

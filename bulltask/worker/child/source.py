@@ -14,7 +14,8 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import Claim, find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.refusals import Refusals
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
@@ -49,7 +50,7 @@ class JobSource:
         self, broker: Broker, queues: Sequence[str], bus: Bus, worker_id: str, wakeups: Wakeups, orders: Orders
     ) -> None:
         self._clock, self._config, self._orders = broker.clock, broker.config, orders
-        self._bus, self._worker_id, self._wakeups = bus, worker_id, wakeups
+        self._bus, self._wakeups, self._claims = bus, wakeups, Claims(broker.config, worker_id)
         self.client, self._waiter = broker.client(), broker.waiting_client(self._config.drain_delay_ms)
         self.outage = Outage(bus, self._config)
         self.rotation = Rotation([broker.keys(queue) for queue in queues], self._clock)
@@ -131,7 +132,7 @@ class JobSource:
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
         """The call that takes the next job of queue ``index``."""
         keys = self.rotation.queues[index]
-        return move_to_active(keys, Claim.of(self._config, keys, slot.token, self._worker_id), self._clock.now_ms())
+        return move_to_active(keys, self._claims.of(keys, slot.token), self._clock.now_ms())
 
     def picked(self, index: int, slot: Slot, fetched: Fetched) -> Picked | None:
         """Turn a fetch's reply into a job in hand; ``None`` when the queue had none."""
