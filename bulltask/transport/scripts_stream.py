@@ -47,12 +47,14 @@ class StreamInfo:
         last: id of the newest entry that ever was there.
         added: how many entries were ever added; ``None`` before Redis 7.0, which does not count.
         deleted: entries were deleted one by one (``XDEL``), which BullMQ never does.
+        first: id of the oldest entry that is there; ``""`` when there is none.
     """
 
     length: int
     last: str
     added: int | None
     deleted: bool
+    first: str = ""
 
     @property
     def trimmed(self) -> int | None:
@@ -105,6 +107,7 @@ def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
             last=said[b"last-generated-id"].decode(),
             added=int(said[b"entries-added"]) if b"entries-added" in said else None,
             deleted=said.get(b"max-deleted-entry-id", b"0-0") != b"0-0",
+            first=said[b"first-entry"][0].decode() if said.get(b"first-entry") else "",
         )
 
     return command("XINFO", "STREAM", keys.events, judge=judge)

@@ -21,6 +21,7 @@ from bulltask.transport.scripts_history import (
     some_queues,
     span_end,
 )
+from bulltask.transport.scripts_stream import stream_info
 
 pytestmark = pytest.mark.redis
 
@@ -120,3 +121,14 @@ def test_queues_are_found_under_their_prefix_only(client: Client, redis_client: 
             break
 
     assert sorted(found) == ["plain", "{mail}"]
+
+
+def test_a_stream_says_which_entries_are_left_of_how_many(client: Client, redis_client: redis.Redis) -> None:
+    fill(redis_client, 25)
+    redis_client.xtrim(KEYS.events, 12, approximate=False)
+    trimmed = client.run(stream_info(KEYS))
+    redis_client.xtrim(KEYS.events, 0, approximate=False)
+    emptied = client.run(stream_info(KEYS))
+
+    assert (trimmed.first, trimmed.last, trimmed.length, trimmed.trimmed) == ("2-3", "3-4", 12, 13)
+    assert (emptied.first, emptied.last, emptied.length, emptied.trimmed) == ("", "3-4", 0, 25)
