@@ -8,12 +8,25 @@ from typing import Any
 import pytest
 
 from bulltask import App
-from bulltask.events import Bus, Event, HeartbeatFailed, HeartbeatSucceeded, JobStalled
+from bulltask.clock import mono_ms
+from bulltask.events import (
+    Bus,
+    Event,
+    HeartbeatFailed,
+    HeartbeatSucceeded,
+    JobCrashed,
+    JobRecovered,
+    JobStalled,
+    RedisAccepted,
+    RedisRefused,
+)
 from bulltask.states import SlotState
 from bulltask.transport.client import Client
+from bulltask.transport.scripts_move import Claim, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import SlotView
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.stall_check import StallCheck
 
 pytestmark = pytest.mark.redis
@@ -72,3 +85,68 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     StallCheck(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config)).tick(0, 0)
     assert [event.job_id for event in heard if isinstance(event, JobStalled)] == [job.id]
     assert job.get_state() == "waiting"
+
+
+def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is_broken(
+    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+) -> None:
+    keys = [app.broker.keys(queue) for queue in QUEUES]
+    jobs = [app.queue(queue).add("held", {}) for queue in QUEUES]
+    for index, each in enumerate(keys):
+        client.run(move_to_active(each, Claim(f"token-{index}", 30_000, "dead"), app.now_ms()))
+    redis_client.rename(keys[0].active, f"{keys[0].base}aside")
+    redis_client.set(keys[0].active, "not a list")
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    tokens = ("token-0", "token-1")
+    recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+    recovery.tick(0, 0)
+    assert [event.job_id for event in heard if isinstance(event, JobRecovered)] == [jobs[1].id]
+    assert jobs[1].get_state() == "waiting"
+    assert recovery.pending == 1
+    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+
+    redis_client.rename(f"{keys[0].base}aside", keys[0].active)
+    recovery.tick(0, 0)
+    assert [event.job_id for event in heard if isinstance(event, JobRecovered)] == [jobs[1].id, jobs[0].id]
+    assert recovery.pending == 0
+
+
+def test_a_job_is_not_failed_for_a_crash_while_a_broken_queue_may_have_another_suspect(
+    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+) -> None:
+    keys = [app.broker.keys(queue) for queue in QUEUES]
+    job = app.queue("sound").add("held", {})
+    redis_client.set(keys[0].active, "not a list")
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    for crash in range(app.config.max_crashes + 1):
+        tokens = (f"token-{crash}", f"other-{crash}")
+        client.run(move_to_active(keys[1], Claim(tokens[0], 30_000, "dead"), app.now_ms()))
+        recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+    assert job.get_state() == "waiting"
+    assert [event for event in heard if isinstance(event, JobCrashed)] == []
+
+
+def test_what_nobody_can_settle_is_left_to_the_stalled_check_when_its_locks_have_run_out(
+    app: App, client: Client, bus: Bus, redis_client: Any
+) -> None:
+    keys = [app.broker.keys(queue) for queue in QUEUES]
+    redis_client.set(keys[0].active, "not a list")
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    died_ms = mono_ms() - app.config.lock_ms - 1
+    recovery.take(Orphans(("token-0",), frozenset(), died_ms, "SIGKILL", wanted=False))
+    assert recovery.pending == 0
+
+
+def test_a_broken_queue_is_told_of_once(
+    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+) -> None:
+    keys = [app.broker.keys(queue) for queue in QUEUES]
+    redis_client.set(keys[0].stalled, "not a set")
+    check = StallCheck(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    for _ in range(3):
+        redis_client.delete(keys[0].stalled_check)
+        check.tick(0, 0)
+    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+    redis_client.delete(keys[0].stalled, keys[0].stalled_check)
+    check.tick(0, 0)
+    assert [event.queue for event in heard if isinstance(event, RedisAccepted)] == ["broken"]

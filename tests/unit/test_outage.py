@@ -12,8 +12,8 @@ from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotR
 from bulltask.events import Bus, Event, RedisAccepted, RedisDisconnected, RedisReconnected, RedisReconnecting
 from bulltask.events import RedisRefused as Refused
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.refusals import Refusals
 from bulltask.worker.outage import Outage
+from bulltask.worker.refusals import Refusals
 
 MOST_S = 1.2  # the jitter comes on top of the longest pause
 QUEUES = [QueueKeys("bull", "{mail}", "mail"), QueueKeys("bull", "{sms}", "sms")]

@@ -16,10 +16,10 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.claims import Claims
-from bulltask.worker.child.refusals import Refusals
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
 from bulltask.worker.outage import Outage
+from bulltask.worker.refusals import Refusals
 from bulltask.worker.slots import Orders, Slot
 from bulltask.worker.suspects import company_allowed
 from bulltask.worker.wakeups import Wakeups

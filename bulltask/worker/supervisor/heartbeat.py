@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerError, BrokerUnavailable
+from bulltask.errors import BrokerError
 from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded
 from bulltask.states import SlotState
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import find_by_token, renew_locks
 from bulltask.worker.outage import Outage
+from bulltask.worker.refusals import Refusals
 from bulltask.worker.slots import SlotView
 
 __all__ = ["Heartbeat"]
@@ -43,6 +44,7 @@ class Heartbeat:
         outage: Outage,
     ) -> None:
         self._queues, self._views, self._client, self._bus, self._outage = queues, views, client, bus, outage
+        self._refusals = Refusals(queues, bus, config)
         self._lock_ms = config.lock_ms
         # Twice as often as a lock must be renewed, as BullMQ does: one failed tick costs nothing.
         self.interval_ms = max(50, config.renew_ms // 2)
@@ -58,17 +60,17 @@ class Heartbeat:
                 held[view.queue_index].append(view)
             else:
                 nameless.append(view.token)
-        lost: BrokerUnavailable | None = None
-        for keys, views in zip(self._queues, held, strict=True):
-            # Once Redis is lost the others are not tried: each may take its time-out, and dead children wait meanwhile.
-            # An error answer came at once, and may concern this queue alone.
-            fault = lost or self._renew(keys, views, nameless)
-            if isinstance(fault, BrokerUnavailable):
+        lost: BrokerError | None = None
+        for index, views in enumerate(held):
+            # Redis lost: the others are not tried. Each may take its time-out, and dead children wait meanwhile.
+            fault = lost or self._renew(index, views, nameless)
+            if fault is not None and not self._refusals.concern_a_queue(fault):
                 lost = fault
             for view in views if fault else ():
-                self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, str(fault)))
+                self._bus.emit(HeartbeatFailed(self._queues[index].queue, view.job_id, str(fault)))
 
-    def _renew(self, keys: QueueKeys, views: Sequence[SlotView], nameless: Sequence[str]) -> BrokerError | None:
+    def _renew(self, index: int, views: Sequence[SlotView], nameless: Sequence[str]) -> BrokerError | None:
+        keys = self._queues[index]
         started_ms = mono_ms()
         try:
             pairs = [(view.token, view.job_id) for view in views]
@@ -78,9 +80,13 @@ class Heartbeat:
                 return None
             lost = set(self._client.run(renew_locks(keys, pairs, self._lock_ms)))
         except BrokerError as exc:
-            self._outage.failed(exc)
+            if self._refusals.concern_a_queue(exc):
+                self._refusals.note(index, exc)
+            else:
+                self._outage.failed(exc)
             return exc
         self._outage.over()
+        self._refusals.over(index)
         for view in views:
             # While its outcome is written, a job's lock may be gone because it was just settled.
             if view.job_id in lost and view.state is SlotState.ACTIVE and self._still_held(view):

@@ -25,6 +25,7 @@ from bulltask.transport.scripts_move import (
     move_to_finished,
 )
 from bulltask.worker.outage import Outage
+from bulltask.worker.refusals import Refusals
 from bulltask.worker.suspects import is_convicted
 
 __all__ = ["Orphans", "Recovery"]
@@ -54,9 +55,15 @@ class Orphans:
 
 @dataclass(slots=True)
 class _Remains:
-    """Orphans that wait to be settled, and how many jobs they were at first: later some may be settled already."""
+    """Orphans that wait to be settled, and where.
+
+    Attributes:
+        queues: indexes of those in which some may be left.
+        company: how many jobs they were at first: later some may be settled already.
+    """
 
     orphans: Orphans
+    queues: set[int]
     company: int = 0
 
 
@@ -68,7 +75,8 @@ class Recovery:
     why the others do not.
 
     When Redis is away the children's remains are kept and settled later; if that is later than the locks last, any
-    worker's stalled check does it.
+    worker's stalled check does it. A queue for which Redis answers with an error does not hold up the others; its jobs
+    are left to that check when their locks have run out.
 
     Args:
         queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
@@ -86,7 +94,7 @@ class Recovery:
         outage: Outage,
     ) -> None:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
-        self._bus, self._outage = bus, outage
+        self._bus, self._outage, self._refusals = bus, outage, Refusals(queues, bus, config)
         self._pending: list[_Remains] = []
 
     @property
@@ -97,29 +105,41 @@ class Recovery:
     def take(self, orphans: Orphans) -> None:
         """Settle the jobs of a dead child now, or keep them until Redis is back."""
         if orphans.tokens:
-            self._pending.append(_Remains(orphans))
+            self._pending.append(_Remains(orphans, set(range(len(self._queues)))))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Settle what is left."""
-        while self._pending:
-            try:
-                self._settle(self._pending[0])
-            except BrokerError as exc:
-                self._outage.failed(exc)
-                return
+        if not self._pending:
+            return
+        try:
+            for remains in tuple(self._pending):
+                self._settle(remains)
+                if not remains.queues or mono_ms() - remains.orphans.died_ms > self._config.lock_ms:
+                    self._pending.remove(remains)
+        except BrokerError as exc:
+            self._outage.failed(exc)
+        else:
             self._outage.over()
-            self._pending.pop(0)
 
     def _settle(self, remains: _Remains) -> None:
         tokens = remains.orphans.tokens
-        found = [(keys, *pair) for keys in self._queues for pair in self._client.run(find_by_token(keys, tokens))]
-        # The most there ever were: after an outage half-way only one may be left, which was not alone for that.
-        remains.company = max(remains.company, len(found))
-        for keys, token, job_id in found:
-            # Refused: its lock ran out or it was settled just before the child died. It is somebody else's now.
-            with suppress(JobError):
-                self._settle_job(keys, token, job_id, remains)
+        found: dict[int, list[tuple[str, str]]] = {}
+        for index in remains.queues:
+            with self._refusals.noted(index):
+                found[index] = self._client.run(find_by_token(self._queues[index], tokens))
+        # The most there ever were: after an outage half-way only one may be left, which was not alone for that. Where
+        # a queue does not say, each token may have been one more.
+        known = sum(map(len, found.values())) if found.keys() == remains.queues else len(tokens)
+        remains.company = max(remains.company, known)
+        for index, jobs in found.items():
+            with self._refusals.noted(index):
+                for token, job_id in jobs:
+                    # Refused: its lock ran out or it was settled just before the child died. It is another's now.
+                    with suppress(JobError):
+                        self._settle_job(self._queues[index], token, job_id, remains)
+                remains.queues.discard(index)
+                self._refusals.over(index)
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
         orphans, most = remains.orphans, self._config.max_crashes

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.errors import BrokerError, BrokerUnavailable
+from bulltask.errors import BrokerError
 from bulltask.events import Bus, JobStalled, StalledCheckSkipped
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import move_stalled_jobs_to_wait
 from bulltask.worker.outage import Outage
+from bulltask.worker.refusals import Refusals
 
 __all__ = ["StallCheck"]
 
@@ -36,6 +37,7 @@ class StallCheck:
         outage: Outage,
     ) -> None:
         self._queues, self._client, self._clock, self._bus, self._outage = queues, client, clock, bus, outage
+        self._refusals = Refusals(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
         # Ticks do not drift, so a key that lived for the whole interval would still be there at the next tick by a
@@ -44,17 +46,22 @@ class StallCheck:
 
     def tick(self, _now_ms: int, missed: int, /) -> None:
         """Check every queue once."""
-        for keys in self._queues:
-            if missed:
+        if missed:
+            for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
-            try:
-                call = move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, self._clock.now_ms())
-                stalled = self._client.run(call)
-            except BrokerError as exc:
-                self._outage.failed(exc)
-                if isinstance(exc, BrokerUnavailable):
-                    return  # the other queues would each wait for the same time-out
-                continue
+        try:
+            for index in range(len(self._queues)):
+                with self._refusals.noted(index):
+                    self._check(index)
+        except BrokerError as exc:  # the other queues would each wait for the same time-out
+            self._outage.failed(exc)
+        else:
             self._outage.over()
-            for job_id in stalled:
-                self._bus.emit(JobStalled(job_id, keys.queue, None))
+
+    def _check(self, index: int) -> None:
+        keys = self._queues[index]
+        call = move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, self._clock.now_ms())
+        stalled = self._client.run(call)
+        self._refusals.over(index)
+        for job_id in stalled:
+            self._bus.emit(JobStalled(job_id, keys.queue, None))

@@ -1,8 +1,9 @@
-"""Queues whose jobs Redis does not hand out, because it answers with an error whenever it is asked for one."""
+"""Queues that Redis does not serve, because it answers with an error whenever it is asked something about them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bulltask.backoff import reconnect_delay_ms
@@ -40,6 +41,20 @@ class Refusals:
     def concern_a_queue(exc: BrokerError) -> bool:
         """False where Redis is lost, or would answer the same for every queue."""
         return not isinstance(exc, _OF_THE_SERVER)
+
+    @contextmanager
+    def noted(self, index: int) -> Iterator[None]:
+        """Note the refusal of queue ``index`` that ends the block.
+
+        Raises:
+            BrokerError: what ended the block concerns the server; the other queues need not be tried.
+        """
+        try:
+            yield
+        except BrokerError as exc:
+            if not self.concern_a_queue(exc):
+                raise
+            self.note(index, exc)
 
     def note(self, index: int, exc: BrokerError) -> int:
         """Note that asking queue ``index`` ended with ``exc``; return how many milliseconds to leave it alone."""
