@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "official", "own"]
+__all__ = ["Script", "fenced", "official", "own"]
 
 _HERE = Path(__file__).parent
 _OFFICIAL = _HERE / "official"
@@ -75,6 +75,21 @@ def own(name: str) -> Script:
 
 
 @cache
+def fenced(name: str) -> Script:
+    """Return an official add script behind the fence (``own/fence-1.lua``): one script that does both in one step.
+
+    The official text stands in it byte for byte, as the body of a function whose parameters take the place of the
+    ``KEYS`` and ``ARGV`` that it was written for.
+
+    Raises:
+        ScriptIntegrityError: as of :func:`official`.
+    """
+    add, fence = official(name), own("fence")
+    body = b"local function add(KEYS, ARGV)\n" + add.body + b"\nend\n" + fence.body
+    return Script(f"{fence.name}:{name}", fence.key_count + add.key_count, body, _sha(body))
+
+
+@cache
 def _manifest() -> dict[str, str]:
     scripts: dict[str, str] = json.loads(_MANIFEST.read_bytes())["scripts"]
     return scripts
@@ -89,4 +104,8 @@ def _only_file(name: str, file_names: list[str], where: Path) -> str:
 
 def _script(file_name: str, body: bytes) -> Script:
     name, _, keys = file_name.removesuffix(".lua").rpartition("-")
-    return Script(name, int(keys), body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
+    return Script(name, int(keys), body, _sha(body))
+
+
+def _sha(body: bytes) -> str:
+    return hashlib.sha1(body, usedforsecurity=False).hexdigest()

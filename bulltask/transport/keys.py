@@ -125,6 +125,10 @@ class QueueKeys:
         """The tokens of the children that died while they ran the job: a set of ours, with an expiry."""
         return f"{self.own}crashes:{job_id}"
 
+    def fence(self, write_id: str) -> str:
+        """The ids of the jobs that one write of a DataFrame has added: a set of ours, with an expiry."""
+        return f"{self.own}spark:{write_id}"
+
     def client_name(self, worker: str = "") -> str:
         """The connection name by which Node's ``getWorkers()`` and the boards recognise a worker (PROTOCOL 4.2)."""
         encoded = base64.b64encode(self.name.encode()).decode()

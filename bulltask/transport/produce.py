@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
@@ -16,6 +16,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_job, describe_queue
+from bulltask.transport.scripts_fence import Fence, Sent, add_fenced_job
 from bulltask.transport.tries import Tries
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
@@ -29,6 +30,9 @@ any call may, and more memory than Redis gives one client."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """What ``meta.version`` of a queue says; boards show it."""
+
+R = TypeVar("R")
+_Add = Callable[[QueueKeys, NewJob, int], Call[R]]
 
 _AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
 
@@ -68,16 +72,18 @@ class Producer:
                 earlier round trips are stored; whether those of the failed one are is not known, and sending the same
                 jobs again is safe.
         """
-        ids: list[str] = []
-        for part in _parts(jobs):
-            tries = Tries(self._config, part)
-            while True:
-                try:
-                    ids += self._send_part(part, tries.next_ends_ms())
-                    break
-                except _AGAIN as exc:
-                    threading.Event().wait(tries.pause_ms(exc) / 1000)
-        return ids
+        return self._send(jobs, add_job)
+
+    def send_fenced(self, jobs: Sequence[NewJob], fence: Fence) -> list[Sent]:
+        """:meth:`send` of jobs that ``fence`` has not seen before; for each of ``jobs``, what became of it.
+
+        A round trip whose reply was lost is sent again, and then says of its jobs that they were there before.
+        """
+
+        def add(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[Sent]:
+            return add_fenced_job(keys, job, now_ms, fence)
+
+        return self._send(jobs, add)
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
@@ -92,26 +98,38 @@ class Producer:
                     await asyncio.sleep(tries.pause_ms(exc) / 1000)
         return ids
 
-    def _send_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
+    def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
+        sent: list[R] = []
+        for part in _parts(jobs):
+            tries = Tries(self._config, part)
+            while True:
+                try:
+                    sent += self._send_part(part, tries.next_ends_ms(), add)
+                    break
+                except _AGAIN as exc:
+                    threading.Event().wait(tries.pause_ms(exc) / 1000)
+        return sent
+
+    def _send_part(self, part: Sequence[NewJob], ends_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(ends_ms) as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
-            results = client.run_many(self._calls(part))
+            results = client.run_many(self._calls(part, add))
         self._described.update(job.queue for job in part)
         return results[-len(part) :]  # behind those of the queues' descriptions
 
     async def _asend_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
         client = self._aclient()
         await client.connect(ends_ms)
-        results = await client.run_many(self._calls(part), ends_ms)
+        results = await client.run_many(self._calls(part, add_job), ends_ms)
         self._described.update(job.queue for job in part)
         return results[-len(part) :]  # behind those of the queues' descriptions
 
-    def _calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
+    def _calls(self, part: Sequence[NewJob], add: _Add[Any]) -> list[Call[Any]]:
         now_ms = self._clock.now_ms()
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._described:
             calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
-        return calls + [add_job(self._keys(job.queue), job, now_ms) for job in part]
+        return calls + [add(self._keys(job.queue), job, now_ms) for job in part]
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

@@ -1,0 +1,57 @@
+"""Adding a job at most once in a write, even after it has run and was removed; packing only (ADR 18)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from bulltask.job import NewJob
+from bulltask.lua import loader
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import raise_for, text
+from bulltask.transport.scripts_add import add_job
+from bulltask.values import value_class
+
+__all__ = ["Fence", "Sent", "add_fenced_job"]
+
+
+@value_class
+class Fence:
+    """Which write adds the jobs.
+
+    Attributes:
+        write_id: the write; the same one again adds nothing that it has added before.
+        ttl_ms: how long that is remembered after the write's last job.
+    """
+
+    write_id: str
+    ttl_ms: int
+
+
+@value_class
+class Sent:
+    """What became of one job of a write.
+
+    Attributes:
+        id: the job that is stored now; another one than was sent where deduplication says that they are the same.
+        outcome: ``added``; ``known``: a job of that id was there; ``fenced``: this write has added it before.
+    """
+
+    id: str
+    outcome: Literal["added", "known", "fenced"]
+
+
+def add_fenced_job(keys: QueueKeys, job: NewJob, now_ms: int, fence: Fence) -> Call[Sent]:
+    """BullMQ's add script for the job (:func:`bulltask.transport.scripts_add.add_job`), behind own ``fence``."""
+    call = add_job(keys, job, now_ms)
+    assert call.script is not None
+    count = call.script.key_count
+    places, said = call.args[1 : count + 1], call.args[count + 1 :]
+    script = loader.fenced(call.script.name)
+
+    def judge(reply: Any) -> Sent:
+        raise_for(reply, job.id, keys.name)
+        return Sent(text(reply[0]), cast(Literal["added", "known", "fenced"], text(reply[1])))
+
+    words = (keys.fence(fence.write_id), *places, fence.ttl_ms, job.id, keys.job(job.id), *said)
+    return Call((script.key_count, *words), judge, script)

@@ -1,0 +1,169 @@
+"""The fence: a write adds a job once, whatever became of it since; and the job is the one that a plain send adds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.config import Conf
+from bulltask.errors import BrokerFull, ParentNotFound
+from bulltask.job import JobOptions, NewJob, ParentLink
+from bulltask.lua import loader
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call
+from bulltask.transport.client import Client
+from bulltask.transport.scripts_add import add_job
+from bulltask.transport.scripts_fence import Fence, add_fenced_job
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+NOW_MS = 1_700_000_000_000
+FENCE = Fence("w1", 60_000)
+KEY = "bulltask:{mail}:spark:w1"
+KINDS = {
+    "standard": JobOptions(),
+    "lifo": JobOptions(lifo=True),
+    "delayed": JobOptions(delay_ms=60_000),
+    "prioritized": JobOptions(priority=2),
+}
+
+
+@pytest.fixture
+def broker(broker_url: str) -> Iterator[Broker]:
+    made = Broker(Conf({"broker_publish_retries": 0}).freeze(), broker_url)
+    yield made
+    made.close()
+
+
+def job(job_id: str, options: JobOptions = KINDS["standard"], **more: Any) -> NewJob:
+    return NewJob("mail", job_id, "send", b'{"n":1}', options, **more)
+
+
+def jobs(first: int, last: int) -> list[NewJob]:
+    return [job(f"s{number}") for number in range(first, last)]
+
+
+def stored(plain: Any) -> dict[str, Any]:
+    """Everything in Redis but the fence; the ids of events are the time at which they were written."""
+    found: dict[str, Any] = {}
+    for key in sorted(set(plain.keys()) - {KEY}):
+        match plain.type(key):
+            case "stream":
+                found[key] = [fields for _, fields in plain.xrange(key)]
+            case "hash":
+                found[key] = plain.hgetall(key)
+            case "zset":
+                found[key] = plain.zrange(key, 0, -1, withscores=True)
+            case "list":
+                found[key] = plain.lrange(key, 0, -1)
+            case _:
+                found[key] = plain.get(key)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fenced_job_is_stored_as_a_plain_one(kind: str, broker: Broker, redis_client: redis.Redis) -> None:
+    def after(call: Call[Any]) -> dict[str, Any]:
+        redis_client.flushdb()
+        broker.pool.run(call)
+        return stored(redis_client)
+
+    keys, new = broker.keys("mail"), job("s1", KINDS[kind])
+    plain = after(add_job(keys, new, NOW_MS))
+    assert len(plain) > 3
+    assert after(add_fenced_job(keys, new, NOW_MS, FENCE)) == plain
+    assert redis_client.smembers(KEY) == {"s1"}
+
+
+def test_a_replay_after_400_of_1000_jobs_were_removed_adds_600(broker: Broker, redis_client: redis.Redis) -> None:
+    """Nothing of the 600 that were not sent is missing, and nothing of the 400 that have run comes back."""
+    broker.producer.send_fenced(jobs(0, 400), FENCE)
+    redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(400)))
+    sent = broker.producer.send_fenced(jobs(0, 1_000), FENCE)
+    assert Counter(one.outcome for one in sent) == {"fenced": 400, "added": 600}
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
+
+
+def test_what_is_fenced_leaves_no_trace(broker: Broker, redis_client: redis.Redis) -> None:
+    broker.producer.send_fenced(jobs(0, 3), FENCE)
+    before = stored(redis_client)
+    assert {one.outcome for one in broker.producer.send_fenced(jobs(0, 3), FENCE)} == {"fenced"}
+    assert stored(redis_client) == before
+
+
+def test_another_write_finds_the_job_that_is_there_and_says_so(broker: Broker, redis_client: redis.Redis) -> None:
+    broker.producer.send_fenced(jobs(0, 1), FENCE)
+    [found] = broker.producer.send_fenced(jobs(0, 1), Fence("w2", 60_000))
+    assert (found.id, found.outcome) == ("s0", "known")
+    assert redis_client.llen("bull:{mail}:wait") == 1
+
+
+def test_a_job_that_counts_as_another_is_told_with_the_others_id(broker: Broker) -> None:
+    same = JobOptions(more={"de": {"id": "one"}})
+    sent = broker.producer.send_fenced([job("s1", same), job("s2", same)], FENCE)
+    assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s1", "known")]
+
+
+def test_the_fence_is_kept_for_its_time_after_the_last_job(broker: Broker, redis_client: redis.Redis) -> None:
+    broker.producer.send_fenced(jobs(0, 1), FENCE)
+    redis_client.pexpire(KEY, 5)
+    broker.producer.send_fenced(jobs(1, 2), Fence("w1", 50_000_000))
+    assert 49_000_000 < redis_client.pttl(KEY) <= 50_000_000
+
+
+def test_a_job_that_is_refused_is_not_fenced(broker: Broker, redis_client: redis.Redis) -> None:
+    orphan = job("s1", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
+    with pytest.raises(ParentNotFound):
+        broker.producer.send_fenced([orphan], FENCE)
+    assert not redis_client.exists(KEY)
+
+
+def test_a_full_server_neither_adds_nor_fences(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    broker = Broker(Conf({"broker_publish_retries": 0}).freeze(), server.url)
+    with redis.Redis.from_url(server.url, decode_responses=True) as plain:
+        broker.producer.send_fenced(jobs(0, 1), FENCE)
+        plain.config_set("maxmemory", 1)
+        with pytest.raises(BrokerFull):
+            broker.producer.send_fenced(jobs(1, 2), FENCE)
+        plain.config_set("maxmemory", 0)
+        assert plain.smembers(KEY) == {"s0"}
+        assert [one.outcome for one in broker.producer.send_fenced(jobs(1, 2), FENCE)] == ["added"]
+    broker.close()
+
+
+def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_client: redis.Redis) -> None:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        settings = {"broker_reconnect_delay": 0.02, "redis_socket_timeout": 0.5}
+        broker = Broker(Conf(settings).freeze(), f"redis://127.0.0.1:{proxy.port}/0")
+        broker.producer.send_fenced(jobs(0, 1), FENCE)
+        proxy.drop_replies(1, match="evalsha")
+        sent = broker.producer.send_fenced(jobs(1, 5), FENCE)
+        broker.close()
+    assert [one.outcome for one in sent] == ["fenced"] * 4
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s4", "s3", "s2", "s1", "s0"]
+
+
+def test_the_official_text_stands_in_the_script_as_it_is(broker: Broker) -> None:
+    script = loader.fenced("addStandardJob")
+    assert loader.official("addStandardJob").body in script.body
+    assert (script.name, script.key_count) == ("fence:addStandardJob", 10)
+
+
+def test_a_server_that_forgot_its_scripts_learns_the_fenced_one_again(
+    broker: Broker, redis_client: redis.Redis
+) -> None:
+    client: Client = broker.client()
+    try:
+        redis_client.script_flush()
+        keys = broker.keys("mail")
+        sent = client.run_many([add_fenced_job(keys, new, NOW_MS, FENCE) for new in jobs(0, 3)])
+        assert [one.outcome for one in sent] == ["added"] * 3
+    finally:
+        client.close()
