@@ -27,7 +27,7 @@ demo: $(VENV)/demo.stamp  ## show jobs flowing, a retry, a crash recovered (star
 	$(BIN)/python examples/demo/run.py $(ARGS)
 
 test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
-	$(BIN)/python -m pytest -n 2 tests $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the public API
 	$(BIN)/ruff check .

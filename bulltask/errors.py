@@ -34,6 +34,8 @@
     │   ├── QueueNotPaused     obliterate: somebody resumed it meanwhile
     │   ├── QueueActive        obliterate: jobs are being worked on
     │   └── MigrationRefused   migrate-bull: nothing was changed
+    ├── MissingExtra           a part that is installed separately is not there (also an ImportError)
+    ├── EventsLost             Spark: events were trimmed before they were read
     ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
     ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
     ├── TransientError         raised by a task: try again later
@@ -57,6 +59,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from bulltask.interrupts import DelayJob, Interrupt, RateLimited, Retry, WaitForChildren, WaitJob
+
 __all__ = [
     "REPAIRABLE",
     "AppNotFound",
@@ -71,6 +75,7 @@ __all__ = [
     "DelayJob",
     "DuplicateTask",
     "EncodeError",
+    "EventsLost",
     "ExpiredError",
     "FailedChildren",
     "Interrupt",
@@ -82,6 +87,7 @@ __all__ = [
     "LockMismatch",
     "LockMissing",
     "MigrationRefused",
+    "MissingExtra",
     "NothingPending",
     "ParentConflict",
     "ParentNotFound",
@@ -274,6 +280,14 @@ class MigrationRefused(QueueError):
         self.queue, self.args = queue, (message,)
 
 
+class MissingExtra(BulltaskError, ImportError):
+    """A part of bulltask that is installed separately is not there; the message says how to install it."""
+
+
+class EventsLost(BulltaskError):
+    """Events were trimmed from a queue's stream before Spark read them; the message says how many, and what to do."""
+
+
 class TaskError(BulltaskError):
     """A task failed in a worker.
 
@@ -326,72 +340,3 @@ class JobRefusedError(PermanentError):
 
 class WorkerLostError(BulltaskError):
     """The child process that ran the job died."""
-
-
-class Interrupt(BaseException):
-    """Ends an attempt from inside; a ``BaseException`` so that ``except Exception`` in a task lets it pass."""
-
-
-class Retry(Interrupt):
-    """Asks the worker to try the job again; raised by ``Context.retry()``.
-
-    Attributes:
-        delay_ms: delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
-        exc: the exception that is reported when no attempt is left.
-        max_retries: how many retries this call allows, ``None`` for what the job says.
-    """
-
-    def __init__(
-        self, *, delay_ms: int | None = None, exc: BaseException | None = None, max_retries: int | None = None
-    ) -> None:
-        super().__init__("the task asked for a retry")
-        self.delay_ms, self.exc, self.max_retries = delay_ms, exc, max_retries
-
-
-class DelayJob(Interrupt):
-    """Ends this run of the job and has it run again later, without counting an attempt (BullMQ's ``DelayedError``).
-
-    Args:
-        delay: seconds or ``timedelta`` until it is due again.
-    """
-
-    def __init__(self, delay: float | timedelta) -> None:
-        super().__init__("the task asked to be run again later")
-        self.delay = delay
-
-
-class WaitJob(Interrupt):
-    """Ends this run of the job and gives it back: it is the next to be taken, and no attempt is counted.
-
-    BullMQ's ``WaitingError``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("the task gave the job back")
-
-
-class RateLimited(Interrupt):
-    """Ends this run of the job, gives it back, and has nobody take jobs of its queue for some time.
-
-    The job is the next to be taken then, and no attempt is counted. Node's ``worker.rateLimit(ms)`` and
-    ``RateLimitError``. Workers keep such a limit where the queue has a rate limit or they have a ``limiter``; the
-    child that ran the task keeps it in any case.
-
-    Args:
-        duration: seconds or ``timedelta``.
-    """
-
-    def __init__(self, duration: float | timedelta) -> None:
-        super().__init__("the task rate-limited its queue")
-        self.duration = duration
-
-
-class WaitForChildren(Interrupt):
-    """Ends this run of the job and has it run again when its pending children have ended; no attempt is counted.
-
-    BullMQ's ``WaitingChildrenError``. A job without pending children is run again at once; one with a child whose
-    failure fails the parent fails.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("the task waits for the job's children")

@@ -1,0 +1,36 @@
+"""The data pipeline on Spark: jobs in, history out. Needs the extra ``spark`` and Java 17.
+
+Importing this imports nothing of Spark: each name is looked up where it is used first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from bulltask.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from bulltask.spark.start import register, session
+
+__all__ = ["register", "session"]
+
+_HOME: Final = {"register": "bulltask.spark.start", "session": "bulltask.spark.start"}
+"""Where each public name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in {"pyarrow", "pyspark", "py4j"}:
+            raise
+        raise MissingExtra(
+            f"bulltask.spark.{name} needs {exc.name}, which is not installed: pip install 'bulltask[spark]'"
+        ) from exc
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
