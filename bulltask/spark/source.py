@@ -1,0 +1,54 @@
+"""The data source ``bulltask``: what Spark asks for, and who answers."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from bulltask.spark.events_source import CountsReader, EventsReader, NarrowingCountsReader, NarrowingEventsReader
+from bulltask.spark.jobs_source import JobsReader, NarrowingJobsReader
+from bulltask.spark.options import CountsOptions, EventsOptions, JobsOptions, read_options, table_of
+from bulltask.spark.schemas import TABLES, chosen
+
+__all__ = ["BulltaskSource"]
+
+
+class BulltaskSource(DataSource):
+    """Responsible for checking the options of ``format("bulltask")`` and handing out the reader of a table.
+
+    Spark refuses a reader that takes filters while ``spark.sql.python.filterPushdown.enabled`` is off, and one that
+    takes none is another class; ``bulltask.spark.register`` switches it on, and ``pushdown=false`` does without.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """How the source is called in ``format()`` and ``USING``."""
+        return "bulltask"
+
+    def schema(self) -> StructType:
+        """All columns of the table.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        return TABLES[table_of(self.options)]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of the table.
+
+        Args:
+            schema: all columns, or those that the user chose.
+
+        Raises:
+            ConfigError: an option or a column is unknown, wrong or missing.
+        """
+        table = table_of(self.options)
+        columns = chosen(table, schema)
+        if table == "events":
+            events = read_options(EventsOptions, self.options)
+            return (NarrowingEventsReader if events.pushdown else EventsReader)(events, columns)
+        if table == "counts":
+            counts = read_options(CountsOptions, self.options)
+            return (NarrowingCountsReader if counts.pushdown else CountsReader)(counts, columns)
+        jobs = read_options(JobsOptions, self.options)
+        return (NarrowingJobsReader if jobs.pushdown else JobsReader)(jobs, columns)

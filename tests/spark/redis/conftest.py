@@ -1,0 +1,65 @@
+"""Fixtures of tests that drive the readers themselves: real servers, no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+
+from bulltask.queue.queue import Queue
+from bulltask.spark.source import BulltaskSource
+from bulltask.transport.broker import Broker
+from tests.support.hand import Hand
+
+Rows = list[dict[str, Any]]
+Read = Callable[..., Rows]
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+@pytest.fixture
+def hand(queue: Queue) -> Iterator[Hand]:
+    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
+    broker: Broker = queue.link.broker
+    made = Hand(broker, broker.keys("mail"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader_of(broker_url: str) -> Callable[..., DataSourceReader]:
+    """Make a reader as Spark does, of all columns unless ``schema`` is given; options as in ``option()``."""
+
+    def make(schema: Any = None, **options: str) -> DataSourceReader:
+        source = BulltaskSource({"url": broker_url, "queue": "mail", **options})
+        return source.reader(schema or source.schema())
+
+    return make
+
+
+@pytest.fixture
+def rows_of() -> Callable[[DataSourceReader], Rows]:
+    """Plan and read as Spark does: each partition by a copy of the reader that went to another process."""
+
+    def read(reader: DataSourceReader, parts: Any = None) -> Rows:
+        found: Rows = []
+        for part in reader.partitions() if parts is None else parts:
+            there, piece = cloudpickle.loads(cloudpickle.dumps((reader, part)))
+            for batch in there.read(piece):
+                found += batch.to_pylist()
+        return found
+
+    return read
+
+
+@pytest.fixture
+def read(reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows]) -> Read:
+    """Read a table with these options."""
+    return lambda schema=None, **options: rows_of(reader_of(schema, **options))

@@ -1,0 +1,175 @@
+"""The readers of events and of counts against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql.datasource import DataSourceReader
+
+from bulltask.errors import EventsLost
+from bulltask.queue.queue import Queue
+from bulltask.spark.events_source import EventsPartition
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+STREAM = "bull:{mail}:events"
+KNOWN = {
+    "event": "event",
+    "job_id": "jobId",
+    "name": "name",
+    "prev": "prev",
+    "failed_reason": "failedReason",
+    "return_value": "returnvalue",
+}
+
+Rows = list[dict[str, Any]]
+Read = Callable[..., Rows]
+
+
+def at(ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+
+
+def as_row(entry_id: str, fields: dict[str, str]) -> dict[str, Any]:
+    """The oracle: one row at a time."""
+    ms, seq = (int(half) for half in entry_id.split("-"))
+    known = {*KNOWN.values(), "delay", "attemptsMade"}
+    more = {name: value for name, value in fields.items() if name not in known}
+    return {
+        "queue": "mail",
+        "event_id": entry_id,
+        "event_ms": ms,
+        "event_seq": seq,
+        "event_at": at(ms),
+        "delay_until": at(int(fields["delay"])) if "delay" in fields else None,
+        "attempts_made": int(fields["attemptsMade"]) if "attemptsMade" in fields else None,
+        "extra": json.dumps(more, sort_keys=True) if more else None,
+        **{column: fields.get(name) for column, name in KNOWN.items()},
+    }
+
+
+def everything(client: redis.Redis) -> Rows:
+    reply: Any = client.xrange(STREAM)
+    return [as_row(entry_id, fields) for entry_id, fields in reply]
+
+
+def live(queue: Queue, hand: Hand) -> None:
+    """Events of every kind that the official scripts write for these moves."""
+    for number in range(20):
+        queue.add("send", {"n": number})
+    for number in range(8):
+        hand.complete({"n": number})
+    hand.fail("it broke")
+    job = queue.add("later", None, delay=3_600)
+    queue.update_job_progress(job.id, {"percent": 50})
+    queue.pause()
+    queue.resume()
+    queue.remove(job.id)
+    queue.clean(0, state="completed")
+
+
+def fill(client: redis.Redis, count: int) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(count):
+        pipeline.xadd(STREAM, {"event": "stalled", "jobId": str(number)})
+    pipeline.execute()
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": "7", "eventsPerPartition": "20"}])
+def test_events_are_the_entries_of_the_stream_in_their_order(
+    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis, options: dict[str, str]
+) -> None:
+    live(queue, hand)
+
+    rows = read(table="events", **options)
+
+    assert rows == everything(redis_client)
+    seen = {row["event"] for row in rows}
+    assert seen >= {"added", "waiting", "active", "completed", "failed", "delayed", "progress", "paused", "removed"}
+
+
+def test_a_long_stream_is_cut_into_partitions_that_know_how_many_events_they_have(
+    reader_of: Callable[..., DataSourceReader], redis_client: redis.Redis
+) -> None:
+    fill(redis_client, 25_050)
+    redis_client.xtrim(STREAM, 25_010, approximate=False)
+
+    parts = reader_of(table="events", eventsPerPartition="12000").partitions()
+
+    assert [part.span.expect for part in parts if isinstance(part, EventsPartition) and part.span] == [
+        12_000,
+        12_000,
+        1_010,
+    ]
+
+
+def test_events_that_come_after_the_plan_are_not_read(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows], redis_client: redis.Redis
+) -> None:
+    fill(redis_client, 10)
+    reader = reader_of(table="events")
+    parts = reader.partitions()
+
+    fill(redis_client, 5)
+
+    assert len(rows_of(reader, parts)) == 10
+
+
+def test_a_trim_between_plan_and_read_is_an_error_with_the_number_of_events(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows], redis_client: redis.Redis
+) -> None:
+    fill(redis_client, 30)
+    reader = reader_of(table="events", eventsPerPartition="100")
+    parts = reader.partitions()
+
+    redis_client.xtrim(STREAM, 18, approximate=False)
+
+    with pytest.raises(EventsLost, match=r"\[BULLTASK_EVENTS_LOST\].*: trimmed between.* 12 events lost"):
+        rows_of(reader, parts)
+
+
+def test_streams_without_entries_give_no_rows(read: Read, redis_client: redis.Redis) -> None:
+    assert read(table="events") == []
+    fill(redis_client, 3)
+    redis_client.xtrim(STREAM, 0, approximate=False)
+    assert read(table="events") == []
+
+
+def test_an_event_with_fields_that_are_no_utf8_is_shown(read: Read, redis_client: redis.Redis) -> None:
+    redis_client.xadd(STREAM, {"event": "completed", "jobId": "1", "returnvalue": b"\xff"})
+    redis_client.xadd(STREAM, {"event": b"\xfe", b"\xfd": b"\xfc", "delay": "soon", "attemptsMade": "x"})
+
+    first, second = read(table="events")
+
+    assert first["return_value"] == "\\xff"
+    assert (second["event"], second["extra"]) == ("\\xfe", json.dumps({"\\xfd": "\\xfc"}))
+    assert (second["delay_until"], second["attempts_made"]) == (None, None)
+
+
+def test_counts_say_how_many_jobs_each_queue_has_in_each_state(read: Read, queue: Queue, hand: Hand) -> None:
+    for _ in range(5):
+        queue.add("send")
+    hand.complete()
+    hand.take()
+    queue.add("later", None, delay=60)
+
+    rows = read(table="counts", queue="mail,empty")
+
+    assert {row["state"]: row["jobs"] for row in rows if row["queue"] == "mail"} == {
+        "wait": 3,
+        "active": 1,
+        "completed": 1,
+        "failed": 0,
+        "delayed": 1,
+        "prioritized": 0,
+        "waiting-children": 0,
+        "paused": 0,
+    }
+    assert sum(row["jobs"] for row in rows if row["queue"] == "empty") == 0
+    assert len(rows) == 16

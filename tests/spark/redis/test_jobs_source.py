@@ -1,0 +1,424 @@
+"""The reader of jobs against a real server: what it brings is what Redis has, also while jobs move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from bulltask.errors import BrokerError
+from bulltask.queue.flow import FlowJob, FlowProducer
+from bulltask.queue.queue import Queue
+from bulltask.spark.columns import job_batch, job_fields_of
+from bulltask.spark.jobs_source import JobsPartition, NarrowingJobsReader
+from bulltask.spark.schemas import JOB_FIELDS, JOBS, arrow_schema
+from bulltask.testing.server import RedisServer
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+BASE = "bull:{mail}:"
+EVERY_STATE = "wait,active,paused,delayed,prioritized,waiting-children,completed,failed"
+SETS = ("delayed", "prioritized", "waiting-children", "completed", "failed")
+FINE = {"minRowsPerPartition": "5", "numPartitions": "4", "batch": "3"}
+TIMES = ("created_at", "processed_at", "finished_at")
+NUMBERS = ("delay_ms", "priority", "attempts_made", "attempts_started", "stalled_count")
+
+Read = Callable[..., list[dict[str, Any]]]
+
+
+def add(queue: Queue, count: int, **options: Any) -> list[str]:
+    jobs: list[Any] = [{"name": "send", "data": {"n": number}, "options": options} for number in range(count)]
+    return [job.id for job in queue.add_bulk(jobs)]
+
+
+def one_of_each_state(queue: Queue, hand: Hand, broker_url: str) -> None:
+    add(queue, 24)
+    for number in range(12):
+        hand.complete({"n": number})
+    for number in range(6):
+        hand.fail(f"reason {number}")
+    hand.take()
+    add(queue, 11, delay=3_600)
+    add(queue, 11, priority=3)
+    with FlowProducer(broker_url) as flows:
+        flows.add(FlowJob("parent", queue="mail", children=[FlowJob("child", queue="other")]))
+
+
+def in_redis(client: redis.Redis, state: str) -> list[str]:
+    key = BASE + state
+    return [str(one) for one in (client.zrange(key, 0, -1) if state in SETS else client.lrange(key, 0, -1))]
+
+
+def as_row(client: redis.Redis, state: str, job_id: str) -> dict[str, Any]:
+    """The oracle: one row at a time, from the whole hash."""
+    found = client.hgetall(BASE + job_id)
+    row: dict[str, Any] = {"queue": "mail", "state": state, "id": job_id}
+    for column, field in JOB_FIELDS.items():
+        value = found.get(field)
+        if value is not None and column in TIMES:
+            row[column] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(value))
+        else:
+            row[column] = int(value) if value is not None and column in NUMBERS else value
+    return row
+
+
+def age(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
+    """Let the n-th of the newest jobs of a state have ended ``hours(n)`` hours before the newest."""
+    for number, job_id in enumerate(reversed(in_redis(client, state))):
+        ended = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
+        client.zadd(BASE + state, {job_id: ended})
+        client.hset(BASE + job_id, "finishedOn", ended)
+
+
+def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["state"], row["id"]))
+
+
+def test_the_rows_of_every_state_are_what_redis_has(
+    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis, broker_url: str
+) -> None:
+    one_of_each_state(queue, hand, broker_url)
+
+    rows = read(state=EVERY_STATE, **FINE)
+
+    ids = {state: in_redis(redis_client, state) for state in EVERY_STATE.split(",")}
+    assert [len(found) for found in ids.values()] == [5, 1, 0, 11, 11, 1, 12, 6]
+    assert by_id(rows) == by_id([as_row(redis_client, state, one) for state, found in ids.items() for one in found])
+
+
+def test_jobs_of_a_paused_queue_are_paused_ones(read: Read, queue: Queue) -> None:
+    ids = add(queue, 7)
+    queue.pause()
+
+    assert read(state="wait") == []
+    assert sorted(row["id"] for row in read(state="paused")) == sorted(ids)
+
+
+@pytest.mark.parametrize("state", ["completed", "wait", "delayed"])
+def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
+    reader_of: Callable[..., DataSourceReader], queue: Queue, hand: Hand, redis_client: redis.Redis, state: str
+) -> None:
+    add(queue, 20, **({"delay": 60} if state == "delayed" else {}))
+    if state == "completed":
+        for _ in range(20):
+            hand.complete()
+        age(redis_client, "completed", lambda number: number + 1)
+
+    many = reader_of(state=state, minRowsPerPartition="5", numPartitions="3").partitions()
+    one = reader_of(state=state, minRowsPerPartition="11", numPartitions="3").partitions()
+
+    recent = 1 if state == "completed" else 0  # the newest job is in the plan by its id
+    assert (len(many), len(one)) == (3 + recent, 1 + recent)
+
+
+@pytest.mark.parametrize("hours", [lambda n: n, lambda n: n // 7, lambda n: 5 if n else 0])
+def test_ended_jobs_are_cut_by_time_and_those_of_one_time_stay_together(
+    reader_of: Callable[..., DataSourceReader],
+    rows_of: Callable[..., Any],
+    queue: Queue,
+    hand: Hand,
+    redis_client: redis.Redis,
+    hours: Callable[[int], int],
+) -> None:
+    ids = add(queue, 40)
+    for _ in range(20):
+        hand.complete()
+        hand.fail()
+    age(redis_client, "completed", hours)
+    age(redis_client, "failed", hours)
+    reader = reader_of(**FINE)
+
+    parts = reader.partitions()
+    rows = rows_of(reader, parts)
+
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+    assert any(isinstance(part, JobsPartition) and not part.ids for part in parts)
+    assert by_id(rows) == by_id([as_row(redis_client, row["state"], row["id"]) for row in rows])
+
+
+def test_nothing_to_read_is_one_partition_that_spark_accepts(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any]
+) -> None:
+    reader = reader_of()
+
+    parts = reader.partitions()
+
+    assert parts == [JobsPartition()]
+    assert rows_of(reader, parts) == []
+
+
+def test_a_job_that_ends_between_plan_and_read_is_there_once(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, hand: Hand
+) -> None:
+    ids = add(queue, 20)
+    for _ in range(8):
+        hand.complete()
+    taken = hand.take()
+    reader = reader_of(state=EVERY_STATE, **FINE)
+
+    parts = reader.partitions()
+    hand.end(taken)
+    hand.fail()
+    late = add(queue, 3)
+    rows = rows_of(reader, parts)
+
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+    assert not {row["id"] for row in rows} & set(late)
+
+
+def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
+    reader_of: Callable[..., DataSourceReader],
+    rows_of: Callable[..., Any],
+    queue: Queue,
+    hand: Hand,
+    redis_client: redis.Redis,
+) -> None:
+    add(queue, 3)
+    hand.complete()
+    taken = hand.take()
+    reader = reader_of(state="active,completed")
+
+    parts = reader.partitions()
+    hand.end(taken)
+    redis_client.zadd(BASE + "completed", {taken: float(redis_client.zscore(BASE + "completed", taken) or 0) - 5_000})
+    rows = rows_of(reader, parts)
+
+    assert len(rows) == 2
+    assert [row["state"] for row in rows if row["id"] == taken] == ["active"]
+
+
+def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, hand: Hand, broker_url: str
+) -> None:
+    ids = set(add(queue, 600))
+    begun, reads = threading.Event(), []
+
+    def work() -> None:
+        for number in range(600):
+            if number == 50:
+                begun.set()
+            (hand.fail if number % 5 == 0 else hand.complete)()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert begun.wait(30)
+    while worker.is_alive():
+        reads.append(rows_of(reader_of(state=EVERY_STATE, minRowsPerPartition="20", numPartitions="4")))
+    worker.join()
+
+    assert reads
+    for rows in reads:
+        assert len(rows) == 600
+        assert {row["id"] for row in rows} == ids
+
+
+def test_a_job_that_was_removed_after_the_plan_is_left_out(
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue
+) -> None:
+    ids = add(queue, 4)
+    reader = reader_of(state="wait")
+    parts = reader.partitions()
+
+    queue.remove(ids[1])
+
+    assert sorted(row["id"] for row in rows_of(reader, parts)) == sorted({*ids} - {ids[1]})
+
+
+def test_a_column_that_no_job_has_yet_hides_no_job(read: Read, queue: Queue) -> None:
+    ids = add(queue, 3)
+    few = StructType([JOBS["return_value"], JOBS["id"]])
+
+    rows = read(few, state="wait")
+
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+    assert {row["return_value"] for row in rows} == {None}
+
+
+def test_all_queues_are_found_and_are_called_as_the_user_calls_them(read: Read, queue: Queue, broker_url: str) -> None:
+    add(queue, 2)
+    with Queue("bills", broker_url) as bills:
+        add(bills, 1)
+
+    rows = read(queue="*", state="wait")
+
+    assert sorted(row["queue"] for row in rows) == ["bills", "mail", "mail"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "column", "shown"),
+    [
+        ({"timestamp": "soon"}, "created_at", None),
+        ({"timestamp": str(10**18)}, "created_at", None),
+        ({"priority": str(2**40)}, "priority", None),
+        ({"delay": "1500.5"}, "delay_ms", 1500),
+        ({"atm": ""}, "attempts_made", None),
+        ({"data": b'"\xff"'}, "data", '"\\xff"'),
+    ],
+)
+def test_what_another_program_wrote_badly_fails_no_read(
+    read: Read, queue: Queue, redis_client: redis.Redis, wrong: dict[Any, Any], column: str, shown: Any
+) -> None:
+    first, second = add(queue, 2)
+    redis_client.hset(BASE + first, mapping=wrong)
+
+    rows = {row["id"]: row[column] for row in read(state="wait")}
+
+    assert rows[first] == shown
+    assert rows[second] != shown or shown is None
+
+
+# ---- pushdown --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def commands(redis_server: RedisServer, broker_url: str) -> Iterator[Callable[[], list[str]]]:
+    """What was sent to the server since the last look, by MONITOR."""
+    asker = redis.Redis.from_url(broker_url, decode_responses=True)
+    with asker, asker.monitor() as monitor:
+
+        def seen() -> list[str]:
+            asker.echo("up to here")
+            found: list[str] = []
+            for told in monitor.listen():
+                if "up to here" in told["command"]:
+                    return found
+                found.append(told["command"])
+            return found
+
+        yield seen
+
+
+def ms(client: redis.Redis, job_id: str) -> datetime:
+    value = int(client.zscore(BASE + "completed", job_id) or 0)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
+
+
+def test_state_queue_and_times_reach_redis(
+    reader_of: Callable[..., DataSourceReader],
+    rows_of: Callable[..., Any],
+    queue: Queue,
+    hand: Hand,
+    redis_client: redis.Redis,
+    commands: Callable[[], list[str]],
+) -> None:
+    add(queue, 10)
+    ids = [hand.complete() for _ in range(8)]
+    hand.fail()
+    age(redis_client, "completed", lambda number: number)
+    low, high = ms(redis_client, ids[2]), ms(redis_client, ids[5])
+    reader = reader_of(state=EVERY_STATE, queue="mail,bills")
+    filters: list[Any] = [
+        EqualTo(("state",), "completed"),
+        In(("queue",), ("mail", "absent")),
+        GreaterThanOrEqual(("finished_at",), low),
+        LessThanOrEqual(("finished_at",), high),
+        IsNotNull(("state",)),
+    ]
+
+    assert isinstance(reader, NarrowingJobsReader)
+    left = list(reader.pushFilters(filters))
+    commands()
+    rows = rows_of(reader)
+    sent = commands()
+
+    assert left == filters[2:]
+    assert [row["id"] for row in rows] == ids[2:6]
+    asked = [command for command in sent if "bull:" in command]
+    others = ("bills", f"{BASE}failed", f"{BASE}wait", f"{BASE}active")
+    assert not [command for command in asked if any(other in command for other in others)]
+    score = [str(int(one.timestamp() * 1000)) for one in (low, high)]
+    assert [one for one in asked if one.startswith(f"ZRANGEBYSCORE {BASE}completed {score[0]} {score[1]}")]
+    assert len([command for command in asked if command.startswith("HMGET")]) == 4
+
+
+def test_times_inside_a_millisecond_are_cut_so_that_no_row_is_lost(
+    reader_of: Callable[..., DataSourceReader],
+    rows_of: Callable[..., Any],
+    queue: Queue,
+    hand: Hand,
+    redis_client: redis.Redis,
+) -> None:
+    add(queue, 1)
+    ended = ms(redis_client, hand.complete())
+    inside = timedelta(microseconds=400)
+
+    def count(*filters: Any) -> int:
+        reader = reader_of()
+        assert isinstance(reader, NarrowingJobsReader)
+        assert list(reader.pushFilters(list(filters))) == list(filters)
+        return len(rows_of(reader))
+
+    assert count(LessThanOrEqual(("finished_at",), ended - inside)) == 1  # Spark looks once more
+    assert count(GreaterThan(("finished_at",), ended + inside)) == 1
+    assert count(GreaterThan(("finished_at",), ended + timedelta(milliseconds=1))) == 0
+    assert count(LessThanOrEqual(("finished_at",), ended - timedelta(milliseconds=1))) == 0
+
+
+def test_filters_that_exclude_each_other_ask_nothing(
+    reader_of: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
+) -> None:
+    add(queue, 3)
+    reader = reader_of(state="wait")
+    assert isinstance(reader, NarrowingJobsReader)
+
+    left = list(reader.pushFilters([EqualTo(("state",), "wait"), EqualTo(("state",), "failed")]))
+    commands()
+
+    assert left == []
+    assert reader.partitions() == [JobsPartition()]
+    assert not [command for command in commands() if "bull:" in command]
+
+
+def test_without_the_option_the_reader_takes_no_filters(reader_of: Callable[..., DataSourceReader]) -> None:
+    assert type(reader_of(pushdown="false")).pushFilters is DataSourceReader.pushFilters  # L1: Spark would refuse it
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+FIELDS = st.one_of(st.none(), st.binary(max_size=12), st.integers(-(2**70), 2**70).map(lambda n: str(n).encode()))
+
+
+@given(st.lists(st.lists(FIELDS, min_size=16, max_size=16), max_size=5))
+def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> None:
+    schema = arrow_schema(JOBS)
+    assert len(job_fields_of(schema.names)) == 16
+    there = [reply for reply in replies if any(value is not None for value in reply)]
+
+    batch = job_batch(schema, {"queue": "q", "state": "wait"}, [str(n) for n in range(len(replies))], replies)
+
+    assert batch.schema == schema
+    assert batch.num_rows == len(there)
+    for row, reply in zip(batch.to_pylist(), there, strict=True):
+        data = reply[job_fields_of(schema.names).index("data")]
+        assert row["data"] == (None if data is None else data.decode("utf-8", "backslashreplace"))
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_password_is_shown(broker_url: str, reader_of: Callable[..., DataSourceReader]) -> None:
+    secret = broker_url.replace("redis://", "redis://user:s3cret@")
+    reader = reader_of(url=secret)
+
+    with pytest.raises(BrokerError) as refused:
+        reader.partitions()
+
+    assert "s3cret" not in repr(reader) + repr(vars(reader)) + str(refused.value) + repr(refused.value)
+    assert "***" in str(refused.value)
