@@ -68,8 +68,7 @@ def set_progress(job: JobFields, progress: codec.Json) -> Operation[None]:
 
 def log(job: JobFields, line: str) -> Operation[int]:
     """Append a line to the log; the result is how many lines it has."""
-    keep = job.opts.get("kl")
-    return (yield from ask(add_log(job.link.keys, job.id, str(line), keep if isinstance(keep, int) and keep else None)))
+    return (yield from ask(add_log(job.link.keys, job.id, str(line), job.opts.get("kl"))))
 
 
 def clear_logs(job: JobFields, keep: int) -> Operation[None]:

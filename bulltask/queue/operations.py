@@ -150,7 +150,7 @@ def update_job_progress(link: Link, job_id: str, progress: bytes) -> Operation[N
 
 def add_job_log(link: Link, job_id: str, line: str, keep: int) -> Operation[int]:
     """Append a line to a job's log; the result is how many lines it has."""
-    return (yield from ask(add_log(link.keys, job_id, line, keep or None)))
+    return (yield from ask(add_log(link.keys, job_id, line, keep)))
 
 
 def _positive(value: int, name: str) -> int:

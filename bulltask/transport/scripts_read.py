@@ -29,15 +29,23 @@ def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]
     return script_call(loader.official("updateProgress"), places, (job_id, progress), judge)
 
 
-def add_log(keys: QueueKeys, job_id: str, line: str, keep: int | None) -> Call[int]:
-    """``addLog``: append a line to the job's log; the result is how many lines it has."""
+def add_log(keys: QueueKeys, job_id: str, line: str, keep: object) -> Call[int]:
+    """``addLog``: append a line to the job's log; the result is how many lines it has.
+
+    Args:
+        keys: the job's queue.
+        job_id: the job.
+        line: the line.
+        keep: how many lines are kept, as a job's ``opts.kl`` says it, which may be anything; 0 and nonsense: all.
+    """
+    kept = keep if type(keep) is int and keep > 0 else ""
 
     def judge(reply: Any) -> int:
         raise_for(reply, job_id, keys.name)
         return int(reply)
 
     places = (keys.job(job_id), keys.logs(job_id))
-    return script_call(loader.official("addLog"), places, (job_id, line, "" if keep is None else keep), judge)
+    return script_call(loader.official("addLog"), places, (job_id, line, kept), judge)
 
 
 def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:

@@ -266,8 +266,11 @@ def test_a_job_whose_id_has_colons_runs_here(mail: SideBySide) -> None:
 def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideBySide) -> None:
     ours = mail.worker()
     job = mail.add("only-in-node", {"to": "x"}, attempts=1)
-    ours.wait_for_line("Unknown task")
-    assert mail.seen(job)["state"] == "delayed"
+    ours.wait_for_line("Unknown task", count=2)
+    seen = mail.seen(job)
+    assert seen["state"] == "delayed"
+    (line,) = seen["logs"]  # once, however often it goes back
+    assert "knows the task 'only-in-node'" in line
     ours.stop()
     mail.node_worker("echo")
     assert mail.finished(job) == {"to": "x"}

@@ -180,7 +180,7 @@ class AsyncLoop:
                 return await self.client().run(call)
             except REPAIRABLE as exc:
                 await asyncio.sleep(self._outage.failed(exc) / 1000)
-            except BrokerError:
+            except (BrokerError, JobError):
                 return otherwise
 
     async def _close_client(self) -> None:

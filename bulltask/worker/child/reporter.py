@@ -62,5 +62,4 @@ class JobReporter:
         return await self._aclient().run(children_values(self._keys, self._job.id))
 
     def _log_call(self, line: str) -> Call[int]:
-        keep = self._job.opts.get("kl")
-        return add_log(self._keys, self._job.id, line, keep if isinstance(keep, int) else None)
+        return add_log(self._keys, self._job.id, line, self._job.opts.get("kl"))

@@ -24,6 +24,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_queue import limit_now
+from bulltask.transport.scripts_read import add_log
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
@@ -35,6 +36,11 @@ UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren, NothingPendin
 
 _LONG_S: Final = 3_600
 """No call is repeated for so long."""
+
+_NOBODY_KNOWS: Final = (
+    "no worker of bulltask that has taken this job knows the task {!r}; it is tried again until one does "
+    "(or set task_unknown='fail')"
+)
 
 
 class Settler:
@@ -85,14 +91,21 @@ class Settler:
             case _:
                 return move_call(picked, outcome, now_ms)
 
-    def follow_up(self, picked: Picked, outcome: Outcome) -> Call[str] | None:
-        """The call to make after ``outcome`` was written, if any: the job may have kept another one from being added.
+    def follow_up(self, picked: Picked, outcome: Outcome) -> Call[Any] | None:
+        """The call to make after ``outcome`` was written, if any; its result is of no interest.
 
-        BullMQ 5.72 and newer put such a job aside (``keepLastIfActive``), and 5.62's script does not look for it.
+        A job that has ended may have kept another one from being added: BullMQ 5.72 and newer put such a job aside
+        (``keepLastIfActive``), and 5.62's script does not look for it. A job that goes back because nobody here knows
+        its task says so in its log, once: boards show it as delayed, with no error that would tell why.
         """
-        if not picked.job.deduplication_id or not isinstance(outcome, Completed | Failed):
+        job = picked.job
+        if isinstance(outcome, Postponed):
+            if outcome.reason or job.attempts_started > 1:
+                return None
+            return add_log(picked.keys, job.id, _NOBODY_KNOWS.format(job.name), job.opts.get("kl"))
+        if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
             return None
-        return add_kept_job(picked.keys, picked.job.deduplication_id, picked.job.id, self._clock.now_ms())
+        return add_kept_job(picked.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def limit_call(self, picked: Picked, outcome: Limited) -> Call[None]:
         """The call that rate-limits the job's queue, to be made before the job goes back.

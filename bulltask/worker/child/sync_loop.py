@@ -138,5 +138,5 @@ class SyncLoop:
                 return self._source.client.run(call)
             except REPAIRABLE as exc:
                 self._source.pause(exc)
-            except BrokerError:
+            except (BrokerError, JobError):
                 return otherwise
