@@ -164,7 +164,11 @@ def _walk(asked: Sequence[tuple[Way, Question]], streams: Streams) -> None:
         answers = streams.reach([question for _, question in asked])
         for (way, question), reach in zip(asked, answers, strict=True):
             way.move(reach)
-            if reach.more and reach.last is not None and not way.reborn:
-                most = None if question.most is None else question.most - reach.count
+            most = None if question.most is None else question.most - reach.count
+            if way.reborn:
+                continue
+            if reach.more and reach.last is not None:
                 further.append((way, replace(question, after=reach.last, most=most)))
+            elif most and way.goal is not None and question.until == way.goal.id:
+                way.arrive()  # fewer were there than could be counted beforehand
         asked = further

@@ -250,7 +250,7 @@ def _uncounted(queue: str, position: Position, facts: Facts) -> tuple[Position, 
     position = replace(position, ordinal=None)
     if position.id == facts.last:
         return replace(position, ordinal=facts.added), None
-    if position.id == BEGINNING or (facts.first is not None and facts.first <= position.id):
+    if facts.first is not None and (position.id == BEGINNING or facts.first <= position.id):
         return position, None
     settled = replace(position, id=_before_first(facts))
     return settled, Gap(queue, position.id, facts.first, 0, exact=False, reason=LossReason.TRIMMED)

@@ -1,0 +1,335 @@
+"""Random histories of streams that are trimmed, deleted and made again while they are read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.spark.planning import Rules, plan, shares
+from bulltask.spark.positions import START, Facts, Gap, Position, StreamId, decode, encode, starting
+from bulltask.spark.spans import spans_of
+from tests.support.event_rings import Entry, Ring, Rings
+
+QUEUES = ("emails", "images", "reports")
+
+
+@dataclass
+class Reader:
+    """Reads batch after batch as Spark does: offsets travel as JSON, a batch may be planned, lost and read again."""
+
+    rings: Rings
+    offsets: Mapping[str, Position] = field(default_factory=dict)
+    rows: list[Entry] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+    def batch(
+        self, rules: Rules, *, between: Any = lambda: None, late: Any = lambda: None, twice: bool = False
+    ) -> bool:
+        """Read a batch; ``between`` is what happens between planning and reading, ``late`` while tasks start.
+
+        Returns:
+            Whether anything was new.
+        """
+        planned = plan(self.offsets, self.rings, list(self.rings.rings), rules)
+        end = decode(json.loads(json.dumps(encode(planned.end))))
+        assert end == planned.end
+        for _ in range(1 + twice):
+            between()
+            rows, gaps = self._read(end, late)
+        self.rows += rows
+        self.gaps += gaps
+        moved, self.offsets = end != dict(self.offsets), end
+        return moved
+
+    def _read(self, end: Mapping[str, Position], late: Any) -> tuple[list[Entry], list[Gap]]:
+        rows: list[Entry] = []
+        gaps: list[Gap] = []
+        for queue, upto in end.items():
+            ring = self.rings.rings[queue]
+            lost, span = spans_of(queue, self.offsets.get(queue), upto, ring.facts())
+            gaps += lost
+            if span is not None:
+                late()
+                found = ring.read(span.after, span.upto)
+                assert span.expect is None or len(found) <= span.expect
+                rows += found
+                gaps += [gap] if (gap := span.gap(len(found))) else []
+        return rows, gaps
+
+    def catch_up(self) -> None:
+        for _ in range(1_000):
+            if not self.batch(Rules()):
+                return
+        raise AssertionError("the reader never comes to an end")
+
+    def lost(self, queue: str) -> int:
+        return sum(gap.lost for gap in self.gaps if gap.queue == queue)
+
+    def read(self, queue: str) -> int:
+        return sum(1 for row in self.rows if row[0] == queue)
+
+
+queues = st.sampled_from(QUEUES)
+few = st.integers(0, 12)
+added = st.tuples(st.just("add"), queues, few, st.integers(0, 3))
+trimmed = st.tuples(st.just("trim"), queues, few)
+batch = st.tuples(
+    st.just("batch"), st.none() | st.integers(1, 20), st.booleans(), st.booleans(), st.lists(trimmed, max_size=3)
+)
+steps = st.lists(added | trimmed | batch, min_size=1, max_size=40)
+
+
+class History:
+    """Plays steps; the clock is the same for all queues and never goes back."""
+
+    def __init__(self, page: int, counts: bool = True) -> None:
+        self.ms = 1_000
+        self.disturbances: list[Any] = []
+        self.streams = {queue: Ring(queue, counts) for queue in QUEUES}
+        self.reader = Reader(Rings(self.streams, page, self._disturb))
+
+    def play(self, steps: list[Any]) -> History:
+        for step in steps:
+            getattr(self, step[0])(*step[1:])
+        return self
+
+    def add(self, queue: str, number: int, later: int) -> None:
+        self.ms += later
+        self.streams[queue].add(self.ms, number)
+
+    def trim(self, queue: str, number: int) -> None:
+        self.streams[queue].trim(number)
+
+    def delete(self, queue: str) -> None:
+        self.streams[queue].delete()
+
+    def batch(self, most: int | None, align: bool, twice: bool, disturbances: list[Any]) -> None:
+        self.disturbances = list(disturbances)
+        self.reader.batch(Rules(most, align), between=self._disturb, late=self._disturb, twice=twice)
+        self.disturbances = []
+
+    def _disturb(self) -> None:
+        if self.disturbances:
+            self.play([self.disturbances.pop()])
+
+
+@given(steps, st.integers(1, 9))
+def test_rows_and_lost_are_what_was_added_whatever_is_trimmed_when(steps: list[Any], page: int) -> None:
+    history = History(page).play(steps)
+    reader = history.reader
+    reader.catch_up()
+    assert max(Counter(reader.rows).values(), default=1) == 1
+    for queue, ring in history.streams.items():
+        assert reader.read(queue) + reader.lost(queue) == ring.added
+        assert all(gap.exact for gap in reader.gaps)
+
+
+@given(steps, st.integers(1, 9))
+def test_lost_in_the_offset_is_what_plans_saw_and_never_more_than_was_lost(steps: list[Any], page: int) -> None:
+    history = History(page).play(steps)
+    reader = history.reader
+    reader.catch_up()
+    for queue in QUEUES:
+        assert 0 <= reader.offsets[queue].lost <= reader.lost(queue)
+        assert reader.offsets[queue].life == 0
+
+
+@given(steps, st.integers(1, 9), queues, st.integers(0, 20), steps)
+def test_a_stream_that_is_made_again_is_read_from_its_beginning_and_nothing_twice(
+    before: list[Any], page: int, queue: str, again: int, after: list[Any]
+) -> None:
+    history = History(page).play(before)
+    reader, ring = history.reader, history.streams[queue]
+    reader.catch_up()
+    had = reader.offsets[queue]
+    history.delete(queue)
+    history.add(queue, again, 1)
+    if had.ordinal:  # a trim up to what was read leaves no trace of the first stream
+        history.trim(queue, min(again, had.ordinal - 1))
+    lost_before = reader.lost(queue)
+    reader.batch(Rules())
+    assert [gap.exact for gap in reader.gaps if not gap.exact] == [False] * bool(had.ordinal)
+    history.play(after)
+    reader.catch_up()
+    assert max(Counter(reader.rows).values(), default=1) == 1
+    second = sum(1 for row in reader.rows if row[:2] == (queue, 2))
+    assert second + reader.lost(queue) - lost_before == ring.added
+
+
+@given(steps, st.integers(1, 9))
+def test_without_counts_nothing_is_read_twice_and_all_that_is_there_is_read(steps: list[Any], page: int) -> None:
+    history = History(page, counts=False).play(steps)
+    reader = history.reader
+    left = {entry for ring in history.streams.values() for _, entry in ring.kept}
+    reader.catch_up()
+    assert max(Counter(reader.rows).values(), default=1) == 1
+    assert left <= set(reader.rows)
+    for queue, ring in history.streams.items():
+        missed = ring.added - reader.read(queue)
+        assert missed == 0 or not reader.lost(queue), "a number that nobody knows was given"
+
+
+@given(steps, st.integers(1, 9))
+def test_an_idle_reader_keeps_its_offset_to_the_letter(steps: list[Any], page: int) -> None:
+    reader = History(page).play(steps).reader
+    reader.catch_up()
+    before = json.dumps(encode(reader.offsets))
+    rows = len(reader.rows)
+    for rules in (Rules(), Rules(most=1), Rules(align=False)):
+        planned = plan(reader.offsets, reader.rings, list(reversed(QUEUES)), rules)
+        assert json.dumps(encode(planned.end)) == before
+        assert planned.gaps == ()
+    assert len(reader.rows) == rows
+    assert list(encode(reader.offsets)["queues"]) == sorted(QUEUES)
+
+
+def read_until(position: Position) -> int:
+    return (position.ordinal or 0) - position.lost
+
+
+@given(steps, st.integers(1, 9), st.integers(1, 20))
+def test_nothing_is_read_that_is_newer_than_what_is_left(steps: list[Any], page: int, most: int) -> None:
+    reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
+    moved = reader.batch(Rules(most))
+    while moved:
+        start = reader.offsets
+        moved = reader.batch(Rules(most))
+        ends = reader.offsets
+        read = [ends[queue].id.ms for queue in QUEUES if read_until(ends[queue]) > read_until(start[queue])]
+        left = [
+            entry_id.ms
+            for queue, ring in reader.rings.rings.items()
+            for entry_id, _ in ring.kept
+            if entry_id > ends[queue].id
+        ]
+        assert max(read, default=0) <= min(left, default=10**12)
+
+
+@given(steps, st.integers(1, 9), st.integers(1, 20), st.booleans())
+def test_a_batch_keeps_to_its_budget_and_always_comes_forward(
+    steps: list[Any], page: int, most: int, align: bool
+) -> None:
+    reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
+    reader.batch(Rules(most, align))
+    while reader.batch(Rules(most, align)):
+        assert reader.rows or reader.gaps
+        assert len(reader.rows) <= max(most, len(QUEUES))
+        reader.rows.clear()
+        reader.gaps.clear()
+    for queue, ring in reader.rings.rings.items():
+        assert reader.offsets[queue].id == ring.last
+
+
+@given(steps, steps, st.integers(1, 9), st.integers(1, 20))
+def test_available_now_ends_at_what_was_there_when_it_began(
+    before: list[Any], during: list[Any], page: int, most: int
+) -> None:
+    history = History(page).play(before)
+    reader = history.reader
+    reader.catch_up()
+    history.play([step for step in during if step[0] == "add"])
+    target = reader.rings.facts(QUEUES)
+    rows = len(reader.rows)
+    for step in during:
+        history.play([step] if step[0] != "batch" else [])
+        reader.batch(Rules(most, target=target))
+    while reader.batch(Rules(most, target=target)):
+        pass
+    assert Counter(reader.rows[rows:]) <= Counter(
+        entry for ring in history.streams.values() for entry in all_entries(ring, target[ring.queue])
+    )
+    for queue, facts in target.items():
+        if facts is not None:
+            assert (reader.offsets[queue].id, reader.offsets[queue].ordinal) == (facts.last, facts.added)
+    reader.catch_up()
+    for queue, ring in history.streams.items():
+        assert reader.read(queue) + reader.lost(queue) == ring.added
+
+
+def all_entries(ring: Ring, facts: Facts | None) -> list[Entry]:
+    return [] if facts is None else [(ring.queue, 1, number + 1) for number in range(facts.added or 0)]
+
+
+def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_ending() -> None:
+    history = History(5).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
+    reader = history.reader
+    target = reader.rings.facts(QUEUES)
+    history.delete("emails")
+    history.add("emails", 30, 1)
+    for _ in range(20):
+        if not reader.batch(Rules(3, target=target)):
+            break
+    else:
+        raise AssertionError("it does not end")
+    assert reader.read("images") == 9
+    assert reader.read("emails") == 0
+
+
+def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
+    history = History(5).play([("add", "emails", 3, 1)])
+    reader = history.reader
+    del reader.rings.rings["images"], reader.rings.rings["reports"]  # type: ignore[attr-defined]
+    target = reader.rings.facts(["emails"])
+    reader.rings.rings["images"] = late = Ring("images")  # type: ignore[index]
+    late.add(5_000, 4)
+    while reader.batch(Rules(target=target)):
+        pass
+    assert (reader.read("emails"), reader.read("images")) == (3, 0)
+    assert set(reader.offsets) == {"emails"}
+
+
+def test_a_queue_that_comes_up_while_reading_counts_what_it_lost_before() -> None:
+    reader = History(5).reader
+    reader.batch(Rules())
+    ring = reader.rings.rings["emails"]
+    ring.add(2_000, 10)
+    ring.trim(4)
+    reader.catch_up()
+    assert (reader.read("emails"), reader.lost("emails")) == (6, 4)
+
+
+def test_a_queue_that_is_new_to_the_list_begins_with_what_is_there_and_lost_nothing() -> None:
+    history = History(5).play([("add", "emails", 10, 1), ("trim", "emails", 4)])
+    reader = history.reader
+    reader.batch(Rules(count_missed=False))
+    reader.catch_up()
+    assert (reader.read("emails"), reader.lost("emails")) == (6, 0)
+    assert reader.offsets["emails"] == Position(StreamId(1_001, 9), 10)
+
+
+def test_a_queue_that_is_no_longer_asked_for_keeps_its_position() -> None:
+    rings = Rings({"emails": Ring("emails")})
+    start = {"emails": START, "gone": Position(StreamId(7, 1), 8, 2, 1)}
+    rings.rings["emails"].add(5)
+    planned = plan(start, rings, ["emails"], Rules())
+    assert planned.end == {"emails": Position(StreamId(5, 0), 1), "gone": Position(StreamId(7, 1), 8, 2, 1)}
+
+
+@pytest.mark.parametrize("behind", [0, 3, 9, 10, 99])
+def test_a_start_at_an_id_reads_what_comes_behind_it_and_counts_again_when_it_has_caught_up(behind: int) -> None:
+    ring = Ring("emails")
+    for ms in range(1, 11):
+        ring.add(ms)
+    ring.trim(2)
+    reader = Reader(Rings({"emails": ring}), {"emails": starting(ring.facts(), StreamId(behind, 0))})
+    reader.catch_up()
+    assert [number for _, _, number in reader.rows] == list(range(max(2, behind) + 1, 11))
+    assert reader.offsets["emails"] == Position(StreamId(10, 0), 10)
+
+
+@given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
+def test_shares_spend_the_budget_and_starve_nobody(waiting: dict[str, int], most: int) -> None:
+    given = shares(waiting, most)
+    assert all(1 <= given[queue] <= waiting[queue] for queue in waiting)
+    if most >= len(waiting):
+        assert sum(given.values()) == min(most, sum(waiting.values()))
+    cut = [given[queue] for queue in waiting if given[queue] < waiting[queue]]
+    assert max(cut, default=0) - min(cut, default=0) <= 1, "who is cut gives as much as the others who are"
+    assert shares(waiting, None) == waiting

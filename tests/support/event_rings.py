@@ -1,0 +1,80 @@
+"""Streams of events without a Redis: what a plan is made of, with every entry known by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bulltask.spark.planning import Question
+from bulltask.spark.positions import BEGINNING, Facts, StreamId
+from bulltask.spark.way import Reach
+
+Entry = tuple[str, int, int]
+"""A queue, which of its streams, and the entry's number in it from 1 on."""
+
+
+@dataclass
+class Ring:
+    """One queue's stream; it may be trimmed, deleted and made again."""
+
+    queue: str
+    counts: bool = True  # Redis 7.0 or newer
+    made: int = 1
+    kept: list[tuple[StreamId, Entry]] = field(default_factory=list)
+    added: int = 0
+    last: StreamId = BEGINNING
+
+    def add(self, ms: int, number: int = 1) -> None:
+        """Add entries of one millisecond, which is not before the last one's."""
+        for _ in range(number):
+            self.last = StreamId(ms, self.last.seq + 1 if self.last.ms == ms else 0)
+            self.added += 1
+            self.kept.append((self.last, (self.queue, self.made, self.added)))
+
+    def trim(self, number: int) -> None:
+        """Take entries from the beginning."""
+        del self.kept[:number]
+
+    def delete(self) -> None:
+        """Delete the stream; what is added next makes another one."""
+        self.made, self.kept, self.added, self.last = self.made + 1, [], 0, BEGINNING
+
+    def facts(self) -> Facts | None:
+        """What Redis would say."""
+        if not self.added:
+            return None
+        first = self.kept[0][0] if self.kept else None
+        return Facts(first, self.last, len(self.kept), self.added if self.counts else None)
+
+    def read(self, after: StreamId, upto: StreamId) -> list[Entry]:
+        """The entries of a range."""
+        return [entry for entry_id, entry in self.kept if after < entry_id <= upto]
+
+
+class Rings:
+    """Some queues' streams, and the server that answers a plan's questions about them.
+
+    Args:
+        rings: the streams by queue.
+        page: how many entries the server looks at before it says "more".
+        meanwhile: called before each answer: what others do while a plan is made.
+    """
+
+    def __init__(
+        self, rings: Mapping[str, Ring], page: int = 10_000, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        self.rings, self.page, self.meanwhile = rings, page, meanwhile
+
+    def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
+        return {queue: self.rings[queue].facts() for queue in queues}
+
+    def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
+        answers = []
+        for question in questions:
+            self.meanwhile()
+            ring = self.rings[question.queue]
+            most = self.page if question.most is None else min(self.page, question.most)
+            found = [one for one, _ in ring.kept if question.after < one <= question.until][:most]
+            more = len(found) == self.page != question.most
+            answers.append(Reach(found[-1] if found else None, len(found), ring.facts(), more))
+        return answers
