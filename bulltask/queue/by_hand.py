@@ -13,10 +13,10 @@ from typing import Any, Final
 from bulltask import codec
 from bulltask.categories import ErrorCategory, explicit_category
 from bulltask.clock import Duration, mono_ms, to_ms, zone_of
-from bulltask.errors import BulltaskError, ConfigError, NothingPending
+from bulltask.errors import ConfigError, NothingPending
 from bulltask.job import ActiveJob
 from bulltask.queue.fields import JobFields
-from bulltask.queue.following import add_following
+from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.queue.link import Link
 from bulltask.record import JobRecord
 from bulltask.transport import scripts_move as scripts
@@ -28,8 +28,6 @@ from bulltask.transport.scripts_move import Claim, Ending
 
 __all__ = ["Taking", "await_children", "check_stalled", "complete", "delay", "fail", "give_back"]
 
-_FIRST_PAUSE_MS: Final = 1_000
-_LONGEST_PAUSE_MS: Final = 300_000
 _NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
 _LONGEST_BLOCK_MS: Final = 5_000  # a lost marker is healed by asking again
 
@@ -102,10 +100,9 @@ def _picked(link: Link, fetched: Fetched, claim: Claim) -> Operation[JobRecord |
     now_ms, zone = link.now_ms(), zone_of(link.broker.config.timezone)
     try:
         yield from _follow(link, fetched, now_ms, zone)
-    except (BulltaskError, ValueError, OverflowError):
-        # Were the job run, its series would end. It is tried again, as a worker does.
-        pause_ms = min(_FIRST_PAUSE_MS * 2 ** min(record.attempts_started, 10), _LONGEST_PAUSE_MS)
-        yield from ask(scripts.move_to_delayed(keys, record.id, claim.token, pause_ms, failure=None, now_ms=now_ms))
+    except NOT_ADDED:
+        delay_ms = pause_ms(record.attempts_started)
+        yield from ask(scripts.move_to_delayed(keys, record.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
         raise
     return record
 
@@ -122,7 +119,7 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
     active = _active(job)
     keep = active.keep("removeOnComplete", job.link.broker.config.keep_completed)
     ending = Ending(True, encoded, keep, active.attempts)
-    found = yield from _finish(job, ending, token, fetch_next=fetch_next)
+    found = yield from _finish(job, active, ending, token, fetch_next=fetch_next)
     job.change(returnvalue=codec.decode(encoded))
     return found
 
@@ -138,7 +135,7 @@ def fail(
     if made >= active.attempts or job.is_discarded or _is_permanent(error):
         keep = active.keep("removeOnFail", job.link.broker.config.keep_failed)
         ending = Ending(False, fields[1].encode(), keep, active.attempts, fields)
-        found = yield from _finish(job, ending, token, fetch_next=fetch_next)
+        found = yield from _finish(job, active, ending, token, fetch_next=fetch_next)
     else:
         found, keys, delay_ms = None, job.link.keys, active.retry_delay_ms(made)
         if delay_ms:
@@ -184,12 +181,14 @@ def check_stalled(link: Link, most: int | None) -> Operation[list[str]]:
     return (yield from ask(call))
 
 
-def _finish(job: JobFields, ending: Ending, token: str | None, *, fetch_next: bool) -> Operation[JobRecord | None]:
+def _finish(
+    job: JobFields, active: ActiveJob, ending: Ending, token: str | None, *, fetch_next: bool
+) -> Operation[JobRecord | None]:
     link, claim = job.link, _claim(job, token)
     now_ms = link.now_ms()
     call = scripts.move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
     fetched = yield from ask(call)
-    if dedup_id := _active(job).deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until now
+    if dedup_id := active.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until now
         yield from ask(add_kept_job(link.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _picked(link, fetched, claim))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import tzinfo
+from typing import Final
 
+from bulltask.errors import BulltaskError
 from bulltask.job import ActiveJob
 from bulltask.names import is_scheduler_id
 from bulltask.queue.repeatables import add_next_repeat
@@ -12,7 +14,21 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
 
-__all__ = ["add_following", "following"]
+__all__ = ["NOT_ADDED", "add_following", "following", "pause_ms"]
+
+NOT_ADDED: Final = (BulltaskError, ValueError, OverflowError)
+"""What :func:`add_following` may raise; the last two: a moment that no clock or msgpack can hold."""
+
+_FIRST_PAUSE_MS: Final = 1_000
+_LONGEST_PAUSE_MS: Final = 300_000
+
+
+def pause_ms(attempts_started: int) -> int:
+    """How long a job is put off whose following one could not be added: 2 s, 4 s … 5 min, as Node.js does.
+
+    Were the job run, its series would end.
+    """
+    return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _LONGEST_PAUSE_MS)
 
 
 def add_following(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) -> Operation[None]:

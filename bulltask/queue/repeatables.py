@@ -173,8 +173,8 @@ def _made_of(
 ) -> str:
     if (every is None) == (cron is None):
         raise ConfigError("a repeatable job has either every= or cron=")
-    end_ms = "" if end is None else to_epoch_ms(end, "end")
-    return f"{name}:{job_id or ''}:{end_ms}:{tz or ''}:{cron if every is None else to_ms(every, 'every')}"
+    end_ms = None if end is None else to_epoch_ms(end, "end")
+    return _old_key(name, job_id, end_ms, tz, cron if every is None else to_ms(every, "every"))
 
 
 def _remove(keys: QueueKeys, name: str, made_of: str, job_id: str | None) -> Operation[bool]:
@@ -190,8 +190,7 @@ def _remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
 
 def _old_id(name: str, job_id: str, key: str) -> str:
     """The ids of the jobs of a key of the oldest form, without their moment."""
-    checksum = _md5(f"{name}{job_id}{_md5(key)}")
-    return f"repeat:{checksum}:"
+    return f"repeat:{_checksum(name, job_id, key)}:"
 
 
 def _is_of_the_oldest_form(key: str) -> bool:
@@ -259,7 +258,8 @@ def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepe
 
 
 def _job(job: ActiveJob, found: FollowingRepeat, key: str, now_ms: int) -> RepeatedJob:
-    job_id = iteration_id(key if key.count(":") < 2 else _checksum(job, key), found.next_ms)
+    part = _checksum(job.name, _own_id(job), key) if _is_of_the_oldest_form(key) else key
+    job_id = iteration_id(part, found.next_ms)
     options = {name: value for name, value in job.opts.items() if name != "repeatJobKey"}
     options |= {
         "repeat": found.rule,
@@ -272,16 +272,24 @@ def _job(job: ActiveJob, found: FollowingRepeat, key: str, now_ms: int) -> Repea
 
 
 def _key(name: str, rule: Mapping[str, Any], repeat: Repeat) -> str:
-    end = "" if repeat.end_ms is None else repeat.end_ms
     suffix = repeat.every_ms if repeat.pattern is None else repeat.pattern
-    return f"{name}:{rule.get('jobId') or ''}:{end}:{rule.get('tz') or ''}:{suffix}"
+    return _old_key(name, rule.get("jobId"), repeat.end_ms, rule.get("tz"), suffix)
 
 
-def _checksum(job: ActiveJob, key: str) -> str:
-    """What stands for the key in the ids of its jobs; BullMQ takes an ``id`` of the data for the job's own."""
+def _old_key(name: str, job_id: object, end_ms: int | None, tz: object, rule: object) -> str:
+    """A key of the oldest form."""
+    return f"{name}:{job_id or ''}:{'' if end_ms is None else end_ms}:{tz or ''}:{rule}"
+
+
+def _own_id(job: ActiveJob) -> object:
+    """What BullMQ takes for the job's own id: an ``id`` of its data."""
     data = codec.decode(job.data, what=f"data of job {job.id}")
-    own_id = data.get("id") if isinstance(data, dict) else None
-    return _md5(f"{job.name}{own_id or ''}{_md5(key)}")
+    return data.get("id") if isinstance(data, dict) else None
+
+
+def _checksum(name: str, job_id: object, key: str) -> str:
+    """What stands for a key of the oldest form in the ids of its jobs."""
+    return _md5(f"{name}{job_id or ''}{_md5(key)}")
 
 
 def _md5(text: str) -> str:

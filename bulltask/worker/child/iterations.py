@@ -6,16 +6,16 @@ from datetime import tzinfo
 from typing import Final
 
 from bulltask.clock import ServerClock
-from bulltask.errors import REPAIRABLE, BulltaskError
-from bulltask.queue.following import add_following
+from bulltask.errors import REPAIRABLE
+from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.transport.operation import perform
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed
 
 __all__ = ["Iterations"]
 
-_FIRST_PAUSE_MS: Final = 1_000
-_LONGEST_PAUSE_MS: Final = 300_000
+_PAUSE_MS: Final = 1_000
+"""Whoever has the job meanwhile may have it for a second, before it is looked at again."""
 
 
 class Iterations:
@@ -38,9 +38,9 @@ class Iterations:
 
         While Redis is away it is tried again, as when an outcome cannot be written: the job is ours and the
         supervisor renews its lock. What Redis refuses, or what cannot be read, waits in ``delayed`` and is tried
-        again, after 2 s, 4 s … 5 min, as Node.js does: were the job run, its series would end.
+        again (:func:`~bulltask.queue.following.pause_ms`).
         """
-        job, interrupted = picked.job, False
+        interrupted = False
         while True:
             try:
                 self._add(picked)
@@ -49,12 +49,11 @@ class Iterations:
             except REPAIRABLE as exc:
                 interrupted = True
                 self._source.pause(exc)
-            except (BulltaskError, ValueError, OverflowError) as exc:  # the latter: what no clock or msgpack can hold
-                pause_ms = _FIRST_PAUSE_MS * 2 ** min(job.attempts_started, 10)
-                return Postponed(min(pause_ms, _LONGEST_PAUSE_MS), str(exc))
+            except NOT_ADDED as exc:
+                return Postponed(pause_ms(picked.job.attempts_started), str(exc))
             else:
                 self._source.outage.over()
-                return Postponed(_FIRST_PAUSE_MS, "its lock was lost") if lost else None
+                return Postponed(_PAUSE_MS, "its lock was lost") if lost else None
 
     def _add(self, picked: Picked) -> None:
         perform(self._source.client, add_following(picked.keys, picked.job, self._clock.now_ms(), self._zone))

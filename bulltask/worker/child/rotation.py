@@ -61,15 +61,11 @@ class Rotation:
     def limited(self, index: int, limit_ms: int) -> None:
         """The queue gives no jobs for so long; the event loop's thread says so, too."""
         # Not for longer: a limit may be lifted before its time, and only asking promotes delayed jobs.
-        until_ms = mono_ms() + min(limit_ms, LONGEST_LIMIT_MS)
-        self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
-        self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
+        self._close(index, min(limit_ms, LONGEST_LIMIT_MS))
 
     def refused(self, index: int, pause_ms: int) -> None:
         """Redis did not say whether the queue has a job, but answered with an error: leave it alone for so long."""
-        until_ms = mono_ms() + pause_ms
-        self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
-        self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
+        self._close(index, pause_ms)
         self._due_at_ms[index] = 0  # a moment that has passed meanwhile would end every wait at once
 
     def marked(self, index: int, score_ms: float) -> None:
@@ -94,3 +90,8 @@ class Rotation:
         waits = [due - server_ms for due in self._due_at_ms if due]
         waits += [until - now_ms for until in self._limited_until_ms if until > now_ms]
         return max(1, min([longest_ms, *waits]))
+
+    def _close(self, index: int, pause_ms: int) -> None:
+        until_ms = mono_ms() + pause_ms
+        self._limited_until_ms[index] = max(self._limited_until_ms[index], until_ms)
+        self._closed_until_ms[index] = max(self._closed_until_ms[index], until_ms)
