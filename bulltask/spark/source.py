@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamArrowWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from bulltask.spark.events_source import CountsReader, EventsReader, NarrowingCountsReader, NarrowingEventsReader
 from bulltask.spark.jobs_source import JobsReader, NarrowingJobsReader
-from bulltask.spark.options import CountsOptions, EventsOptions, JobsOptions, read_options, table_of
+from bulltask.spark.options import CountsOptions, EventsOptions, JobsOptions, WriteOptions, read_options, table_of
 from bulltask.spark.schemas import TABLES, chosen
+from bulltask.spark.sink import JobsStreamWriter, JobsWriter
 
 __all__ = ["BulltaskSource"]
 
@@ -52,3 +53,19 @@ class BulltaskSource(DataSource):
             return (NarrowingCountsReader if counts.pushdown else CountsReader)(counts, columns)
         jobs = read_options(JobsOptions, self.options)
         return (NarrowingJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The writer of a batch: each row becomes a job.
+
+        Args:
+            schema: of the rows.
+            overwrite: the mode is ``overwrite``, which is refused.
+
+        Raises:
+            ConfigError: an option or a column is wrong.
+        """
+        return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The writer of a stream: :meth:`writer` for each of its batches."""
+        return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)

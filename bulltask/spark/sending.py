@@ -1,0 +1,75 @@
+"""One task of a write: the jobs of its rows, sent behind the write's fence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+
+from bulltask import embedded
+from bulltask.job import NewJob
+from bulltask.spark.rows import Columns, JobMaker, rows_of
+from bulltask.transport.broker import Broker
+from bulltask.transport.scripts_fence import Fence
+
+__all__ = ["Sending", "Sums"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a task has sent.
+
+    Attributes:
+        rows: how many rows it was given.
+        added: jobs that were not there before.
+        duplicated: rows whose job was there already, or had been added by this write before. Where a job is sent
+            twice because the first reply was lost, its second answer counts.
+    """
+
+    rows: int = 0
+    added: int = 0
+    duplicated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Responsible for sending the rows of a task; travels to the executors, and holds no connection.
+
+    Attributes:
+        maker: makes the jobs.
+        columns: where the rows say what.
+        batch: jobs of a round trip.
+        fence_ttl_ms: how long the fence is kept; ``None``: there is none, and every row counts as added.
+    """
+
+    maker: JobMaker
+    columns: Columns
+    batch: int
+    fence_ttl_ms: int | None
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sums:
+        """Send all rows of some Arrow batches; each round trip's rows are checked before it is sent.
+
+        Raises:
+            BulltaskError: a row makes no job, or Redis cannot be reached. What was sent before stays: there is no
+                way back for jobs that may have run. The same write again adds what is missing.
+        """
+        jobs = map(self.maker.make, rows_of(batches, self.columns))
+        rows = added = 0
+        broker = Broker(self.maker.config, embedded.resolve_url(self.maker.config.broker_url))
+        try:
+            while part := list(islice(jobs, self.batch)):
+                rows += len(part)
+                added += self._send(broker, part)
+        finally:
+            broker.close()
+        return Sums(rows, added, rows - added)
+
+    def _send(self, broker: Broker, part: list[NewJob]) -> int:
+        """How many of the jobs were added."""
+        if self.fence_ttl_ms is None:
+            return len(broker.producer.send(part))
+        sent = broker.producer.send_fenced(part, Fence(self.maker.write_id, self.fence_ttl_ms))
+        return sum(one.outcome == "added" for one in sent)

@@ -1,0 +1,204 @@
+"""The writers against a real server, driven as Spark drives them but without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from bulltask.errors import ConfigError, DecodeError, InvalidName
+from bulltask.queue.queue import Queue
+from bulltask.spark.options import WriteOptions, read_options
+from bulltask.spark.sending import Sums
+from bulltask.spark.sink import JobsStreamWriter, JobsWriter, Wrote
+
+pytestmark = pytest.mark.redis
+
+TEXT = StringType()
+Make = Callable[..., Any]
+
+
+def schema(*names: str, **kinds: Any) -> StructType:
+    return StructType([StructField(name, kinds.get(name, TEXT)) for name in names])
+
+
+def rows(first: int, last: int, **more: Any) -> pa.RecordBatch:
+    made = [{"name": "send", "data": json.dumps({"n": n}), **more} for n in range(first, last)]
+    return pa.RecordBatch.from_pylist(made)
+
+
+@pytest.fixture
+def options(broker_url: str) -> Callable[..., WriteOptions]:
+    return lambda **given: read_options(WriteOptions, {"url": broker_url, "queue": "mail", **given})
+
+
+@pytest.fixture
+def writer(options: Make) -> Callable[..., JobsWriter]:
+    def make(columns: StructType | None = None, overwrite: bool = False, **given: str) -> JobsWriter:
+        return JobsWriter(options(**given), columns or schema("name", "data"), overwrite=overwrite)
+
+    return make
+
+
+@pytest.fixture
+def stream_writer(options: Make) -> Callable[..., JobsStreamWriter]:
+    def make(columns: StructType | None = None, overwrite: bool = False, **given: str) -> JobsStreamWriter:
+        return JobsStreamWriter(options(**given), columns or schema("name", "data"), overwrite=overwrite)
+
+    return make
+
+
+@pytest.fixture
+def plain(broker_url: str) -> Iterator[Any]:
+    """The queue, as anybody sees it."""
+    with Queue("mail", broker_url) as queue:
+        yield queue
+
+
+def write(writer: JobsWriter, *batches: pa.RecordBatch) -> Sums:
+    """Write as a task does: by a copy of the writer that went to another process."""
+    pickled = CloudPickleSerializer()
+    wrote = pickled.loads(pickled.dumps(writer)).write(iter(batches))
+    assert isinstance(wrote, Wrote)
+    return wrote.sums
+
+
+def ids(redis_client: Any) -> list[str]:
+    return list(reversed(redis_client.lrange("bull:{mail}:wait", 0, -1)))
+
+
+def test_a_row_becomes_the_job_that_queue_add_would_make(writer: Make, plain: Queue, redis_client: Any) -> None:
+    opts = {"attempts": 5, "backoff": 3, "remove_on_complete": True}
+    assert write(writer(jobOpts=json.dumps(opts)), rows(0, 1)) == Sums(1, 1, 0)
+    [made] = ids(redis_client)
+    added = redis_client.hgetall(f"bull:{{mail}}:{made}")
+    redis_client.delete(f"bull:{{mail}}:{made}", "bull:{mail}:wait")
+    plain.add("send", {"n": 0}, job_id=made, **opts)  # type: ignore[arg-type]
+    expected = redis_client.hgetall(f"bull:{{mail}}:{made}")
+    assert json.loads(added.pop("opts")) == json.loads(expected.pop("opts"))
+    assert int(expected.pop("timestamp")) - int(added.pop("timestamp")) < 60_000
+    assert added == expected
+
+
+def test_a_task_that_runs_again_adds_what_is_missing(writer: Make, redis_client: Any) -> None:
+    """The first try had sent 400 rows, and half of those jobs had run and were removed, before it failed."""
+    made = writer(batch="100")
+    assert write(made, rows(0, 400)) == Sums(400, 400, 0)
+    gone = ids(redis_client)[:200]
+    redis_client.delete(*(f"bull:{{mail}}:{one}" for one in gone))
+    redis_client.ltrim("bull:{mail}:wait", 0, 199)
+    assert write(made, rows(0, 400), rows(400, 1_000)) == Sums(1_000, 600, 400)
+    assert len(set(ids(redis_client))) == len(ids(redis_client)) == 800
+    assert not set(gone) & set(ids(redis_client))
+
+
+def test_without_a_fence_a_job_that_is_gone_comes_back(writer: Make, redis_client: Any) -> None:
+    made = writer(fence="false")
+    write(made, rows(0, 10))
+    redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:{one}" for one in ids(redis_client)))
+    write(made, rows(0, 10))
+    assert len(ids(redis_client)) == 10
+    assert not redis_client.keys("bulltask:*")
+
+
+def test_two_writes_without_an_id_are_two_and_with_the_same_id_are_one(writer: Make, redis_client: Any) -> None:
+    for _ in range(2):
+        write(writer(), rows(0, 10))
+        write(writer(writeId="nightly"), rows(0, 10))
+    assert len(ids(redis_client)) == 30
+
+
+def test_equal_rows_of_a_write_are_one_job(writer: Make) -> None:
+    assert write(writer(), rows(0, 3), rows(1, 5)) == Sums(7, 5, 2)
+
+
+def test_the_rows_may_say_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
+    made = writer(schema("name", "data", "id"))
+    assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == Sums(2, 2, 0)
+    assert ids(redis_client) == ["order-1", "order-2"]
+    columns = schema("name", "data", "key", "queue")
+    mixed = JobsWriter(read_options(WriteOptions, {"url": broker_url, "idColumn": "key"}), columns, overwrite=False)
+    write(mixed, rows(0, 1, key="a", queue="fax"), rows(1, 2, key="b", queue="post"))
+    assert redis_client.lrange("bull:{fax}:wait", 0, -1) == ["a"]
+    assert redis_client.lrange("bull:{post}:wait", 0, -1) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "told"),
+    [
+        (schema("name"), {}, r"COLUMN_MISSING.*'data'.*have the columns name"),
+        (schema("name", "data", data=LongType()), {}, r"COLUMN_TYPE.*'data'.*bigint.*to_json"),
+        (schema("name", "data", "id", id=LongType()), {}, r"COLUMN_TYPE.*'id'.*bigint"),
+        (schema("name", "data", "extra"), {}, r"COLUMN_UNKNOWN.*'extra'.*select name, data"),
+        (schema("name", "data"), {"idColumn": "key"}, r"COLUMN_MISSING.*'key'"),
+        (schema("name", "data"), {"jobOpts": '{"removeOnComplete": true}'}, r"OPTION_WRONG.*'removeOnComplete'"),
+        (schema("name", "data"), {"jobOpts": '{"job_id": "a"}'}, r"job_id belongs to one job"),
+        (schema("name", "data"), {"jobOpts": '{"priority": -1}'}, r"priority must be"),
+        (schema("name", "data"), {"writeId": "a b"}, r"write id 'a b'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_any_task_starts(
+    columns: StructType, given: dict[str, str], told: str, writer: Make, stream_writer: Make
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        writer(columns, **given)
+    with pytest.raises(ConfigError, match=told):
+        stream_writer(columns, **given)
+
+
+def test_a_queue_must_be_named_by_the_option_or_by_the_rows(broker_url: str) -> None:
+    with pytest.raises(ConfigError, match=r"'queue', or the option queue"):
+        JobsWriter(read_options(WriteOptions, {"url": broker_url}), schema("name", "data"), overwrite=False)
+
+
+def test_overwriting_is_refused(writer: Make, stream_writer: Make) -> None:
+    with pytest.raises(ConfigError, match=r"BULLTASK_OVERWRITE.*mode\('append'\)"):
+        writer(overwrite=True)
+    with pytest.raises(ConfigError, match="BULLTASK_OVERWRITE"):
+        stream_writer(overwrite=True)
+
+
+def test_a_row_that_makes_no_job_is_named_and_its_round_trip_is_not_sent(writer: Make, redis_client: Any) -> None:
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"name": None}, ConfigError, "ROW_INCOMPLETE.*no name"),
+        ({"id": None}, ConfigError, "ROW_INCOMPLETE.*no id"),
+        ({"id": "12"}, InvalidName, "'12' is a number"),
+        ({"data": "{"}, DecodeError, "job send in queue mail.*'{'"),
+    ]
+    for bad, error, told in wrong:
+        columns = schema("name", "data", "id")
+        batch = pa.RecordBatch.from_pylist(
+            [{"name": "send", "data": "{}", "id": "a"}, {"name": "send", "data": "{}", "id": "b", **bad}],
+            pa.schema([(name, pa.string()) for name in columns.names]),
+        )
+        with pytest.raises(error, match=told):
+            write(writer(columns), batch)
+    assert ids(redis_client) == []
+
+
+def test_a_batch_of_a_stream_that_runs_again_adds_nothing_and_the_next_one_does(
+    stream_writer: Make, redis_client: Any
+) -> None:
+    """A writer is made anew each time, as Spark does, and the same rows come again in the next batch."""
+    sums = [
+        stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).sums.added for batch in ("7", "7", "8", "7")
+    ]
+    assert sums == [10, 0, 10, 0]
+    assert len(ids(redis_client)) == 20
+
+
+def test_a_stream_with_a_write_id_survives_a_new_checkpoint(stream_writer: Make) -> None:
+    added = [
+        stream_writer(writeId="feed").write_batch(iter([rows(0, 10)]), query, "0").sums.added for query in ("a", "b")
+    ]
+    assert added == [10, 0]
+
+
+def test_the_password_does_not_show_in_the_writer(writer: Make) -> None:
+    made = writer(url="redis://:sesame@127.0.0.1:1/0")
+    assert "sesame" not in repr(made._sending)
