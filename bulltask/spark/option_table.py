@@ -172,7 +172,7 @@ OPTIONS: Final = (
     _O("state", "states", _JOBS, states, "completed,failed", "states of the jobs to read"),
     _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "tasks at the most; 2 for each core"),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "jobs for which a further task is worth it"),
-    _O("pushdown", "pushdown", _BATCH, flag, True, "filters are applied in Redis where it can"),
+    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; one query only of each load()"),
     _O("batch", "batch", _JOBS, integer(1, 100_000), 1_000, "jobs of one round trip"),
     _O("batch", "batch", _EVENTS, integer(1, 100_000), 5_000, "events of one round trip"),
     _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs of one round trip"),

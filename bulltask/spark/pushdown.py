@@ -1,4 +1,10 @@
-"""Filters of Spark that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``."""
+"""Filters of Spark that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``.
+
+Off unless asked for. Spark up to 4.3 keeps what a filtered read has planned for the whole ``DataFrame`` that it came
+from, and plans no other read of it: a second query, or the other half of a union, silently gets the rows of the first.
+So filters are safe only where each ``load()`` is for one query with one filter; the options ``state`` and ``queue``
+always are.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ __all__ = ["BulltaskSource"]
 class BulltaskSource(DataSource):
     """Responsible for checking the options of ``format("bulltask")`` and handing out the reader of a table.
 
-    Spark refuses a reader that takes filters while ``spark.sql.python.filterPushdown.enabled`` is off, and one that
-    takes none is another class; ``bulltask.spark.register`` switches it on, and ``pushdown=false`` does without.
+    A reader takes filters only when asked to (``pushdown=true``, and why not always: :mod:`bulltask.spark.pushdown`).
+    Spark refuses one that does while ``spark.sql.python.filterPushdown.enabled`` is off, so it is another class.
     """
 
     @classmethod

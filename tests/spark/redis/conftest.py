@@ -7,6 +7,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import pytest
+import redis
 from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.queue.queue import Queue
@@ -63,3 +64,21 @@ def rows_of() -> Callable[[DataSourceReader], Rows]:
 def read(reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows]) -> Read:
     """Read a table with these options."""
     return lambda schema=None, **options: rows_of(reader_of(schema, **options))
+
+
+@pytest.fixture
+def commands(broker_url: str) -> Iterator[Callable[[], list[str]]]:
+    """What was sent to the server since the last look, by MONITOR."""
+    asker = redis.Redis.from_url(broker_url, decode_responses=True)
+    with asker, asker.monitor() as monitor:
+
+        def seen() -> list[str]:
+            asker.echo("up to here")
+            found: list[str] = []
+            for told in monitor.listen():
+                if "up to here" in told["command"]:
+                    return found
+                found.append(told["command"])
+            return found
+
+        yield seen

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, EqualTo
 
 from bulltask.errors import EventsLost
 from bulltask.queue.queue import Queue
@@ -173,3 +173,19 @@ def test_counts_say_how_many_jobs_each_queue_has_in_each_state(read: Read, queue
     }
     assert sum(row["jobs"] for row in rows if row["queue"] == "empty") == 0
     assert len(rows) == 16
+
+
+@pytest.mark.parametrize("table", ["events", "counts"])
+def test_a_filter_of_the_queue_leaves_the_others_alone(
+    reader_of: Callable[..., Any], rows_of: Callable[..., Rows], queue: Queue, broker_url: str, table: str
+) -> None:
+    queue.add("send")
+    with Queue("bills", broker_url) as bills:
+        bills.add("pay")
+    reader = reader_of(table=table, queue="*", pushdown="true")
+    filters: list[Any] = [EqualTo(("queue",), "bills"), EqualTo(("state",), "wait")]
+
+    left = reader.pushFilters(filters)
+
+    assert left == filters[1:]
+    assert {row["queue"] for row in rows_of(reader)} == {"bills"}

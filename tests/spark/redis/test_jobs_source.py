@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,12 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     DataSourceReader,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThanOrEqual,
 )
 from pyspark.sql.types import StructType
 
@@ -26,26 +20,18 @@ from bulltask.errors import BrokerError
 from bulltask.queue.flow import FlowJob, FlowProducer
 from bulltask.queue.queue import Queue
 from bulltask.spark.columns import job_batch, job_fields_of
-from bulltask.spark.jobs_source import JobsPartition, NarrowingJobsReader
+from bulltask.spark.jobs_source import JobsPartition
 from bulltask.spark.schemas import JOB_FIELDS, JOBS, arrow_schema
-from bulltask.testing.server import RedisServer
 from tests.support.hand import Hand
+from tests.support.queue_contents import BASE, EVERY_STATE, add, age, in_redis
 
 pytestmark = pytest.mark.redis
 
-BASE = "bull:{mail}:"
-EVERY_STATE = "wait,active,paused,delayed,prioritized,waiting-children,completed,failed"
-SETS = ("delayed", "prioritized", "waiting-children", "completed", "failed")
 FINE = {"minRowsPerPartition": "5", "numPartitions": "4", "batch": "3"}
 TIMES = ("created_at", "processed_at", "finished_at")
 NUMBERS = ("delay_ms", "priority", "attempts_made", "attempts_started", "stalled_count")
 
 Read = Callable[..., list[dict[str, Any]]]
-
-
-def add(queue: Queue, count: int, **options: Any) -> list[str]:
-    jobs: list[Any] = [{"name": "send", "data": {"n": number}, "options": options} for number in range(count)]
-    return [job.id for job in queue.add_bulk(jobs)]
 
 
 def one_of_each_state(queue: Queue, hand: Hand, broker_url: str) -> None:
@@ -61,11 +47,6 @@ def one_of_each_state(queue: Queue, hand: Hand, broker_url: str) -> None:
         flows.add(FlowJob("parent", queue="mail", children=[FlowJob("child", queue="other")]))
 
 
-def in_redis(client: redis.Redis, state: str) -> list[str]:
-    key = BASE + state
-    return [str(one) for one in (client.zrange(key, 0, -1) if state in SETS else client.lrange(key, 0, -1))]
-
-
 def as_row(client: redis.Redis, state: str, job_id: str) -> dict[str, Any]:
     """The oracle: one row at a time, from the whole hash."""
     found = client.hgetall(BASE + job_id)
@@ -77,14 +58,6 @@ def as_row(client: redis.Redis, state: str, job_id: str) -> dict[str, Any]:
         else:
             row[column] = int(value) if value is not None and column in NUMBERS else value
     return row
-
-
-def age(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
-    """Let the n-th of the newest jobs of a state have ended ``hours(n)`` hours before the newest."""
-    for number, job_id in enumerate(reversed(in_redis(client, state))):
-        ended = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
-        client.zadd(BASE + state, {job_id: ended})
-        client.hset(BASE + job_id, "finishedOn", ended)
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -190,18 +163,47 @@ def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
     hand: Hand,
     redis_client: redis.Redis,
 ) -> None:
-    add(queue, 3)
-    hand.complete()
+    add(queue, 5)
+    for _ in range(3):
+        hand.complete()
+    age(redis_client, "completed", lambda number: number)
     taken = hand.take()
     reader = reader_of(state="active,completed")
 
     parts = reader.partitions()
     hand.end(taken)
-    redis_client.zadd(BASE + "completed", {taken: float(redis_client.zscore(BASE + "completed", taken) or 0) - 5_000})
+    newest = max(redis_client.zscore(BASE + "completed", one) or 0 for one in in_redis(redis_client, "completed"))
+    redis_client.zadd(BASE + "completed", {taken: newest - 5_000})
     rows = rows_of(reader, parts)
 
-    assert len(rows) == 2
     assert [row["state"] for row in rows if row["id"] == taken] == ["active"]
+    assert len(rows) == 4
+
+
+def test_a_job_on_the_edge_of_what_is_recent_is_there_once(
+    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    ids = add(queue, 4)
+    for _ in range(4):
+        hand.complete()
+    scores = [1_760_000_010_000, 1_760_000_000_001, 1_760_000_000_000, 1_759_999_999_999]
+    redis_client.zadd(BASE + "completed", dict(zip(ids, scores, strict=True)))
+
+    assert sorted(row["id"] for row in read()) == sorted(ids)
+
+
+def test_all_states_of_a_queue_are_looked_at_in_one_transaction(
+    reader_of: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
+) -> None:
+    add(queue, 3)
+    reader = reader_of(state=EVERY_STATE)
+    commands()
+
+    reader.partitions()
+
+    sent = [command.split()[0] for command in commands()]
+    inside = sent[sent.index("MULTI") + 1 : sent.index("EXEC")]
+    assert sorted(inside) == ["LRANGE"] * 3 + ["ZRANGEBYSCORE"] * 5
 
 
 def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
@@ -282,112 +284,6 @@ def test_what_another_program_wrote_badly_fails_no_read(
 
     assert rows[first] == shown
     assert rows[second] != shown or shown is None
-
-
-# ---- pushdown --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def commands(redis_server: RedisServer, broker_url: str) -> Iterator[Callable[[], list[str]]]:
-    """What was sent to the server since the last look, by MONITOR."""
-    asker = redis.Redis.from_url(broker_url, decode_responses=True)
-    with asker, asker.monitor() as monitor:
-
-        def seen() -> list[str]:
-            asker.echo("up to here")
-            found: list[str] = []
-            for told in monitor.listen():
-                if "up to here" in told["command"]:
-                    return found
-                found.append(told["command"])
-            return found
-
-        yield seen
-
-
-def ms(client: redis.Redis, job_id: str) -> datetime:
-    value = int(client.zscore(BASE + "completed", job_id) or 0)
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
-
-
-def test_state_queue_and_times_reach_redis(
-    reader_of: Callable[..., DataSourceReader],
-    rows_of: Callable[..., Any],
-    queue: Queue,
-    hand: Hand,
-    redis_client: redis.Redis,
-    commands: Callable[[], list[str]],
-) -> None:
-    add(queue, 10)
-    ids = [hand.complete() for _ in range(8)]
-    hand.fail()
-    age(redis_client, "completed", lambda number: number)
-    low, high = ms(redis_client, ids[2]), ms(redis_client, ids[5])
-    reader = reader_of(state=EVERY_STATE, queue="mail,bills")
-    filters: list[Any] = [
-        EqualTo(("state",), "completed"),
-        In(("queue",), ("mail", "absent")),
-        GreaterThanOrEqual(("finished_at",), low),
-        LessThanOrEqual(("finished_at",), high),
-        IsNotNull(("state",)),
-    ]
-
-    assert isinstance(reader, NarrowingJobsReader)
-    left = list(reader.pushFilters(filters))
-    commands()
-    rows = rows_of(reader)
-    sent = commands()
-
-    assert left == filters[2:]
-    assert [row["id"] for row in rows] == ids[2:6]
-    asked = [command for command in sent if "bull:" in command]
-    others = ("bills", f"{BASE}failed", f"{BASE}wait", f"{BASE}active")
-    assert not [command for command in asked if any(other in command for other in others)]
-    score = [str(int(one.timestamp() * 1000)) for one in (low, high)]
-    assert [one for one in asked if one.startswith(f"ZRANGEBYSCORE {BASE}completed {score[0]} {score[1]}")]
-    assert len([command for command in asked if command.startswith("HMGET")]) == 4
-
-
-def test_times_inside_a_millisecond_are_cut_so_that_no_row_is_lost(
-    reader_of: Callable[..., DataSourceReader],
-    rows_of: Callable[..., Any],
-    queue: Queue,
-    hand: Hand,
-    redis_client: redis.Redis,
-) -> None:
-    add(queue, 1)
-    ended = ms(redis_client, hand.complete())
-    inside = timedelta(microseconds=400)
-
-    def count(*filters: Any) -> int:
-        reader = reader_of()
-        assert isinstance(reader, NarrowingJobsReader)
-        assert list(reader.pushFilters(list(filters))) == list(filters)
-        return len(rows_of(reader))
-
-    assert count(LessThanOrEqual(("finished_at",), ended - inside)) == 1  # Spark looks once more
-    assert count(GreaterThan(("finished_at",), ended + inside)) == 1
-    assert count(GreaterThan(("finished_at",), ended + timedelta(milliseconds=1))) == 0
-    assert count(LessThanOrEqual(("finished_at",), ended - timedelta(milliseconds=1))) == 0
-
-
-def test_filters_that_exclude_each_other_ask_nothing(
-    reader_of: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
-) -> None:
-    add(queue, 3)
-    reader = reader_of(state="wait")
-    assert isinstance(reader, NarrowingJobsReader)
-
-    left = list(reader.pushFilters([EqualTo(("state",), "wait"), EqualTo(("state",), "failed")]))
-    commands()
-
-    assert left == []
-    assert reader.partitions() == [JobsPartition()]
-    assert not [command for command in commands() if "bull:" in command]
-
-
-def test_without_the_option_the_reader_takes_no_filters(reader_of: Callable[..., DataSourceReader]) -> None:
-    assert type(reader_of(pushdown="false")).pushFilters is DataSourceReader.pushFilters  # L1: Spark would refuse it
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
