@@ -1,0 +1,59 @@
+"""Reasons of failures, made comparable: what BullMQ keeps as the reason of a job, and the same without its particulars.
+
+The patterns are flat and ASCII, for `re` and for Spark's Java alike: the SQL uses the very same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+__all__ = ["ESCAPE", "KEY_LENGTH", "LINES_AFTER", "NORMALISE", "UNQUOTABLE", "error_key", "plain_reason"]
+
+#: One escape of a JSON string. Half a surrogate pair is none: Java cannot keep it.
+ESCAPE = (
+    r'\\(?:["\\/bfnrt]'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
+)
+#: What a JSON string cannot hold between its quotes, once its escapes are gone.
+UNQUOTABLE = r'["\\\x00-\x1f]'
+#: All after the first line.
+LINES_AFTER = r"[\r\n][\s\S]*"
+#: Pattern and what takes its place, in this order.
+NORMALISE = (
+    (r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])", "#"),
+    (r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])', "#"),
+    (r"0[xX][0-9a-fA-F]+", "#"),
+    # A UUID, a digest, an object id: hex with a digit in it, so that no word is taken for one.
+    (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*(?![A-Za-z0-9_])", "#"),
+    (r"[0-9]+", "#"),
+)
+#: Characters of a key: what comes after says little, and keys are grouped by.
+KEY_LENGTH = 200
+
+_ESCAPE, _UNQUOTABLE, _LINES_AFTER = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(LINES_AFTER)
+_NORMALISE = [(re.compile(pattern), by) for pattern, by in NORMALISE]
+
+
+def plain_reason(reason: str | None) -> str | None:
+    """The reason as its thrower wrote it: BullMQ for Python keeps a JSON string, BullMQ for Node.js the text itself."""
+    if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
+        return reason
+    if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):
+        return reason
+    return str(json.loads(reason))
+
+
+def error_key(reason: str | None) -> str | None:
+    """What failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
+
+    Args:
+        reason: a `plain_reason`.
+    """
+    if reason is None:
+        return None
+    key = _LINES_AFTER.sub("", reason)
+    for pattern, by in _NORMALISE:
+        key = pattern.sub(by, key)
+    return key[:KEY_LENGTH]

@@ -1,0 +1,64 @@
+"""Reasons without their particulars, so that failures of one kind are counted together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.spark.error_keys import KEY_LENGTH, error_key, plain_reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "plain"),
+    [
+        (None, None),
+        ("", ""),
+        ('"', '"'),
+        ("timed out", "timed out"),
+        ('""', ""),
+        ("\"'user_251'\"", "'user_251'"),
+        (r'"a \"b\" \\ \n \u0041 \ud83d\ude00"', 'a "b" \\ \n A \U0001f600'),
+        ('"one" and "two"', '"one" and "two"'),
+        ('"a" : "b"', '"a" : "b"'),
+        (r'"\ud83d"', r'"\ud83d"'),  # half a pair is no text that Java can keep
+        (r'"\x"', r'"\x"'),
+        ('"two\nlines"', '"two\nlines"'),
+        (r'"ends in \"', r'"ends in \"'),
+    ],
+)
+def test_a_reason_is_read_as_text_and_as_a_json_string(reason: str | None, plain: str | None) -> None:
+    assert plain_reason(reason) == plain
+
+
+@given(st.text(), st.booleans())
+def test_what_python_quoted_is_unquoted_to_the_letter(text: str, ascii_only: bool) -> None:
+    assert plain_reason(json.dumps(text, ensure_ascii=ascii_only)) == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [
+        (None, None),
+        ("", ""),
+        ("timed out after 5s", "timed out after #s"),
+        ("KeyError: 'user_251'", "KeyError: #"),
+        ('no "such file" here', "no # here"),
+        ("can't open 'a.txt' or 'b.txt', won't", "can't open # or #, won't"),
+        ("job 3f2b8c1e-0000-4abc-8def-0123456789ab of 0xDEADbeef", "job # of #"),
+        ("sha deadbeef01 defaced", "sha # defaced"),
+        ("10.0.0.1:6379 refused", "#.#.#.#:# refused"),
+        ("first line\nTraceback: 17", "first line"),
+        ("first line\r\nsecond", "first line"),
+        ("x" * 500, "x" * KEY_LENGTH),
+    ],
+)
+def test_the_particulars_of_a_reason_are_left_out(reason: str | None, key: str | None) -> None:
+    assert error_key(reason) == key
+
+
+@given(st.integers(0), st.integers(0), st.uuids(), st.uuids())
+def test_failures_of_one_kind_have_one_key(a: int, b: int, x: object, y: object) -> None:
+    assert error_key(f"user {a} of {x} at 'h{a}'") == error_key(f"user {b} of {y} at 'h{b}'")

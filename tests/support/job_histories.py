@@ -1,0 +1,157 @@
+"""Random lives of jobs as BullMQ's scripts tell them in a queue's events, and streams with holes in them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+from bulltask.spark.lifecycle import EVENTS, Event
+
+__all__ = ["Teller", "cut", "histories", "noise"]
+
+REASONS = [
+    "ValueError: bad 'x1'",
+    json.dumps("KeyError: 'user_251'"),
+    "",
+    "timed out\nafter 0x1F s",
+    '"',
+    "é '\U0001f600'",
+]
+
+
+class Teller:
+    """Responsible for the events of one queue: their order, their ids, and the lives that they tell.
+
+    Args:
+        queue: its name.
+        dice: where chance comes from.
+    """
+
+    def __init__(self, queue: str, dice: random.Random) -> None:
+        self._queue, self._dice = queue, dice
+        self._ms, self._seq = 1_760_000_000_000, 0
+        self.events: list[Event] = []
+
+    def tell(self, job_id: str, event: str, *, same_script: bool = False, **fields: str | None) -> None:
+        """Write an event, in the same millisecond as the last one or later."""
+        step = 0 if same_script else self._dice.choice([0, 0, 1, 7, 300])
+        self._ms, self._seq = (self._ms + step, 0) if step else (self._ms, self._seq + 1)
+        self.events.append(Event(self._queue, job_id, self._ms, self._seq, event, **fields))
+
+    def life(self, job_id: str) -> Iterator[None]:
+        """Tell one life of a job, step by step, so that the lives of several can be mixed."""
+        dice = self._dice
+        self._add(job_id)
+        yield
+        for _ in range(dice.randrange(7)):
+            self.tell(job_id, "active", prev="waiting")
+            yield
+            if dice.random() < 0.2:
+                self.tell(job_id, dice.choice(["progress", "duplicated", "deduplicated"]))
+            fate = dice.choice(FATES)
+            steps = fate(self, job_id)
+            next(steps)
+            yield
+            if fate in FINISHING and dice.random() < 0.7:
+                break
+            yield from steps
+            yield
+        if dice.random() < 0.3:
+            self.tell(job_id, "removed", prev="completed")
+
+    def _add(self, job_id: str) -> None:
+        self.tell(job_id, "added", name=self._dice.choice(["mail", "report"]))
+        how = self._dice.choice(["waiting", "waiting", "delayed", "waiting-children"])
+        self.tell(job_id, how, same_script=True)
+        if how == "delayed":
+            if self._dice.random() < 0.3:
+                self.tell(job_id, "delayed")  # changeDelay
+            self.tell(job_id, "waiting", prev="delayed")
+        elif how == "waiting-children":
+            self.tell(job_id, "waiting", prev="waiting-children")
+
+    def complete(self, job_id: str) -> Iterator[None]:
+        """It is done; some are retried by hand."""
+        self.tell(job_id, "completed", prev="active")
+        yield
+        self.tell(job_id, "waiting", prev="completed")
+
+    def fail(self, job_id: str) -> Iterator[None]:
+        """It failed for good; some are retried by hand."""
+        self.tell(job_id, "failed", prev="active", failed_reason=self._dice.choice(REASONS))
+        self.tell(job_id, "retries-exhausted", same_script=True)
+        yield
+        self.tell(job_id, "waiting", prev="failed")
+
+    def give_back(self, job_id: str) -> Iterator[None]:
+        """A retry without delay, a rate limit, a move of its own, a worker that stops."""
+        self.tell(job_id, "waiting", prev="active")
+        yield
+
+    def delay(self, job_id: str) -> Iterator[None]:
+        """A retry with delay, or a move of its own."""
+        self.tell(job_id, "delayed")
+        yield
+        self.tell(job_id, "waiting", prev="delayed")
+
+    def stall(self, job_id: str) -> Iterator[None]:
+        """The worker was lost."""
+        self.tell(job_id, "waiting", prev="active")
+        self.tell(job_id, "stalled", same_script=True)
+        yield
+
+    def wait_for_children(self, job_id: str) -> Iterator[None]:
+        """It adds children and waits for them."""
+        self.tell(job_id, "waiting-children", prev="active")
+        yield
+        self.tell(job_id, "waiting", prev="waiting-children")
+
+
+FINISHING = [Teller.complete, Teller.fail]
+FATES = [*FINISHING, Teller.give_back, Teller.delay, Teller.stall, Teller.wait_for_children]
+
+
+def histories(seed: int, jobs: int) -> list[Event]:
+    """Tell the lives of so many jobs in one stream; some ids live more than once, some lives end in their middle."""
+    dice = random.Random(seed)
+    teller = Teller(f"queue-{seed % 3}", dice)
+    waiting = [f"{seed}-{number}" for number in range(jobs)]
+    living: dict[str, Iterator[None]] = {}
+    while waiting or living:
+        if waiting and (not living or dice.random() < 0.3):
+            job_id = waiting.pop()
+            living[job_id] = teller.life(job_id)
+        job_id = dice.choice(list(living))
+        if next(living[job_id], teller) is teller or dice.random() < 0.03:
+            del living[job_id]
+            if dice.random() < 0.2:
+                waiting.append(job_id)
+    return teller.events
+
+
+def cut(events: list[Event], dice: random.Random) -> list[Event]:
+    """Take entries away as a reader finds it who was away while the stream was trimmed, up to three times."""
+    left = list(events)
+    for _ in range(dice.randrange(4)):
+        first = dice.randrange(-5, len(left))
+        del left[max(first, 0) : first + dice.randrange(1, 12)]
+    return left
+
+
+def noise(seed: int, length: int) -> list[Event]:
+    """Tell of two jobs what no script would: any event in any order."""
+    dice = random.Random(seed)
+    teller = Teller("noise", dice)
+    for _ in range(length):
+        prev = dice.choice([None, "active", "waiting", "delayed", "failed"])
+        reason = dice.choice([None, *REASONS])
+        name = dice.choice([None, "mail"])
+        teller.tell(
+            f"{seed}-{dice.randrange(2)}",
+            dice.choice([*EVENTS, "progress"]),
+            prev=prev,
+            failed_reason=reason,
+            name=name,
+        )
+    return teller.events
