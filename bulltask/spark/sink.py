@@ -76,7 +76,11 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         self._sending = _sending(options, schema, options.write_id or "of-the-query")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of a task of a batch."""
+        """Send the rows of a task of a batch.
+
+        Raises:
+            ConfigError: it is not called in a task of a streaming query.
+        """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
