@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms, zone_of
 from bulltask.cron import ALIASES, Cron
 from bulltask.errors import ConfigError, DecodeError
 
-__all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options"]
+__all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "key_digest"]
 
 
 class Rule(TypedDict, total=False):
@@ -216,6 +217,11 @@ def _check_rule(rule: Rule) -> None:
 def iteration_id(scheduler_id: str, at_ms: int) -> str:
     """The id of the job of one iteration."""
     return f"repeat:{scheduler_id}:{at_ms}"
+
+
+def key_digest(key: str) -> str:
+    """What Bull, and BullMQ before it had job schedulers, write for the key of a repeatable job in ids: its MD5."""
+    return hashlib.md5(key.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
 
 
 def iteration_options(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from bulltask.errors import BulltaskError, ConfigError, DecodeError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion
 from bulltask.migrate.outcome import Repeatable
-from bulltask.repeat import Repeat, iteration_options
+from bulltask.repeat import Repeat, iteration_options, key_digest
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
@@ -109,7 +108,7 @@ def plan_repeatables(
 
 def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> Repeatable:
     name, given = [*key.split(":"), ""][:2]
-    scheduler_id = f"{given or name}-{_md5(key)[:8]}"
+    scheduler_id = f"{given or name}-{key_digest(key)[:8]}"
     problem, rule, place = "", None, ""
     try:
         if job is None:
@@ -169,8 +168,4 @@ def _seconds(every_ms: str) -> str:
 def _job_id(key: str, next_ms: int) -> str:
     """Bull's id of the job of a moment."""
     name, given = [*key.split(":"), ""][:2]
-    return f"repeat:{_md5(f'{name}{given}:{_md5(key)}')}:{next_ms}"
-
-
-def _md5(text: str) -> str:
-    return hashlib.md5(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
+    return f"repeat:{key_digest(f'{name}{given}:{key_digest(key)}')}:{next_ms}"

@@ -7,7 +7,6 @@ and whoever has some must be able to end them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
@@ -18,7 +17,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.job import ActiveJob
 from bulltask.queue.link import Link
-from bulltask.repeat import Repeat, iteration_id
+from bulltask.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.scripts_add import RepeatedJob, add_repeated_job
@@ -178,7 +177,7 @@ def _made_of(
 
 
 def _remove(keys: QueueKeys, name: str, made_of: str, job_id: str | None) -> Operation[bool]:
-    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id or "", made_of), made_of, _md5(made_of))))
+    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id or "", made_of), made_of, key_digest(made_of))))
 
 
 def _remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
@@ -254,7 +253,7 @@ def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepe
         return None
     key = _key(job.name, rule, repeat)
     rule["count"] = repeat.count + 1
-    return FollowingRepeat(next_ms, str(rule.get("key") or _md5(key)), key, rule)
+    return FollowingRepeat(next_ms, str(rule.get("key") or key_digest(key)), key, rule)
 
 
 def _job(job: ActiveJob, found: FollowingRepeat, key: str, now_ms: int) -> RepeatedJob:
@@ -289,8 +288,4 @@ def _own_id(job: ActiveJob) -> object:
 
 def _checksum(name: str, job_id: object, key: str) -> str:
     """What stands for a key of the oldest form in the ids of its jobs."""
-    return _md5(f"{name}{job_id or ''}{_md5(key)}")
-
-
-def _md5(text: str) -> str:
-    return hashlib.md5(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
+    return key_digest(f"{name}{job_id or ''}{key_digest(key)}")

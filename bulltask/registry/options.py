@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -28,7 +27,7 @@ from bulltask.job_options import (
 )
 from bulltask.keeping import KeepJobs
 from bulltask.names import check_job_id, check_job_name, check_queue_name
-from bulltask.parsers import jitter_share
+from bulltask.parsers import did_you_mean, jitter_share
 from bulltask.values import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
@@ -339,8 +338,7 @@ def _is_exception(kind: object) -> bool:
 def _why_not(name: str, known: Iterable[str]) -> str:
     if name in NOT_HERE:
         return f" (Celery's): {NOT_HERE[name]}"
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    return did_you_mean(name, known) or f"; known are {', '.join(sorted(known))}"
 
 
 def _retries(value: int) -> int:

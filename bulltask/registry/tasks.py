@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bulltask.errors import DuplicateTask, UnknownTask
+from bulltask.parsers import did_you_mean
 from bulltask.registry.task import AnyTask
 
 __all__ = ["Tasks"]
@@ -43,9 +43,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         found = self._own.get(name) or self._shared.get(name)
         if found is None:
-            near = difflib.get_close_matches(name, list(self), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownTask(f"no task is named {name!r}{hint}")
+            raise UnknownTask(f"no task is named {name!r}{did_you_mean(name, self)}")
         return found
 
     def get(self, name: str, default: Any = None) -> Any:

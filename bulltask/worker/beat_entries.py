@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from bulltask.crontabs import crontab
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.job import NewJob
 from bulltask.names import check_scheduler_id
+from bulltask.parsers import did_you_mean
 from bulltask.registry.task import AnyTask
 from bulltask.repeat import Repeat
 
@@ -69,8 +69,7 @@ def _entry(app: App, name: str, said: object) -> Entry:
 def _check_names(said: Mapping[Any, Any]) -> None:
     for key in said:
         if key not in _KNOWN:
-            near = difflib.get_close_matches(str(key), _KNOWN, n=1)
-            raise ConfigError(f"unknown key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+            raise ConfigError(f"unknown key {key!r}{did_you_mean(str(key), _KNOWN)}")
     for key in ("task", "schedule"):
         if key not in said:
             raise ConfigError(f"the key {key!r} is missing")
