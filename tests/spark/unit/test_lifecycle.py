@@ -78,6 +78,8 @@ def test_a_failed_job_has_its_reason_and_a_retry_by_hand_takes_it_away() -> None
     job = told("added", "waiting", "active", "failed<active")
     assert (job.state, job.final_reason, job.error_key) == ("failed", "ValueError: 'x'", "ValueError: #")
     assert (job.attempts[0].reason, job.attempts[0].error_key) == ("ValueError: 'x'", "ValueError: #")
+    waits = told("added", "waiting", "active", "failed<active", "waiting<failed")
+    assert (waits.state, waits.final_reason, waits.finished_ms, waits.total_ms) == ("waiting", None, None, None)
     again = told("added", "waiting", "active", "failed<active", "waiting<failed", "active", "completed<active")
     assert (again.state, again.final_reason, again.finished_ms) == ("completed", None, 60)
     assert [one.outcome for one in again.attempts] == ["failed", "completed"]
@@ -101,6 +103,7 @@ def test_an_id_that_is_free_again_begins_another_life_and_a_living_one_does_not(
     ("steps", "expected"),
     [
         (["completed<active"], [(1, None, None, 0, "completed")]),
+        (["waiting", "completed<active"], [(1, None, None, 10, "completed")]),
         (["waiting<active", "active"], [(1, None, None, 0, "retry"), (2, 0, 10, None, "open")]),
         (["waiting<active", "stalled"], [(1, None, None, 0, "stalled")]),
         (["stalled", "active"], [(1, None, None, 0, "stalled"), (2, None, 10, None, "open")]),
