@@ -22,7 +22,7 @@ from bulltask.errors import (
 )
 from bulltask.values import value_class
 
-__all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text"]
+__all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text", "texts"]
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
     -1: JobNotFound,
@@ -88,3 +88,8 @@ def raise_for(reply: Any, job_id: str, queue: str) -> None:
 def text(raw: bytes | str | int) -> str:
     """An id as text; scripts answer with bulk strings, and with numbers for ids that are numbers."""
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
+
+
+def texts(reply: Any) -> list[str]:
+    """Several ids as :func:`text`; a script may answer with nothing instead of an empty list."""
+    return [text(item) for item in reply or ()]

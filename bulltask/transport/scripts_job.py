@@ -11,7 +11,7 @@ from bulltask.lua import loader
 from bulltask.record import JobRecord
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text
+from bulltask.transport.replies import raise_for, text, texts
 
 __all__ = [
     "DEPENDENCY_KINDS",
@@ -187,13 +187,13 @@ def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
 
 def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
     """Full keys of the children whose failure fails the job."""
-    return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, judge=_texts)
+    return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, judge=texts)
 
 
 def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> list[Call[Any]]:
     """Two calls: :func:`unsuccessful_children` from ``start`` to ``end``; how many there are in all."""
     key = keys.unsuccessful(job_id)
-    return [command("ZRANGE", key, start, end, judge=_texts), command("ZCARD", key, judge=int)]
+    return [command("ZRANGE", key, start, end, judge=texts), command("ZCARD", key, judge=int)]
 
 
 def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
@@ -201,7 +201,7 @@ def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
 
     def judge(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
         processed, unprocessed, ignored, failed = reply
-        return _values(processed), _texts(unprocessed), _reasons(ignored), _texts(failed)
+        return _values(processed), texts(unprocessed), _reasons(ignored), texts(failed)
 
     return [
         command("MULTI"),
@@ -246,10 +246,6 @@ def _reasons(reply: Any) -> dict[str, str]:
 
 def _pairs(reply: Any) -> list[tuple[str, bytes]]:
     return [(text(key), value) for key, value in zip(reply[::2], reply[1::2], strict=True)]
-
-
-def _texts(reply: Any) -> list[str]:
-    return [text(item) for item in reply]
 
 
 def _is_one(reply: Any) -> bool:

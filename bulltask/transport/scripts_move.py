@@ -15,7 +15,7 @@ from bulltask.errors import NothingPending
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, raise_for, read_fetch, text
+from bulltask.transport.replies import Fetched, raise_for, read_fetch, texts
 from bulltask.values import value_class
 
 __all__ = [
@@ -257,21 +257,21 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.events,
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(loader.official("moveStalledJobsToWait"), places, args, _ids)
+    return script_call(loader.official("moveStalledJobsToWait"), places, args, texts)
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
     """Own ``renewLocks``: renew the locks of ``held`` (token, job id), also those that ran out unless another worker
     has the job by now; the result is the ids whose lock is lost."""
     pairs = [word for pair in held for word in pair]
-    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), _ids)
+    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), texts)
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:
     """Own ``findByToken``: the active jobs locked with one of ``tokens``, as (token, job id)."""
 
     def judge(reply: Any) -> list[tuple[str, str]]:
-        words = _ids(reply)
+        words = texts(reply)
         return list(zip(words[::2], words[1::2], strict=True))
 
     return script_call(loader.own("findByToken"), (keys.active,), (keys.base, *tokens), judge)
@@ -280,10 +280,6 @@ def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str
 def _pack(fields: Fields) -> bytes | str:
     packed: bytes | str = msgpack.packb(list(fields)) if fields else ""
     return packed
-
-
-def _ids(reply: Any) -> list[str]:
-    return [text(item) for item in reply or ()]
 
 
 def _refusal(keys: QueueKeys, job_id: str) -> Any:

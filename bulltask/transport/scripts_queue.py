@@ -14,7 +14,7 @@ from bulltask.errors import BrokerError, QueueActive, QueueError, QueueNotPaused
 from bulltask.lua import loader
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text
+from bulltask.transport.replies import raise_for, text, texts
 
 __all__ = [
     "ClientRow",
@@ -104,7 +104,7 @@ def drain(keys: QueueKeys, *, delayed: bool) -> Call[None]:
 def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[list[str]]:
     """``cleanJobsInSet``: remove jobs of ``state`` that are older than ``before_ms``; the result is their ids."""
     args = (keys.base, before_ms, limit, state)
-    return script_call(loader.official("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, _texts)
+    return script_call(loader.official("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, texts)
 
 
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
@@ -173,7 +173,7 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
         for state, ids in zip(states, reply, strict=True):
             # The script reads lists from the right place but does not turn them round.
             turned = asc and state in _LISTS
-            found.update(dict.fromkeys(_texts(reversed(ids) if turned else ids)))
+            found.update(dict.fromkeys(texts(reversed(ids) if turned else ids)))
         return list(found)
 
     return script_call(loader.official("getRanges"), (keys.base,), (start, end, int(asc), *states), judge)
@@ -186,9 +186,9 @@ def page_after(keys: QueueKeys, state: str, place: Place, size: int, *, asc: boo
     def judge(reply: Any) -> tuple[list[str], Place]:
         words = list(reply or ())
         if not is_list:
-            ids = _texts(words[::2])
+            ids = texts(words[::2])
             return ids, Place(score=text(words[-1]), ids=(ids[-1],)) if ids else place
-        ids = _texts(words[1:])
+        ids = texts(words[1:])
         return ids, Place(distance=int(words[0]) + len(ids), ids=tuple(reversed(ids))) if ids else place
 
     began: Arg = place.distance if is_list else place.score
@@ -255,10 +255,6 @@ def client_rows(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
         return found
 
     return command("CLIENT", "LIST", judge=judge)
-
-
-def _texts(reply: Any) -> list[str]:
-    return [text(item) for item in reply or ()]
 
 
 def _nothing(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the supervisor does for several queues, one of which is broken."""
+"""What a supervisor and a child do for several queues, one of which is broken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.clock import mono_ms
+from bulltask.errors import BrokerUnavailable
 from bulltask.events import (
     Bus,
     Event,
@@ -23,11 +24,13 @@ from bulltask.events import (
 from bulltask.states import SlotState
 from bulltask.transport.client import Client
 from bulltask.transport.scripts_move import Claim, move_to_active
+from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
-from bulltask.worker.slots import SlotView
+from bulltask.worker.slots import Slots, SlotView
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.stall_check import StallCheck
+from bulltask.worker.wakeups import Wakeups
 
 pytestmark = pytest.mark.redis
 
@@ -150,3 +153,24 @@ def test_a_broken_queue_is_told_of_once(
     redis_client.delete(keys[0].stalled, keys[0].stalled_check)
     check.tick(0, 0)
     assert [event.queue for event in heard if isinstance(event, RedisAccepted)] == ["broken"]
+
+
+def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue_is_broken(
+    app: App, client: Client, bus: Bus, redis_client: Any
+) -> None:
+    keys, slots, wakeups = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), Wakeups()
+    slots.children[0].renew()
+    (slot,) = slots.children[0].slots()
+    job = app.queue("sound").add("held", {})
+    client.run(move_to_active(keys[1], Claim(slot.token, 30_000, "worker"), app.now_ms()))
+    redis_client.set(keys[0].active, "not a list")
+    source = JobSource(app.broker, QUEUES, bus, "worker", wakeups, slots.orders)
+    try:
+        source.failed(BrokerUnavailable("the reply was lost"), slot)
+        picked = source.take(slot)
+    finally:
+        source.client.close()
+        wakeups.close()
+    assert picked is not None
+    assert picked.job.id == job.id
+    assert picked.job.attempts_started == 2

@@ -174,10 +174,11 @@ class JobSource:
         if not self._unsure:
             return
         tokens = [slot.token for slot in self._unsure]
-        for keys in self.rotation.queues:
-            for token, job_id in self.client.run(find_by_token(keys, tokens)):
-                with suppress(JobError):  # settled or taken over in between: it is no longer ours to give back
-                    self.client.run(move_from_active_to_wait(keys, job_id, token))
+        for index, keys in enumerate(self.rotation.queues):
+            with self._refusals.noted(index):  # what a broken queue has of ours is left to the stalled check
+                for token, job_id in self.client.run(find_by_token(keys, tokens)):
+                    with suppress(JobError):  # settled or taken over in between: it is no longer ours to give back
+                        self.client.run(move_from_active_to_wait(keys, job_id, token))
         self._unsure.clear()
 
     def _wait(self) -> None:
