@@ -14,10 +14,11 @@ from typing import Final
 import pyarrow as pa
 
 from bulltask.codec import decode_text
-from bulltask.spark.schemas import EVENT_FIELDS, JOB_FIELDS
+from bulltask.spark.positions import Gap
+from bulltask.spark.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
 from bulltask.transport.scripts_history import RawEntry
 
-__all__ = ["count_batch", "event_batch", "job_batch", "job_fields_of"]
+__all__ = ["count_batch", "event_batch", "gap_entry", "job_batch", "job_fields_of"]
 
 _PROBES: Final = ("name", "timestamp")
 """Fields that every job has: without any of them, and without the others, the job is not there (any more)."""
@@ -84,6 +85,19 @@ def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> p
         return _typed([entry.get(name) for entry in fields], field.type)
 
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
+
+
+def gap_entry(gap: Gap) -> RawEntry:
+    """What stands in a batch of events for those that are lost: an entry with the id before the gap."""
+    said: dict[str, object] = {
+        "event": GAP_EVENT,
+        "lost": gap.lost,
+        "exact": str(gap.exact).lower(),
+        "reason": gap.reason.value,
+    }
+    if gap.first is not None:
+        said["first"] = str(gap.first)
+    return str(gap.after).encode(), [str(word).encode() for pair in said.items() for word in pair]
 
 
 def count_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:

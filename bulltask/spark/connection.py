@@ -54,9 +54,14 @@ class Connection:
         """Make several calls in one round trip; what one of them raised stands in its place."""
         return self._patiently(lambda: self._client.try_many(calls))
 
+    def try_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Make several calls between which nobody else comes; what one of them raised stands in its place."""
+        results: list[Any] = self.run_many(atomic(calls, self._endpoint.shown))[-1]
+        return results
+
     def run_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls between which nobody else comes."""
-        results: list[Any] = self.run_many(atomic(calls, self._endpoint.shown))[-1]
+        results = self.try_at_once(calls)
         for result in results:
             if isinstance(result, Exception):
                 raise result

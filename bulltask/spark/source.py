@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamArrowWriter, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
+from bulltask.errors import ConfigError
 from bulltask.spark.events_source import CountsReader, EventsReader, NarrowingCountsReader, NarrowingEventsReader
+from bulltask.spark.events_stream import EventsStreamReader
 from bulltask.spark.jobs_source import JobsReader, NarrowingJobsReader
-from bulltask.spark.options import CountsOptions, EventsOptions, JobsOptions, WriteOptions, read_options, table_of
+from bulltask.spark.options import (
+    CountsOptions,
+    EventsOptions,
+    JobsOptions,
+    StreamOptions,
+    WriteOptions,
+    read_options,
+    table_of,
+)
 from bulltask.spark.schemas import TABLES, chosen
 from bulltask.spark.sink import JobsStreamWriter, JobsWriter
 
@@ -53,6 +69,22 @@ class BulltaskSource(DataSource):
             return (NarrowingCountsReader if counts.pushdown else CountsReader)(counts, columns)
         jobs = read_options(JobsOptions, self.options)
         return (NarrowingJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a stream of events; of the other tables there is none.
+
+        Args:
+            schema: all columns, or those that the user chose.
+
+        Raises:
+            ConfigError: an option or a column is unknown, wrong or missing.
+        """
+        if table_of(self.options) != "events":  # Spark has asked for the columns before it says that it is for a stream
+            raise ConfigError(
+                "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs to know their columns "
+                "first: add option('table', 'events')"
+            )
+        return EventsStreamReader(read_options(StreamOptions, self.options), chosen("events", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch: each row becomes a job.

@@ -1,0 +1,258 @@
+"""The stream reader of events against a real server: every event once, or counted as lost, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import pytest
+import redis
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from bulltask.errors import ConfigError, EventsLost
+from bulltask.queue.queue import Queue
+from bulltask.spark.events_stream import EventsStreamReader
+from bulltask.spark.options import StreamOptions, read_options
+from bulltask.spark.schemas import EVENTS
+from bulltask.spark.source import BulltaskSource
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+STREAM = "bull:{mail}:events"
+
+
+class Query:
+    """What Spark does with a reader: offsets travel as JSON, tasks get copies, a restart makes a new reader."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        self._options = {"url": url, "queue": "mail", **options}
+        self.rows: list[dict[str, Any]] = []
+        self.restart()
+        self.offset = self._json(self.reader.initialOffset())
+
+    def restart(self, **options: str) -> None:
+        self._options |= options
+        self.reader = EventsStreamReader(read_options(StreamOptions, self._options), EVENTS)
+
+    def plan(self, most: int | None = None) -> Any:
+        limit = self.reader.getDefaultReadLimit() if most is None else ReadMaxRows(most)
+        return self._json(self.reader.latestOffset(self.offset, limit))
+
+    def read(self, end: Any) -> list[dict[str, Any]]:
+        found = []
+        for part in self.reader.partitions(self.offset, end):
+            there, piece = cloudpickle.loads(cloudpickle.dumps((self.reader, part)))
+            for batch in there.read(piece):
+                found += batch.to_pylist()
+        return found
+
+    def batch(self, most: int | None = None) -> bool:
+        end = self.plan(most)
+        moved: bool = end != self.offset
+        self.rows += self.read(end)
+        self.offset = end
+        return moved
+
+    def run_dry(self) -> None:
+        for _ in range(100):
+            if not self.batch():
+                return
+        raise AssertionError("the query never comes to an end")
+
+    def events(self, queue: str = "mail") -> list[str]:
+        return [row["event_id"] for row in self.rows if row["queue"] == queue and row["event"] != "bulltask.gap"]
+
+    def gaps(self) -> list[dict[str, Any]]:
+        return [json.loads(row["extra"]) for row in self.rows if row["event"] == "bulltask.gap"]
+
+    @staticmethod
+    def _json(offset: Any) -> Any:
+        return json.loads(json.dumps(offset))
+
+
+def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
+    pipeline = client.pipeline(transaction=False)
+    pipeline.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", "10000")
+    for number in range(count):
+        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled", "jobId": str(number)})
+    return [str(entry_id) for entry_id in pipeline.execute()[1:]]
+
+
+def test_the_events_of_real_jobs_come_once_and_in_their_order(
+    broker_url: str, queue: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    query = Query(broker_url, maxEventsPerTrigger="7", batch="3", eventsPerPartition="4")
+    for number in range(10):
+        queue.add("send", {"n": number})
+        query.batch()
+        hand.complete()
+    query.run_dry()
+
+    entries: Any = redis_client.xrange(STREAM)
+    assert query.events() == [entry_id for entry_id, _ in entries]
+    assert not query.batch()  # nothing is read again when idle
+
+
+def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_and_new_queues(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    chance = random.Random(7)
+    ids: dict[str, list[str]] = {"a": fill(redis_client, 40, "a"), "b": fill(redis_client, 5, "b")}
+    query = Query(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    for number in range(30):
+        name = chance.choice("ab" if number < 10 else "abc")
+        ids.setdefault(name, []).extend(fill(redis_client, chance.randrange(20), name))
+        query.batch(chance.randrange(1, 25))
+        if chance.random() < 0.3:
+            query.restart()
+        assert list(query.offset["queues"]) == sorted(query.offset["queues"])
+    query.run_dry()
+
+    assert {name: query.events(name) for name in ids} == ids
+
+
+def test_a_query_may_begin_with_what_comes_next(broker_url: str, redis_client: redis.Redis) -> None:
+    fill(redis_client, 5)
+    query = Query(broker_url, startingOffsets="latest")
+
+    late = fill(redis_client, 3)
+    query.run_dry()
+
+    assert query.events() == late
+
+
+def test_a_query_for_what_is_there_ends_there(broker_url: str, redis_client: redis.Redis) -> None:
+    ids = fill(redis_client, 25)
+    query = Query(broker_url, maxEventsPerTrigger="10")
+    query.reader.prepareForTriggerAvailableNow()
+
+    fill(redis_client, 50)
+    query.run_dry()
+
+    assert query.events() == ids
+
+
+def test_a_budget_larger_than_what_redis_looks_at_at_once_is_filled(broker_url: str, redis_client: redis.Redis) -> None:
+    ids = fill(redis_client, 25_100)
+    query = Query(broker_url, eventsPerPartition="11000")
+
+    query.batch(25_050)
+
+    assert query.events() == ids[:25_050]
+
+
+def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: redis.Redis) -> None:
+    for second in range(100):
+        redis_client.xadd("bull:{slow}:events", {"event": "stalled"}, id=f"{second * 1000 + 1}-0")
+        for number in range(10):
+            redis_client.xadd("bull:{fast}:events", {"event": "stalled"}, id=f"{second * 1000 + 1}-{number}")
+    query = Query(broker_url, queue="slow,fast")
+
+    query.batch(100)
+
+    assert max(row["event_ms"] for row in query.rows if row["queue"] == "slow") <= 5_001
+    assert max(row["event_ms"] for row in query.rows if row["queue"] == "fast") <= 5_001
+
+
+def trim_past_the_checkpoint(client: redis.Redis) -> None:
+    client.xtrim(STREAM, 4, approximate=False)
+
+
+def delete(client: redis.Redis) -> None:
+    client.delete(STREAM)
+
+
+def make_anew(client: redis.Redis) -> None:
+    client.delete(STREAM)
+    fill(client, 3)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (trim_past_the_checkpoint, "trimmed before they were read; 11 events lost"),
+        (delete, "the stream was deleted; at least"),
+        (make_anew, "the stream was deleted and made anew; at least"),
+    ],
+)
+def test_a_loss_before_the_plan_stops_the_query_and_says_how_much_is_lost(
+    broker_url: str, redis_client: redis.Redis, harm: Callable[[redis.Redis], None], says: str
+) -> None:
+    fill(redis_client, 20)
+    query = Query(broker_url)
+    query.batch(5)
+
+    harm(redis_client)
+
+    with pytest.raises(EventsLost, match=rf"^\[BULLTASK_EVENTS_LOST\] queue={{mail}} .*{says}"):
+        query.plan()
+
+
+def test_a_loss_between_plan_and_read_stops_the_query(broker_url: str, redis_client: redis.Redis) -> None:
+    fill(redis_client, 20)
+    query = Query(broker_url)
+    end = query.plan()
+    parts = query.reader.partitions(query.offset, end)
+
+    trim_past_the_checkpoint(redis_client)
+
+    with pytest.raises(EventsLost, match=r"between planning and reading; 16 events lost"):
+        query.read(end)
+    with pytest.raises(EventsLost, match=r"between planning and reading; 16 events lost"):
+        list(query.reader.read(parts[0]))
+
+
+def test_a_query_that_goes_on_says_in_rows_what_is_lost(broker_url: str, redis_client: redis.Redis) -> None:
+    fill(redis_client, 20)
+    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    query.batch(5)
+    trim_past_the_checkpoint(redis_client)
+    query.batch()
+    fill(redis_client, 10)
+    end = query.plan()
+    redis_client.xtrim(STREAM, 2, approximate=False)
+    query.rows += query.read(end)
+
+    assert [(gap["lost"], gap["reason"], gap["exact"]) for gap in query.gaps()] == [
+        ("11", "trimmed", "true"),
+        ("8", "at-read", "true"),
+    ]
+    assert len(query.events()) + 11 + 8 == 30
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_and_losses_together_are_what_was_added(broker_url: str, redis_client: redis.Redis, seed: int) -> None:
+    chance = random.Random(seed)
+    added = len(fill(redis_client, 5))
+    query = Query(broker_url, failOnDataLoss="false", gapRows="true", eventsPerPartition="6", batch="4")
+    for _ in range(20):
+        added += len(fill(redis_client, chance.randrange(15)))
+        if chance.random() < 0.5:
+            redis_client.xtrim(STREAM, chance.randrange(12), approximate=False)
+        end = query.plan(chance.randrange(1, 20))
+        if chance.random() < 0.3:
+            redis_client.xtrim(STREAM, chance.randrange(8), approximate=False)
+        query.rows += query.read(end)
+        query.offset = end
+    query.run_dry()
+
+    assert len(query.events()) == len(set(query.events()))
+    assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == added
+
+
+def test_the_limit_of_a_batch_is_what_the_option_says(broker_url: str) -> None:
+    assert Query(broker_url, maxEventsPerTrigger="12").reader.getDefaultReadLimit() == ReadMaxRows(12)
+    assert isinstance(Query(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> None:
+    source = BulltaskSource({"url": broker_url, "queue": "mail"})
+    with pytest.raises(ConfigError, match=r"^\[BULLTASK_OPTION_MISSING\] .*option\('table', 'events'\)"):
+        source.streamReader(source.schema())
+
+    events = BulltaskSource({"url": broker_url, "queue": "mail", "table": "events"})
+    assert isinstance(events.streamReader(events.schema()), EventsStreamReader)
