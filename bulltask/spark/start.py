@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
+
+from bulltask.spark.source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "register", "session"]
 
@@ -80,7 +81,7 @@ def _settings(
 def register(spark: SparkSession, name: str = "bulltask") -> None:
     """Make ``format("bulltask")`` known to a session.
 
-    Filters are pushed into Redis only if the session allows it, which is off by default: it is switched on here.
+    A read that asks for ``pushdown`` needs the session's leave, which is not given by default: it is given here.
 
     Args:
         spark: the session.
@@ -91,7 +92,7 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
 
 
 def _source(name: str) -> type[DataSource]:
-    source: Any = importlib.import_module("bulltask.spark.source").BulltaskSource
-    # Spark asks the class for its name. One with another name is pickled whole, as it is in no module.
-    named = source if name == source.name() else type("NamedSource", (source,), {"name": classmethod(lambda _: name)})
-    return cast("type[DataSource]", named)
+    if name == BulltaskSource.name():
+        return BulltaskSource
+    # Spark asks the class for its name. This one is pickled whole, as it is in no module.
+    return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})

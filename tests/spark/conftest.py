@@ -1,0 +1,68 @@
+"""Spark for the tests: one session for all of them, because a JVM takes seconds to start and a gigabyte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from bulltask.spark import session
+from tests.support.processes import MARK
+
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that lives for a minute gains nothing by compiling well: the whole of a small run takes a third less."""
+
+
+@pytest.fixture(scope="session")
+def spark(
+    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """The session of these tests, with the source in it: two tasks at a time, each tried twice. Do not stop it."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the Spark tests need Java (a JRE, 17 or newer)")
+    place = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(thin_home(place / "home")))
+        patch.delenv("PYSPARK_PYTHON", raising=False)  # the session chooses
+        # The JVM starts Python processes of its own and ends with them: they are nobody's leftovers.
+        patch.delenv(MARK, raising=False)
+        made = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(place))
+        patch.setenv(MARK, session_mark)
+        gateway = made.sparkContext._gateway
+        assert gateway is not None
+        jvm = gateway.proc
+        lasting_processes.add(jvm.pid)
+        yield made
+        made.stop()
+        gateway.shutdown()
+        jvm.stdin.close()  # at the end of its input the JVM ends
+        jvm.wait(30)
+
+
+def settings(place: Path) -> dict[str, str]:
+    return {
+        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(place / "local"),
+        "spark.log.level": "OFF",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def thin_home(home: Path) -> Path:
+    """Make a SPARK_HOME without ``pyspark.zip``.
+
+    Each of Spark's Python processes would compile the modules of that archive anew, for half a second; without it they
+    import pyspark from where it is installed.
+    """
+    installed = Path(pyspark.__file__).parent
+    (home / "python" / "lib").mkdir(parents=True)
+    for part in ("bin", "data", "jars", "sbin"):
+        (home / part).symlink_to(installed / part)
+    return home

@@ -1,0 +1,86 @@
+"""A real session: its settings, and that options are checked wherever they come from."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+from bulltask.queue.queue import Queue
+from bulltask.spark import register
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def mail(broker_url: str) -> str:
+    """The URL of a server on which the queue ``mail`` has two jobs."""
+    with Queue("mail", broker_url) as queue:
+        queue.add("send", {"to": "a"})
+        queue.add("send", {"to": "b"})
+    return broker_url
+
+
+def test_a_session_has_the_settings_that_the_tables_need(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
+    assert spark.conf.get("spark.sql.sources.partitionOverwriteMode") == "dynamic"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_sparks_workers_run_the_python_of_this_process(spark: SparkSession) -> None:
+    executable = udf(lambda _: sys.executable, useArrow=False)
+    assert spark.range(1).select(executable("id")).collect()[0][0] == sys.executable
+
+
+def test_a_registered_source_is_read_by_its_name(spark: SparkSession, mail: str) -> None:
+    jobs = spark.read.format("bulltask").options(url=mail, queue="mail", state="wait").load()
+    assert {(job.name, job.data) for job in jobs.collect()} == {("send", '{"to":"a"}'), ("send", '{"to":"b"}')}
+
+
+def test_a_source_may_be_registered_by_another_name(spark: SparkSession, mail: str) -> None:
+    register(spark, "jobs_of_bulltask")
+    jobs = spark.read.format("jobs_of_bulltask").options(url=mail, queue="mail", state="wait").load()
+    assert jobs.count() == 2
+
+
+def test_a_view_in_sql_is_read(spark: SparkSession, mail: str) -> None:
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW mails USING bulltask OPTIONS (url '{mail}', queue 'mail', state 'wait')"
+    )
+    assert spark.sql("SELECT count(*) FROM mails WHERE name = 'send'").collect()[0][0] == 2
+    spark.catalog.dropTempView("mails")
+
+
+def test_a_table_in_sql_whose_options_do_not_arrive_says_so_and_is_not_empty(spark: SparkSession) -> None:
+    spark.sql("CREATE TABLE mails USING bulltask OPTIONS (queue 'mail')")
+    try:
+        with pytest.raises(PySparkException, match=r"\[BULLTASK_OPTION_MISSING\] option queue is missing.*VIEW"):
+            spark.sql("SELECT * FROM mails").collect()
+    finally:
+        spark.sql("DROP TABLE mails")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"), [("colour", "red", "UNKNOWN"), ("batch", "0", "WRONG"), ("state", "done", "WRONG")]
+)
+def test_a_wrong_option_ends_a_query_before_it_begins(spark: SparkSession, name: str, value: str, code: str) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    before = set(tracker.getJobIdsForGroup())
+    with pytest.raises(PySparkException, match=rf"\[BULLTASK_OPTION_{code}\].*{name}"):
+        spark.read.format("bulltask").options(queue="mail").option(name, value).load().collect()
+    assert set(tracker.getJobIdsForGroup()) == before
+
+
+def test_the_password_is_in_no_plan_and_in_no_error(spark: SparkSession, mail: str) -> None:
+    url = mail.replace("redis://", "redis://:very-secret@")
+    jobs = spark.read.format("bulltask").options(url=url, queue="mail").load()
+    assert "very-secret" not in jobs._jdf.queryExecution().toString()
+    with pytest.raises(PySparkException) as caught:
+        jobs.collect()
+    assert "very-secret" not in str(caught.value)

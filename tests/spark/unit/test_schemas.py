@@ -1,0 +1,58 @@
+"""The columns of what Spark reads: the Arrow twin is Spark's own to the letter, and fewer columns may be asked for."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from bulltask.errors import ConfigError
+from bulltask.spark.schemas import EVENT_FIELDS, JOB_FIELDS, TABLES, arrow_schema, chosen
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_arrow_columns_are_those_that_spark_compares_with(table: str) -> None:
+    assert arrow_schema(TABLES[table]).equals(to_arrow_schema(TABLES[table], timezone="UTC"))
+
+
+def test_times_are_microseconds_in_utc() -> None:
+    assert arrow_schema(TABLES["events"]).field("event_at").type == pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_says_of_which_queue_a_row_is(table: str) -> None:
+    assert TABLES[table].fieldNames()[0] == "queue"
+
+
+def test_every_column_comes_from_somewhere() -> None:
+    assert ["queue", "state", "id", *JOB_FIELDS] == TABLES["jobs"].fieldNames()
+    ours = ["queue", "event_id", "event_ms", "event_seq", "event_at"]
+    assert [*ours, *EVENT_FIELDS, "extra"] == TABLES["events"].fieldNames()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_without_a_schema_all_columns_are_read(table: str) -> None:
+    assert chosen(table, None) is TABLES[table]
+
+
+def test_a_schema_of_ones_own_chooses_columns_and_their_order() -> None:
+    wanted = StructType([StructField("id", StringType(), nullable=False), StructField("delay_ms", LongType())])
+    found = chosen("jobs", wanted)
+    assert found.fieldNames() == ["id", "delay_ms"]
+    assert arrow_schema(found).equals(to_arrow_schema(found, timezone="UTC"))
+
+
+def test_a_column_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] jobs have no column 'job_name'; did you mean 'name'"):
+        chosen("jobs", StructType([StructField("job_name", StringType())]))
+
+
+def test_a_column_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"column event_ms of events is of type bigint, not string"):
+        chosen("events", StructType([StructField("event_ms", StringType())]))
+
+
+def test_a_schema_without_columns_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names no column"):
+        chosen("counts", StructType([]))
