@@ -1,0 +1,140 @@
+"""The lifecycle in Spark's words says what the fold says, of histories of every kind."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from bulltask.spark import error_keys, lifecycle_sql
+from bulltask.spark.lifecycle import Attempt, Event, JobRow, lifecycle
+from tests.support.job_histories import REASONS, cut, histories, noise
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+TEXT, NUMBER = pa.string(), pa.int64()
+COLUMNS = pa.schema({
+    "queue": TEXT, "job_id": TEXT, "event_ms": NUMBER, "event_seq": NUMBER, "event": TEXT, "name": TEXT, "prev": TEXT,
+    "failed_reason": TEXT,
+})  # fmt: skip
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def at(ms: int | None) -> datetime | None:
+    return None if ms is None else EPOCH + timedelta(milliseconds=ms)
+
+
+def attempt_row(job: JobRow, one: Attempt) -> tuple[Any, ...]:
+    return (
+        one.queue, one.job_id, one.life, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
+        at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_key, None, "events",
+    )  # fmt: skip
+
+
+def job_row(job: JobRow) -> tuple[Any, ...]:
+    return (
+        job.queue, job.job_id, job.life, job.name, at(job.created_ms), at(job.first_started_ms), at(job.finished_ms),
+        job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms, job.final_reason,
+        job.error_key, None, None, "events",
+    )  # fmt: skip
+
+
+def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
+    """A frame by way of Arrow, which needs no Python worker."""
+    return spark.createDataFrame(pa.Table.from_pylist(events, COLUMNS))
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """A frame's rows; its times are instants, whatever the zone of this process."""
+    times = {name: fn.col(name).cast("decimal(20,6)") for name, kind in frame.dtypes if kind == "timestamp"}
+    found = []
+    for row in frame.withColumns(times).collect():
+        values = row.asDict()
+        for name in times:
+            values[name] = None if values[name] is None else at(int(values[name] * 1000))
+        found.append(tuple(values.values()))
+    return found
+
+
+def assert_same(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> None:
+    found, expected = sorted(found, key=repr), sorted(expected, key=repr)
+    for is_row, should_be in zip(found, expected, strict=False):
+        assert is_row == should_be
+    assert len(found) == len(expected)
+
+
+def assert_sql_is_fold(spark: SparkSession, events: list[Event]) -> tuple[int, int]:
+    shuffled = random.Random(0).sample(events, len(events))
+    frame = frame_of(spark, [asdict(event) for event in shuffled])
+    jobs = lifecycle(events)
+    tried = [attempt_row(job, one) for job in jobs for one in job.attempts]
+    assert_same(rows(lifecycle_sql.attempts(frame)), tried)
+    assert_same(rows(lifecycle_sql.jobs(frame)), [job_row(job) for job in jobs])
+    return len(jobs), len(tried)
+
+
+def many(kind: str, tell: Callable[[int], list[Event]]) -> list[Event]:
+    """Two hundred histories, each in queues of its own."""
+    return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in tell(seed)]
+
+
+def test_sql_and_fold_agree_on_600_random_histories(
+    spark: SparkSession, record_property: Callable[[str, object], None]
+) -> None:
+    whole = many("whole", lambda seed: histories(seed, 4))
+    holes = many("holes", lambda seed: cut(histories(seed, 4), random.Random(seed)))
+    wild = many("noise", lambda seed: noise(seed, 40))
+    jobs, tried = assert_sql_is_fold(spark, whole + holes + wild)
+    record_property("jobs", jobs)
+    record_property("attempts", tried)
+    assert jobs > 2000
+    assert tried > 5000
+
+
+def test_rows_without_a_job_and_gap_rows_are_no_lives(spark: SparkSession) -> None:
+    odd = ("drained", "bulltask.gap", "paused", "added")
+    frame = frame_of(spark, [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": event} for event in odd])
+    assert lifecycle_sql.attempts(frame).count() == 0
+    assert lifecycle_sql.jobs(frame).count() == 0
+
+
+def test_reasons_are_read_and_made_comparable_as_in_python(spark: SparkSession) -> None:
+    dice = random.Random(5)
+    signs = [
+        "a",
+        "'",
+        '"',
+        "\\",
+        "\n",
+        "\r",
+        "é",
+        "\U0001f600",
+        "0x",
+        "17",
+        "deadbeef0",
+        "-",
+        " ",
+        "n",
+        "\x01",
+        "\\ud83d",
+    ]
+    texts = ["".join(dice.choices(signs, k=dice.randrange(12))) for _ in range(3000)]
+    texts += [f'"{text}"' for text in texts] + [json.dumps(text, ensure_ascii=len(text) % 2 == 0) for text in texts]
+    texts += [*REASONS, json.dumps('\\"' * 50_000), "'" * 50_000, "f" * 50_000 + "1", "\U0001f600" * 300]
+    frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))
+    plain = lifecycle_sql.plain_reason(fn.col("reason"))
+    found = frame.select(
+        "reason", plain.alias("plain"), lifecycle_sql.error_key(fn.col("reason")).alias("key")
+    ).collect()
+    assert len(found) == len(texts) + 1
+    for row in found:
+        assert row.plain == error_keys.plain_reason(row.reason), repr(row.reason)[:200]
+        assert row.key == error_keys.error_key(row.reason), repr(row.reason)[:200]
