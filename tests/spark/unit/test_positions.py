@@ -118,6 +118,14 @@ def test_an_older_copy_that_went_on_is_read_behind_the_position_without_a_count(
     assert gap.reason is LossReason.ROLLED_BACK
 
 
+@pytest.mark.parametrize("facts", [stream(10, 40, 9, 9), stream(10, 40, 4, None)])
+def test_a_stream_that_ends_before_the_position_is_an_older_copy_however_much_it_counts(facts: Facts) -> None:
+    settled, gap = settle("emails", READ, facts)
+    assert settled == Position(at(40), facts.added, lost=1, life=3)
+    assert gap is not None
+    assert gap.reason is LossReason.ROLLED_BACK
+
+
 def test_without_counts_a_loss_is_seen_but_no_number_is_given() -> None:
     here = Position(at(50), None)
     assert settle("emails", here, stream(40, 90, 5, None)) == (here, None)
