@@ -14,10 +14,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError, EventsLost
 from bulltask.queue.queue import Queue
-from bulltask.spark.events_stream import EventsStreamReader
+from bulltask.spark.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.options import StreamOptions, read_options
 from bulltask.spark.schemas import EVENTS
 from bulltask.spark.source import BulltaskSource
+from bulltask.spark.spans import Span
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis
@@ -143,6 +144,33 @@ def test_a_budget_larger_than_what_redis_looks_at_at_once_is_filled(broker_url: 
     query.batch(25_050)
 
     assert query.events() == ids[:25_050]
+
+
+def test_a_large_batch_is_cut_for_several_tasks(broker_url: str, redis_client: redis.Redis) -> None:
+    fill(redis_client, 25)
+    query = Query(broker_url, eventsPerPartition="10")
+
+    parts = query.reader.partitions(query.offset, query.plan())
+
+    assert [
+        part.piece.expect for part in parts if isinstance(part, StreamPartition) and isinstance(part.piece, Span)
+    ] == [10, 10, 5]
+
+
+@pytest.mark.parametrize(("queues", "lost"), [("*", ["20"]), ("mail,later", [])])
+def test_what_a_new_queue_lost_counts_if_it_came_up_while_the_query_ran(
+    broker_url: str, redis_client: redis.Redis, queues: str, lost: list[str]
+) -> None:
+    fill(redis_client, 3)
+    query = Query(broker_url, queue="mail", failOnDataLoss="false", gapRows="true")
+    fill(redis_client, 30, "later")
+    redis_client.xtrim("bull:{later}:events", 10, approximate=False)
+
+    query.restart(queue=queues)
+    query.run_dry()
+
+    assert [gap["lost"] for gap in query.gaps()] == lost
+    assert len(query.events("later")) == 10
 
 
 def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: redis.Redis) -> None:
