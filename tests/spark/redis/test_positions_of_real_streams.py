@@ -1,0 +1,96 @@
+"""What a server says of a stream is what positions are worked out from: trimmed, emptied, deleted, made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from bulltask.spark.connection import Connection
+from bulltask.spark.options import JobsOptions, read_options
+from bulltask.spark.positions import BEGINNING, START, Facts, LossReason, Position, settle, starting
+from bulltask.spark.streams import facts_of
+
+pytestmark = pytest.mark.redis
+
+EVENTS = "bull:{mail}:events"
+
+
+@pytest.fixture
+def facts(broker_url: str) -> Iterator[Callable[[], Facts | None]]:
+    """Ask the server for the facts of the queue's stream."""
+    options = read_options(JobsOptions, {"queue": "mail", "url": broker_url}, {})
+    with Connection(options.config) as connection:
+        yield lambda: facts_of(connection, [options.keys("mail")])[0]
+
+
+@pytest.fixture
+def add(redis_client: redis.Redis) -> Callable[[int], None]:
+    def added(count: int) -> None:
+        for _ in range(count):
+            redis_client.xadd(EVENTS, {"event": "added"})
+
+    return added
+
+
+def test_what_a_trim_takes_is_counted_to_the_entry(
+    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+) -> None:
+    add(10)
+    read = starting(facts(), "latest")
+    add(10)
+    redis_client.xtrim(EVENTS, maxlen=13, approximate=False)
+    assert settle("mail", read, facts()) == (read, None)
+    redis_client.xtrim(EVENTS, maxlen=3, approximate=False)
+    settled, gap = settle("mail", read, facts())
+    assert gap is not None
+    assert (gap.lost, gap.reason, settled.ordinal, settled.lost) == (7, LossReason.TRIMMED, 17, 7)
+    left = redis_client.xrange(EVENTS, f"({settled.id}")
+    assert len(left) == 3
+    redis_client.xtrim(EVENTS, maxlen=0, approximate=False)
+    emptied, gap = settle("mail", settled, facts())
+    assert gap is not None
+    assert (gap.lost, gap.first, emptied.ordinal, emptied.lost) == (3, None, 20, 10)
+    assert settle("mail", emptied, facts()) == (emptied, None)
+    add(1)
+    assert settle("mail", emptied, facts()) == (emptied, None)
+
+
+def test_a_start_with_the_oldest_entry_leaves_nothing_out_and_counts_nothing_as_lost(
+    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+) -> None:
+    assert starting(facts(), "earliest") == START
+    add(10)
+    redis_client.xtrim(EVENTS, maxlen=4, approximate=False)
+    begun = starting(facts(), "earliest")
+    assert (begun.ordinal, begun.lost, len(redis_client.xrange(EVENTS, f"({begun.id}"))) == (6, 0, 4)
+    assert settle("mail", begun, facts()) == (begun, None)
+
+
+@pytest.mark.parametrize("again", [1, 5, 9])
+def test_a_stream_that_was_deleted_and_made_again_is_another_one(
+    again: int, redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+) -> None:
+    add(5)
+    read = starting(facts(), "latest")
+    redis_client.delete(EVENTS)
+    gone, gap = settle("mail", read, facts())
+    assert gap is not None
+    assert (gone, gap.reason) == (Position(BEGINNING, 0, 0, 1), LossReason.GONE)
+    redis_client.xadd(EVENTS, {"event": "added"}, id=f"{read.id.ms + 1}-0")  # the clock may stand in the same ms
+    add(again - 1)
+    anew, gap = settle("mail", read, facts())
+    assert gap is not None
+    assert (anew, gap.reason, gap.exact) == (Position(BEGINNING, 0, 0, 1), LossReason.RECREATED, False)
+
+
+def test_entries_deleted_by_hand_end_the_counting_and_nothing_else(
+    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+) -> None:
+    add(5)
+    read = starting(facts(), "latest")
+    add(5)
+    redis_client.xdel(EVENTS, redis_client.xrange(EVENTS)[7][0])
+    settled, gap = settle("mail", read, facts())
+    assert (settled, gap) == (Position(read.id, None), None)
