@@ -95,11 +95,10 @@ def test_jobs_run_in_bulls_order_those_without_priority_first(
     assert ran() == [lifo, first, second, high, high_too, low, low_too]
 
 
+@pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place there is one queue
 def test_jobs_of_bull_run_before_those_that_the_target_gets_later_and_after_those_it_had(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
-    if migrating.in_place:
-        pytest.skip("there is one queue")
     had = migrating.app.queue("mail").add("n", {}).id
     bulls = [migrating.bull.add("n") for _ in range(3)]
     migrating.migrate()
@@ -217,9 +216,8 @@ def test_only_some_states_and_only_so_many(migrating: Migrating) -> None:
     assert migrating.migrate().outcome.moved == {"delayed": 2}
 
 
+@pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place no job changes its state
 def test_events_tell_of_jobs_that_are_new_in_the_target(migrating: Migrating, lasting_node: NodeBridge) -> None:
-    if migrating.in_place:
-        pytest.skip("no job changes its state")
     lasting_node.call("events.start", queue=migrating.name)
     waits = migrating.bull.add("n")
     delayed = migrating.bull.add("n", delay=HOUR_MS)

@@ -213,9 +213,8 @@ def test_active_jobs_stay_until_their_worker_has_died_and_one_says_so(
     assert migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=job) == {"value": 3}
 
 
+@pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place there is one queue
 def test_ids_that_the_target_has_already_are_not_overwritten(migrating: Migrating) -> None:
-    if migrating.in_place:
-        pytest.skip("there is one queue")
     migrating.node.call("queue.add", queue="{mail}", name="own", data={"own": 1})
     bulls = [migrating.bull.add("n", {"n": number}) for number in range(2)]
     plan = migrating.migration().plan()
@@ -255,11 +254,10 @@ def test_what_bull_adds_after_the_migration_comes_with_the_next(migrating: Migra
     assert migrating.counts() == {"waiting": 2, "prioritized": 1}
 
 
+@pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place Bull's worker would take it
 def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_none_is_both(
     migrating: Migrating, second_bull: BullBridge
 ) -> None:
-    if migrating.in_place:
-        pytest.skip("Bull's worker would take what was converted")
     migrating.bull.calls(["addBulk", [{"name": "n", "data": {"number": n, "fail": "no"}} for n in range(1_000)]])
     ids = migrating.all_ids()
     with ThreadPoolExecutor(1) as threads:

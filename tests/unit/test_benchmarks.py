@@ -153,6 +153,7 @@ def test_the_settings_of_the_node_client_are_tried_and_the_fastest_is_taken(tmp_
 
 
 @pytest.mark.bench
+@pytest.mark.timeout(300)  # the client on Node is tried in six settings, each with processes of its own
 @pytest.mark.parametrize("peer", ["bulltask", pytest.param("bullmq", marks=NEEDS_NODE)])
 def test_a_small_run_counts_every_job_and_reports(tmp_path: Path, peer: str) -> None:
     found = tmp_path / "found.json"

@@ -59,8 +59,12 @@ def test_a_client_that_leaves_is_gone_at_the_server_too(
 def test_a_dead_server_is_a_reset_for_the_client(redis_server: RedisServer) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else gets the port, and not listening
-        with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy, Raw(proxy.port) as client:
-            assert client.is_reset()
+        with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy:
+            try:
+                with Raw(proxy.port) as client:
+                    assert client.is_reset()
+            except ConnectionResetError:
+                return  # the reset came before connect() returned, which it may
 
 
 def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisServer) -> None:

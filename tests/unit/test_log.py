@@ -174,7 +174,8 @@ def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
         log.bus.emit(event)
         started = [text for text in log.texts() if f"{WORKER}" in text]
         assert len(started) == number + 1
-    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - {"Bus", "ChildEvent", "Event", "Listener", "OnError"}
+    no_kinds = {"Bus", "ChildEvent", "Event", "Listener", "OnError"}
+    assert {kind.__name__ for kind in KINDS} == set(events.__all__) - no_kinds
 
 
 def test_a_line_that_somebody_can_act_on_says_how() -> None:
