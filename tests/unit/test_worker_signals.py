@@ -241,6 +241,10 @@ async def outermost(inside: threading.Event) -> None:
     await Awaitable(inside)
 
 
+async def others_ended() -> None:
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+
 def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it_waits() -> None:
     loop, inside = asyncio.new_event_loop(), threading.Event()
     thread = threading.Thread(target=loop.run_forever)
@@ -253,6 +257,7 @@ def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it
         places = [text.index(f"in {name}\n") for name in ("outermost", "generator", "deepest", "wait")]
         assert places == sorted(places)
         future.cancel()
+        asyncio.run_coroutine_threadsafe(others_ended(), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
