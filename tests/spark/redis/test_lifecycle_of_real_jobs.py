@@ -57,8 +57,7 @@ def parent(self, step=1):
         quick.apply_async(parent=self.request)
         self.move_to_waiting_children()
 """
-SHORT_LOCK = {"lock_duration": 1, "stalled_interval": 1}
-CLOCKS_MS = 2000  # the hash has the worker's clock, the event Redis': the way between them takes long on a busy machine
+CLOCKS_MS = 5000  # the hash has the worker's clock, the event Redis': the way between them takes long on a busy machine
 
 
 @pytest.fixture
@@ -83,11 +82,11 @@ def events_of(stage: Stage) -> list[Event]:
 
 def stalled_job(stage: Stage) -> AsyncResult[Any]:
     """A job whose worker is killed, and the worker that runs it and all others then."""
-    first = stage.worker(TASKS, children=1, settings=SHORT_LOCK)
+    first = stage.worker(TASKS, children=1, settings={"lock_duration": 1, "stalled_interval": 1})
     job = stage.hold()
     stage.started(job)
     os.kill(first.pid, signal.SIGKILL)
-    stage.worker(TASKS, settings=SHORT_LOCK)
+    stage.worker(TASKS, settings={"stalled_interval": 1})  # its own locks last, however busy the machine is
     stage.started(job, 2, timeout=60)
     stage.open_gate("gate", 2)
     job.get(timeout=60)
