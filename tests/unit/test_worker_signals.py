@@ -242,7 +242,8 @@ async def outermost(inside: threading.Event) -> None:
 
 
 async def others_ended() -> None:
-    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it_waits() -> None:
