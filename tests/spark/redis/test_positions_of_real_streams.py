@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -26,16 +27,21 @@ def facts(broker_url: str) -> Iterator[Callable[[], Facts | None]]:
 
 
 @pytest.fixture
-def add(redis_client: redis.Redis) -> Callable[[int], None]:
-    def added(count: int) -> None:
-        for _ in range(count):
-            redis_client.xadd(EVENTS, {"event": "added"})
+def add(redis_client: redis.Redis) -> Callable[[int], list[Any]]:
+    """Add so many entries; returns their ids."""
+
+    def added(count: int) -> list[Any]:
+        return [redis_client.xadd(EVENTS, {"event": "added"}) for _ in range(count)]
 
     return added
 
 
+def still_behind(client: redis.Redis, position: Position) -> int:
+    return len(client.xrange(EVENTS, f"({position.id}") or ())
+
+
 def test_what_a_trim_takes_is_counted_to_the_entry(
-    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+    redis_client: redis.Redis, add: Callable[[int], list[Any]], facts: Callable[[], Facts | None]
 ) -> None:
     add(10)
     read = starting(facts(), "latest")
@@ -46,8 +52,7 @@ def test_what_a_trim_takes_is_counted_to_the_entry(
     settled, gap = settle("mail", read, facts())
     assert gap is not None
     assert (gap.lost, gap.reason, settled.ordinal, settled.lost) == (7, LossReason.TRIMMED, 17, 7)
-    left = redis_client.xrange(EVENTS, f"({settled.id}")
-    assert len(left) == 3
+    assert still_behind(redis_client, settled) == 3
     redis_client.xtrim(EVENTS, maxlen=0, approximate=False)
     emptied, gap = settle("mail", settled, facts())
     assert gap is not None
@@ -58,19 +63,19 @@ def test_what_a_trim_takes_is_counted_to_the_entry(
 
 
 def test_a_start_with_the_oldest_entry_leaves_nothing_out_and_counts_nothing_as_lost(
-    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+    redis_client: redis.Redis, add: Callable[[int], list[Any]], facts: Callable[[], Facts | None]
 ) -> None:
     assert starting(facts(), "earliest") == START
     add(10)
     redis_client.xtrim(EVENTS, maxlen=4, approximate=False)
     begun = starting(facts(), "earliest")
-    assert (begun.ordinal, begun.lost, len(redis_client.xrange(EVENTS, f"({begun.id}"))) == (6, 0, 4)
+    assert (begun.ordinal, begun.lost, still_behind(redis_client, begun)) == (6, 0, 4)
     assert settle("mail", begun, facts()) == (begun, None)
 
 
 @pytest.mark.parametrize("again", [1, 5, 9])
 def test_a_stream_that_was_deleted_and_made_again_is_another_one(
-    again: int, redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+    again: int, redis_client: redis.Redis, add: Callable[[int], list[Any]], facts: Callable[[], Facts | None]
 ) -> None:
     add(5)
     read = starting(facts(), "latest")
@@ -86,11 +91,10 @@ def test_a_stream_that_was_deleted_and_made_again_is_another_one(
 
 
 def test_entries_deleted_by_hand_end_the_counting_and_nothing_else(
-    redis_client: redis.Redis, add: Callable[[int], None], facts: Callable[[], Facts | None]
+    redis_client: redis.Redis, add: Callable[[int], list[Any]], facts: Callable[[], Facts | None]
 ) -> None:
     add(5)
     read = starting(facts(), "latest")
-    add(5)
-    redis_client.xdel(EVENTS, redis_client.xrange(EVENTS)[7][0])
+    redis_client.xdel(EVENTS, add(5)[2])
     settled, gap = settle("mail", read, facts())
     assert (settled, gap) == (Position(read.id, None), None)

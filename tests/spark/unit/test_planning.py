@@ -259,12 +259,13 @@ def all_entries(ring: Ring, facts: Facts | None) -> list[Entry]:
     return [] if facts is None else [(ring.queue, 1, number + 1) for number in range(facts.added or 0)]
 
 
-def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_ending() -> None:
+@pytest.mark.parametrize("again_at", [1, 5_000])
+def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_ending(again_at: int) -> None:
     history = History(5).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
     reader = history.reader
     target = reader.rings.facts(QUEUES)
     history.delete("emails")
-    history.add("emails", 30, 1)
+    history.streams["emails"].add(again_at, 30)
     for _ in range(20):
         if not reader.batch(Rules(3, target=target)):
             break
