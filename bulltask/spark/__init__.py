@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from bulltask.spark.enqueueing import EnqueueReport, enqueue
+    from bulltask.spark.gathering import gather
     from bulltask.spark.start import register, session
 
-__all__ = ["register", "session"]
+__all__ = ["EnqueueReport", "enqueue", "gather", "register", "session"]
 
-_HOME: Final = {"register": "bulltask.spark.start", "session": "bulltask.spark.start"}
-"""Where each public name lives."""
+_HOME: Final = {
+    "EnqueueReport": "bulltask.spark.enqueueing",
+    "enqueue": "bulltask.spark.enqueueing",
+    "gather": "bulltask.spark.gathering",
+    "register": "bulltask.spark.start",
+    "session": "bulltask.spark.start",
+}
+"""Where each public name lives; a module of the same name would take its place as soon as it is imported."""
 
 
 def __getattr__(name: str) -> Any:

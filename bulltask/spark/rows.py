@@ -98,17 +98,15 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> None:
         raise ConfigError(f"[BULLTASK_OPTION_WRONG] options of jobs: {exc}") from exc
 
 
-def rows_of(batches: Iterable[pa.RecordBatch], columns: Columns) -> Iterator[Row]:
-    """Read the rows of Arrow batches whose columns were checked."""
-    for batch in batches:
-        count = batch.num_rows
+def rows_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[Row]:
+    """Read the rows of an Arrow batch whose columns were checked."""
 
-        def texts(name: str, batch: pa.RecordBatch = batch, count: int = count) -> Iterable[Any]:
-            return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None, count)
+    def texts(name: str) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None, batch.num_rows)
 
-        fields = (texts("name"), texts("data"), texts(columns.queue), texts(columns.id), texts(NUMBER))
-        for name, data, queue, job_id, number in zip(*fields, strict=True):
-            yield Row(name, data, queue, job_id, number or 0)
+    fields = (texts("name"), texts("data"), texts(columns.queue), texts(columns.id), texts(NUMBER))
+    for name, data, queue, job_id, number in zip(*fields, strict=True):
+        yield Row(name, data, queue, job_id, number or 0)
 
 
 @dataclass(frozen=True, slots=True)

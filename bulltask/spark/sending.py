@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -50,26 +50,35 @@ class Sending:
     fence_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sums:
-        """Send all rows of some Arrow batches; each round trip's rows are checked before it is sent.
+        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`outcomes`."""
+        rows = added = 0
+        for outcomes in self.outcomes(batches):
+            rows += len(outcomes)
+            added += outcomes.count("added")
+        return Sums(rows, added, rows - added)
+
+    def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
+        """Send all rows of some Arrow batches; for each batch, what became of its rows (``Sent.outcome``).
+
+        The rows of a round trip are checked before it is sent.
 
         Raises:
             BulltaskError: a row makes no job, or Redis cannot be reached. What was sent before stays: there is no
                 way back for jobs that may have run. The same write again adds what is missing.
         """
-        jobs = map(self.maker.make, rows_of(batches, self.columns))
-        rows = added = 0
         broker = Broker(self.maker.config, embedded.resolve_url(self.maker.config.broker_url))
         try:
-            while part := list(islice(jobs, self.batch)):
-                rows += len(part)
-                added += self._send(broker, part)
+            for batch in batches:
+                jobs = map(self.maker.make, rows_of(batch, self.columns))
+                found: list[str] = []
+                while part := list(islice(jobs, self.batch)):
+                    found += self._send(broker, part)
+                yield found
         finally:
             broker.close()
-        return Sums(rows, added, rows - added)
 
-    def _send(self, broker: Broker, part: list[NewJob]) -> int:
-        """How many of the jobs were added."""
+    def _send(self, broker: Broker, part: list[NewJob]) -> list[str]:
         if self.fence_ttl_ms is None:
-            return len(broker.producer.send(part))
+            return ["added" for _ in broker.producer.send(part)]
         sent = broker.producer.send_fenced(part, Fence(self.maker.write_id, self.fence_ttl_ms))
-        return sum(one.outcome == "added" for one in sent)
+        return [one.outcome for one in sent]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from bulltask.job import NewJob
 from bulltask.lua import loader
-from bulltask.transport.call import Call
+from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text
 from bulltask.transport.scripts_add import add_job
 from bulltask.values import value_class
 
-__all__ = ["Fence", "Sent", "add_fenced_job"]
+__all__ = ["Fence", "Sent", "add_fenced_job", "some_fenced"]
+
+_SCANNED: Final = 1_000
 
 
 @value_class
@@ -55,3 +57,15 @@ def add_fenced_job(keys: QueueKeys, job: NewJob, now_ms: int, fence: Fence) -> C
 
     words = (keys.fence(fence.write_id), *places, fence.ttl_ms, job.id, keys.job(job.id), *said)
     return Call((script.key_count, *words), judge, script)
+
+
+def some_fenced(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
+    """Ids of jobs that a write has added: the next cursor, ``0`` at the end, and some ids.
+
+    The same id may come twice.
+    """
+
+    def judge(reply: Any) -> tuple[str, list[str]]:
+        return text(reply[0]), [text(raw) for raw in reply[1]]
+
+    return command("SSCAN", keys.fence(write_id), cursor, "COUNT", _SCANNED, judge=judge)

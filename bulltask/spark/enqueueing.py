@@ -1,0 +1,181 @@
+"""``enqueue``: the rows of a DataFrame as jobs, and a report of what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final, Literal, TypedDict, Unpack
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructType
+
+from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.errors import ConfigError
+from bulltask.queue.options import AddOptions
+from bulltask.spark.ids import check_write_id, new_write_id
+from bulltask.spark.options import WriteOptions, read_options
+from bulltask.spark.rows import NUMBER, JobMaker, check_columns, check_job_options
+from bulltask.spark.sending import Sending
+from bulltask.spark.vectorized import vectorized
+
+__all__ = ["EnqueueOptions", "EnqueueReport", "enqueue"]
+
+_WEEK: Final = timedelta(days=7)
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What else ``enqueue`` may be told.
+
+    Attributes:
+        opts: options of every job, in the words of ``Queue.add``.
+        write_id: makes the write repeatable: the same rows with the same id add nothing that was added before. A new
+            one if left out.
+        on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
+            (``number``), or refused before anything is sent (``error``). With ``job_id`` it is the ids that are
+            compared, and ``number`` has no meaning.
+        batch: jobs of one round trip, 500 if left out.
+        fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if left out.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+    """
+
+    opts: AddOptions
+    write_id: str
+    on_duplicate_rows: Literal["collapse", "number", "error"]
+    batch: int
+    fence_ttl: Duration
+    url: str
+    prefix: str
+    queue_hash_tag: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueReport:
+    """What a write has done.
+
+    Spark counts what the tries of its tasks said that it kept. What a failed try had added before counts as
+    duplicated in the one that came after it; added and duplicated always make up all rows.
+
+    Attributes:
+        write_id: the write; ``gather(report, …)`` finds its jobs by it while the fence is kept.
+        queue: as the user spells it.
+        rows: how many rows were read.
+        added: jobs that were not there before.
+        duplicated: rows whose job was there already, or had been added by this write before.
+        seconds: how long it took.
+        partitions: tasks that had rows.
+    """
+
+    write_id: str
+    queue: str
+    rows: int
+    added: int
+    duplicated: int
+    seconds: float
+    partitions: int
+
+
+def enqueue(
+    df: DataFrame,
+    queue: str,
+    *,
+    name: str | Column,
+    data: Column | Sequence[str],
+    job_id: Column | None = None,
+    **more: Unpack[EnqueueOptions],
+) -> EnqueueReport:
+    """Add a job to a queue for each row of a DataFrame, each once, however often Spark runs a task again.
+
+    A job's id comes from the write, the queue, the job's name and its data, or is ``job_id``. There is no way back:
+    what was sent before an error stays, and the same write again adds what is missing.
+
+    Args:
+        df: the rows.
+        queue: the queue, spelled as everywhere in bulltask.
+        name: the name of all jobs, which for a bulltask worker is the task's; or a column with names.
+        data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
+            which become an object.
+        job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
+        more: see :class:`EnqueueOptions`.
+
+    Raises:
+        TypeError: there is no such option.
+        ConfigError: an option or a column is wrong, or rows are equal and were not to be.
+    """
+    began_ms = mono_ms()
+    if unknown := sorted(set(more) - set(EnqueueOptions.__annotations__)):
+        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(EnqueueOptions.__annotations__)}")
+    rows = _numbered(_standard(df, name, data, job_id), job_id is not None, more.get("on_duplicate_rows", "collapse"))
+    sending = _sending(rows.drop(NUMBER).schema, queue, more)
+
+    part = F.spark_partition_id().alias("part")
+    outcomes = rows.select(part, _outcome(sending)(F.struct(*rows.columns)).alias("outcome"))
+    done = {
+        (one["part"], one["outcome"]): one["count"] for one in outcomes.groupBy("part", "outcome").count().collect()
+    }
+    total, added = sum(done.values()), sum(count for (_, outcome), count in done.items() if outcome == "added")
+    seconds, partitions = (mono_ms() - began_ms) / 1000, len({part for part, _ in done})
+    return EnqueueReport(sending.maker.write_id, queue, total, added, total - added, seconds, partitions)
+
+
+def _outcome(sending: Sending) -> Callable[..., Column]:
+    """A function of columns that sends rows and says what became of each; it needs no pandas, as mapInArrow does."""
+
+    def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for found in sending.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+            yield pa.array(found, pa.string())
+
+    return vectorized(outcome, StringType())
+
+
+def _standard(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
+    """The rows with the columns that a write has."""
+    if isinstance(data, str):
+        raise ConfigError(f"data must be a column, or a list of names of columns: [{data!r}], not {data!r}")
+    keep_nulls = {"ignoreNullFields": "false"}
+    content = data if isinstance(data, Column) else F.struct(*data)
+    columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": content}
+    if job_id is not None:
+        columns["id"] = job_id
+    rows = df.select(*(column.alias(to) for to, column in columns.items()))
+    if not isinstance(rows.schema["data"].dataType, StringType):
+        rows = rows.withColumn("data", F.to_json("data", keep_nulls))
+    return rows
+
+
+def _numbered(rows: DataFrame, has_ids: bool, wanted: str) -> DataFrame:
+    """Number equal rows, or refuse them."""
+    if wanted not in {"collapse", "number", "error"}:
+        raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
+    same = ["id"] if has_ids else ["name", "data"]
+    if wanted == "number":
+        if has_ids:
+            raise ConfigError("on_duplicate_rows='number' makes different ids of equal rows; with job_id they have ids")
+        # Equal rows are in one task then, and which of them is which makes no difference: so no order is needed.
+        place = Window.partitionBy(*same).orderBy(*same)
+        return rows.withColumn(NUMBER, F.row_number().over(place).cast("long") - 1)
+    if wanted == "error" and (twice := rows.groupBy(*same).count().where("count > 1").first()) is not None:
+        shown = ", ".join(f"{column} {twice[column]!r:.80}" for column in same)
+        raise ConfigError(f"[BULLTASK_ROWS_EQUAL] {twice['count']} rows have the same {shown}; nothing was sent")
+    return rows
+
+
+def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
+    texts: Mapping[str, str | None] = {
+        "queue": queue,
+        "writeId": more.get("write_id"),
+        "url": more.get("url"),
+        "prefix": more.get("prefix"),
+        "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
+        "batch": str(more.get("batch", 500)),
+    }
+    options = read_options(WriteOptions, {name: text for name, text in texts.items() if text is not None})
+    options = replace(options, job_opts=dict(more.get("opts", {})))
+    check_job_options(options.job_opts, options.config)
+    columns = check_columns(schema, queue=queue, id_column=None)
+    maker = JobMaker(
+        options.config, check_write_id(options.write_id or new_write_id()), queue, options.job_opts, bool(columns.id)
+    )
+    return Sending(maker, columns, options.batch, max(1, to_ms(more.get("fence_ttl", _WEEK), "fence_ttl")))

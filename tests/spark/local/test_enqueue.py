@@ -1,0 +1,148 @@
+"""Jobs from a DataFrame, through a real session: sent once, run by our worker, gathered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bulltask.errors import ConfigError
+from bulltask.spark import EnqueueReport, enqueue, gather
+from bulltask.spark.start import register
+from tests.support.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+WAIT = "bull:{default}:wait"
+TASKS = """
+@app.task(name="double")
+def double(n):
+    if n % 100 == 99:
+        raise bulltask.PermanentError(f"not {n}")
+    return 2 * n
+
+import bulltask
+"""
+
+
+@pytest.fixture
+def send(spark: SparkSession, broker_url: str) -> Callable[..., EnqueueReport]:
+    """Enqueue so many numbers."""
+
+    def enqueued(count: int, **more: Any) -> EnqueueReport:
+        frame = spark.range(count, numPartitions=2).withColumnRenamed("id", "n")
+        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **more)
+
+    return enqueued
+
+
+@pytest.fixture
+def stage(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[Stage]:
+    made = Stage(broker_url, tmp_path, record_property)
+    yield made
+    made.close()
+
+
+def states(gathered: DataFrame) -> dict[str, int]:
+    return {row["state"]: row["count"] for row in gathered.groupBy("state").count().collect()}
+
+
+def test_1000_jobs_are_sent_run_by_our_worker_and_gathered(
+    send: Callable[..., EnqueueReport], spark: SparkSession, stage: Stage, broker_url: str
+) -> None:
+    report = send(1_000)
+    assert (report.rows, report.added, report.duplicated, report.partitions) == (1_000, 1_000, 0, 2)
+    assert states(gather(report, "default", url=broker_url)) == {"unfinished": 1_000}
+    stage.worker(TASKS, settings={"log_level": "ERROR"})
+    rows = gather(report, "default", wait=120, poll=0.2, url=broker_url).collect()
+    done = sorted(int(row["return_value"]) for row in rows if row["state"] == "completed")
+    assert done == [2 * n for n in range(1_000) if n % 100 != 99]
+    assert {row["failed_reason"] for row in rows if row["state"] == "failed"} == {
+        f"not {n}" for n in range(99, 1_000, 100)
+    }
+    assert len({row["id"] for row in rows}) == len(rows) == 1_000
+    assert all(row["finished_at"] is not None for row in rows)
+
+
+def test_the_same_write_again_adds_nothing_even_when_its_jobs_are_gone(
+    send: Callable[..., EnqueueReport], redis_client: redis.Redis
+) -> None:
+    assert send(100, write_id="nightly").added == 100
+    redis_client.delete(*redis_client.keys("bull:*"))
+    again = send(100, write_id="nightly")
+    assert (again.rows, again.added, again.duplicated) == (100, 0, 100)
+    assert not redis_client.exists(WAIT)
+    assert send(120, write_id="nightly").added == 20
+
+
+def test_gather_has_a_row_for_every_id_whatever_became_of_it(spark: SparkSession, broker_url: str) -> None:
+    ids = spark.createDataFrame([("gone",), ("gone",), (None,)], "id string")
+    rows = gather(ids, "default", wait=60, url=broker_url).collect()
+    assert sorted((str(row["id"]), row["state"]) for row in rows) == [
+        ("None", "missing"), ("gone", "missing"), ("gone", "missing"),
+    ]  # fmt: skip
+
+
+def test_equal_rows_are_one_job_or_a_job_each_or_refused(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis
+) -> None:
+    frame = spark.range(60).select(F.when(F.col("id") < 10, 1).otherwise(F.col("id")).alias("n")).repartition(4)
+
+    def send(**more: Any) -> EnqueueReport:
+        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **more)
+
+    with pytest.raises(ConfigError, match=r"ROWS_EQUAL.*10 rows have the same name 'double', data '{\"n\":1}'"):
+        send(on_duplicate_rows="error")
+    assert not redis_client.exists(WAIT)
+    assert (report := send(write_id="one")).added == 51
+    assert report.duplicated == 9
+    for added in (60, 0):
+        assert send(write_id="each", on_duplicate_rows="number").added == added
+
+
+def test_a_write_by_format_says_append_and_reaches_the_queue(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis
+) -> None:
+    register(spark)
+    frame = spark.range(50).select(
+        F.lit("double").alias("name"), F.to_json(F.struct(F.col("id").alias("n"))).alias("data")
+    )
+    writer = frame.write.format("bulltask").option("url", broker_url).option("queue", "default")
+    with pytest.raises(Exception, match="BULLTASK_OVERWRITE"):
+        writer.mode("overwrite").save()
+    writer.option("writeId", "one").mode("append").save()
+    writer.option("writeId", "one").mode("append").save()
+    made = redis_client.lrange(WAIT, 0, -1)
+    assert len(made) == 50
+    assert json.loads(str(redis_client.hget(f"bull:{{default}}:{made[0]!s}", "data"))).keys() == {"n"}
+
+
+def test_a_stream_of_files_becomes_jobs_and_a_batch_that_runs_again_adds_none(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    register(spark)
+    (tmp_path / "in").mkdir()
+
+    def run() -> None:
+        rows = spark.readStream.schema("name string, data string").json(str(tmp_path / "in"))
+        writer = rows.writeStream.format("bulltask").option("url", broker_url).option("queue", "default")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    (tmp_path / "in" / "1.json").write_text('{"name":"double","data":"{\\"n\\":1}"}\n')
+    run()
+    assert redis_client.llen(WAIT) == 1
+    redis_client.delete(*redis_client.keys("bull:*"))
+    (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".0.crc").unlink(missing_ok=True)
+    run()
+    assert not redis_client.exists(WAIT)
+    (tmp_path / "in" / "2.json").write_text('{"name":"double","data":"{\\"n\\":1}"}\n')
+    run()
+    assert redis_client.llen(WAIT) == 1
