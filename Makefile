@@ -33,7 +33,7 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
