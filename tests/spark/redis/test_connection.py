@@ -1,0 +1,72 @@
+"""Reads go on over a connection that breaks, and give up where nobody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+
+from bulltask.errors import BrokerError, BrokerUnavailable
+from bulltask.queue.queue import Queue
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
+from tests.support.queue_contents import add
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BULLTASK_BROKER_RECONNECT_DELAY", "0.02")
+    monkeypatch.setenv("BULLTASK_BROKER_RECONNECT_DELAY_MAX", "0.05")
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", redis_server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(queue: Queue, proxy: FlakyProxy, reader_of: Callable[..., DataSourceReader]) -> DataSourceReader:
+    """A reader of 20 jobs, through the proxy."""
+    add(queue, 20)
+    return reader_of(url=f"redis://127.0.0.1:{proxy.port}/0", state="wait", batch="5")
+
+
+@pytest.mark.parametrize("match", ["EXEC", "HMGET"])
+def test_a_read_goes_on_when_an_answer_is_lost(
+    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy, match: str
+) -> None:
+    proxy.drop_replies(1, match=match)
+
+    assert len({row["id"] for row in rows_of(reader)}) == 20
+    assert proxy.dropped == 1
+
+
+def test_a_read_waits_for_a_server_that_still_loads(
+    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+) -> None:
+    proxy.inject_error("LOADING Redis is loading the dataset in memory", match="HMGET")
+
+    assert len(rows_of(reader)) == 20
+    assert proxy.injected == 1
+
+
+def test_a_read_that_is_refused_fails_at_once(
+    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+) -> None:
+    proxy.inject_error("ERR no", match="HMGET")
+    with pytest.raises(BrokerError, match="refused a command"):
+        rows_of(reader)
+    assert proxy.injected == 1
+
+
+def test_a_read_of_a_server_that_is_gone_says_so(
+    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+) -> None:
+    proxy.close()
+    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+        rows_of(reader)
