@@ -118,7 +118,7 @@ def length(value: Any, name: str) -> int:
 
 
 def job_options(value: Any, name: str) -> Mapping[str, Any]:
-    """Return BullMQ's options of a job, written as JSON.
+    """Return options of a job in the words of ``Queue.add``, written as JSON.
 
     Raises:
         ConfigError: it is no JSON object; the message calls the option ``name``.
@@ -186,5 +186,5 @@ OPTIONS: Final = (
     _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "the column with job ids; 'id' if there is one"),
     _O("fence", "fence", _WRITES, flag, True, "a job that was added and is gone is not added again"),
     _O("fenceTtl", "fence_ttl_ms", _WRITES, length, "7d", "how long the fence stands"),
-    _O("jobOpts", "job_opts", _WRITES, job_options, "{}", "BullMQ's options of every job, as JSON"),
+    _O("jobOpts", "job_opts", _WRITES, job_options, "{}", "options of every job, in the words of Queue.add, as JSON"),
 )
