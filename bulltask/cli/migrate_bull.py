@@ -154,7 +154,8 @@ def _show_report(report: Report, plan: Plan) -> None:
     _show_left(outcome, in_place=plan.in_place)
     for one in report.repeatables_left:
         click.echo(f"  repeatable {one.key!r} stays: {one.problem}")
-        click.echo(f"    by hand: {one.by_hand}")
+        if one.by_hand:
+            click.echo(f"    by hand: {one.by_hand}")
     if not plan.in_place:
         click.echo(f"  {plan.source}: {before:,} jobs before, {after:,} after")
     click.echo(f"  {plan.target}: {report.target_before:,} jobs before, {report.target_after:,} after")

@@ -123,3 +123,11 @@ def test_a_series_that_is_over_makes_no_scheduler(migrating: Migrating) -> None:
     assert (report.complete, report.schedulers, report.outcome.moved) == (True, [], {"completed": 1})
     assert schedulers(migrating) == {}
     assert migrating.redis.exists("bull:mail:repeat") == 0
+
+
+def test_what_the_limit_leaves_is_said_without_a_call_to_make_by_hand(migrating: Migrating) -> None:
+    repeat(migrating, "yearly", {}, {"cron": YEARLY})
+    repeat(migrating, "hourly", {}, {"every": 3_600_000})
+    done = migrating.command("--execute", "--limit", "1")
+    assert "stays: " in done.stdout
+    assert "by hand" not in done.stdout
