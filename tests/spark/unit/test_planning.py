@@ -275,6 +275,17 @@ def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_end
     assert reader.read("emails") == 0
 
 
+def test_what_cannot_be_counted_and_is_gone_does_not_keep_available_now_from_ending() -> None:
+    history = History(5, counts=False).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
+    reader = history.reader
+    reader.batch(Rules())
+    target = reader.rings.facts(QUEUES)
+    history.play([("trim", "emails", 9), ("add", "emails", 30, 1)])
+    while reader.batch(Rules(3, target=target)):
+        pass
+    assert (reader.read("emails"), reader.read("images")) == (0, 9)
+
+
 def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
     history = History(5).play([("add", "emails", 3, 1)])
     reader = history.reader
