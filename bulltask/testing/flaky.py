@@ -62,7 +62,7 @@ class FlakyProxy:
         self._chance = random.Random(seed)  # noqa: S311 (chooses faults, protects nothing)
         self._faults, self._counts = Faults(), Counts()
         self._links: set[Link] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # Life
@@ -236,28 +236,26 @@ class FlakyProxy:
     # In the proxy's thread
 
     async def _listen(self) -> None:
-        if self._listening is None:
-            listener = _bound(self.host, self.port)
-            listener.listen(512)
-            self._listening = asyncio.create_task(self._accept_from(listener))
+        if self._listener is None:
+            self._listener = _bound(self.host, self.port)
+            self._listener.listen(512)
+            asyncio.get_running_loop().add_reader(self._listener, self._accept_from, self._listener)
 
     async def _stop_listening(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
-            self._listening = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            # close() alone would leave the port listening in processes that were forked meanwhile.
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
 
-    async def _accept_from(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            try:
-                while True:
-                    client, _ = await loop.sock_accept(listener)
-                    self._serve(client)
-            finally:
-                # close() alone would leave the port listening in processes that were forked meanwhile.
-                with suppress(OSError):
-                    listener.shutdown(socket.SHUT_RDWR)
+    def _accept_from(self, listener: socket.socket) -> None:
+        """Called by the loop. A task that accepts could be cancelled with a connection in hand, which nobody closes."""
+        with suppress(BlockingIOError, ConnectionAbortedError):  # whoever knocked is gone again
+            client, _ = listener.accept()
+            client.setblocking(False)
+            self._serve(client)
 
     def _serve(self, client: socket.socket) -> None:
         link = Link(client, self._upstream, self._faults, self._counts)

@@ -53,7 +53,7 @@ def parent(self, numbers, step=1):
     if step == 1:
         self.update_data({"numbers": numbers, "step": 2})
         for number in numbers:
-            square.apply_async((number,), parent=self.request)
+            square.apply_async((number,), parent=self.request, countdown=1)  # none ends before it waits
         self.move_to_waiting_children()
     return sum(self.get_children_values().values()), self.request.deliveries
 
@@ -63,7 +63,7 @@ async def aparent(self, numbers, step=1):
     if step == 1:
         await self.aupdate_data({"numbers": numbers, "step": 2})
         for number in numbers:
-            await square.aapply_async((number,), parent=self.request)
+            await square.aapply_async((number,), parent=self.request, countdown=1)  # none ends before it waits
         raise WaitForChildren
     return sum((await self.aget_children_values()).values())
 

@@ -290,7 +290,7 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(stag
     stage.worker(options=["-Q", "other"], children=1)
     running = stage.hold()
     busy = int(stage.started(running)["pid"])
-    stage.wait_until_idle(1)
+    stage.wait_until_idle(2)  # the other child, and that of the other worker
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
     waiting = [stage.app.send_task("quick") for _ in range(20)]

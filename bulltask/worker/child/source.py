@@ -87,7 +87,7 @@ class JobSource:
             try:
                 self.client.connect()  # sets the clock, by which delayed jobs are promoted
                 self._give_back_unseen()
-                picked = self._ask(slot)
+                picked = self._ask(slot) if self.may_take else None  # a worker may be paused while a child connects
                 self.outage.over()
                 if picked is not None:
                     return picked
