@@ -11,9 +11,9 @@ from bulltask.errors import ConfigError, DecodeError, MigrationRefused
 from bulltask.migrate.convert import convert
 from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.mover import Mover
-from bulltask.migrate.outcome import Left, Outcome, Plan, Repeatable, Report
+from bulltask.migrate.outcome import BullRepeatable, Left, Outcome, Plan, Report
 from bulltask.migrate.planner import Planner
-from bulltask.migrate.repeatables import Repeatables
+from bulltask.migrate.repeatables import BullRepeatables
 from bulltask.migrate.survey import across_slots, all_jobs, count_target, read_facts, read_jobs
 from bulltask.queue.operations import set_paused
 from bulltask.queue.queue import Queue
@@ -124,10 +124,10 @@ class BullMigration:
         elif plan.pauses:
             self._link.run(set_paused(self._link, paused=True))
 
-    def _schedulers(self, client: Client, plan: Plan, outcome: Outcome) -> tuple[list[str], list[Repeatable]]:
+    def _schedulers(self, client: Client, plan: Plan, outcome: Outcome) -> tuple[list[str], list[BullRepeatable]]:
         """Convert the repeatable jobs: ids of the schedulers, and those that stay."""
-        made, left = list[str](), list[Repeatable]()
-        maker = Repeatables(client, self.source, self.target, self._link.broker.endpoint.shown)
+        made, left = list[str](), list[BullRepeatable]()
+        maker = BullRepeatables(client, self.source, self.target, self._link.broker.endpoint.shown)
         for planned in plan.repeatables:
             if planned.problem:
                 left.append(planned)

@@ -10,7 +10,7 @@ from enum import Enum
 from bulltask.migrate.recognise import Facts, Layout
 from bulltask.repeat import Repeat
 
-__all__ = ["Left", "Outcome", "Plan", "Repeatable", "Report"]
+__all__ = ["BullRepeatable", "Left", "Outcome", "Plan", "Report"]
 
 _SHOWN = 5
 
@@ -84,7 +84,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeatable:
+class BullRepeatable:
     """A repeatable job of Bull, and the job scheduler that it becomes.
 
     Attributes:
@@ -130,7 +130,7 @@ class Plan:
     layout: Layout
     facts: Facts
     outcome: Outcome
-    repeatables: Sequence[Repeatable]
+    repeatables: Sequence[BullRepeatable]
     refusals: Sequence[str]
     warnings: Sequence[str]
     pauses: bool
@@ -160,7 +160,7 @@ class Report:
 
     outcome: Outcome
     schedulers: Sequence[str]
-    repeatables_left: Sequence[Repeatable]
+    repeatables_left: Sequence[BullRepeatable]
     before: Mapping[str, int]
     after: Mapping[str, int]
     target_before: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bulltask.migrate.bull_job import BullJob, Origin
 from bulltask.migrate.convert import Conversion
 from bulltask.migrate.judge import Judge, Wishes
-from bulltask.migrate.outcome import Left, Outcome, Plan, Repeatable
+from bulltask.migrate.outcome import BullRepeatable, Left, Outcome, Plan
 from bulltask.migrate.recognise import Facts, Layout, recognise
 from bulltask.migrate.repeatables import plan_repeatables
 from bulltask.migrate.survey import all_jobs, count_target, read_facts
@@ -117,7 +117,7 @@ class Planner:
         calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), judge=bool) for job_id in ids]
         return self._client.run_many(calls)
 
-    def _repeatables(self, facts: Facts, layout: Layout, repeating: dict[str, BullJob]) -> list[Repeatable]:
+    def _repeatables(self, facts: Facts, layout: Layout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
         found = plan_repeatables(
             facts.repeats,
             repeating,

@@ -12,7 +12,7 @@ from bulltask.cron import Cron
 from bulltask.errors import BulltaskError, ConfigError, DecodeError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion
-from bulltask.migrate.outcome import Repeatable
+from bulltask.migrate.outcome import BullRepeatable
 from bulltask.repeat import Repeat, iteration_options, key_digest
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
@@ -22,13 +22,13 @@ from bulltask.transport.operation import perform
 from bulltask.transport.scripts_schedule import Iteration, add_job_scheduler, get_job_scheduler
 from bulltask.transport.transaction import transaction
 
-__all__ = ["Repeatables", "plan_repeatables"]
+__all__ = ["BullRepeatables", "plan_repeatables"]
 
 _OF_ONE_JOB: Final = ("jobId", "delay")
 
 
 @dataclass(frozen=True, slots=True)
-class Repeatables:
+class BullRepeatables:
     """Responsible for making schedulers.
 
     Args:
@@ -43,7 +43,7 @@ class Repeatables:
     target: QueueKeys
     shown: str
 
-    def convert(self, planned: Repeatable, job: BullJob, made: Conversion, now_ms: int) -> bool:
+    def convert(self, planned: BullRepeatable, job: BullJob, made: Conversion, now_ms: int) -> bool:
         """Make the scheduler, and take away what it replaces; doing it again is safe.
 
         Returns:
@@ -63,7 +63,7 @@ class Repeatables:
                 raise result
         return makes
 
-    def _scheduler(self, planned: Repeatable, job: BullJob, made: Conversion, now_ms: int) -> list[Call[Any]]:
+    def _scheduler(self, planned: BullRepeatable, job: BullJob, made: Conversion, now_ms: int) -> list[Call[Any]]:
         rule, waits = planned.rule, planned.place == "delayed"
         assert rule is not None
         if rule.every_ms is not None:
@@ -88,7 +88,7 @@ class Repeatables:
 
 def plan_repeatables(
     repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, asked: bool
-) -> list[Repeatable]:
+) -> list[BullRepeatable]:
     """Say what becomes of each repeatable job.
 
     Args:
@@ -106,7 +106,7 @@ def plan_repeatables(
     return found
 
 
-def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> Repeatable:
+def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> BullRepeatable:
     name, given = [*key.split(":"), ""][:2]
     scheduler_id = f"{given or name}-{key_digest(key)[:8]}"
     problem, rule, place = "", None, ""
@@ -122,7 +122,7 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
                 problem = "you left delayed jobs out"
     except (DecodeError, ConfigError) as exc:
         problem = f"its rule is not understood: {exc}"
-    return Repeatable(
+    return BullRepeatable(
         key=key,
         scheduler_id=scheduler_id,
         rule=rule,

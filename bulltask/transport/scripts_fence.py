@@ -8,7 +8,7 @@ from bulltask.job import NewJob
 from bulltask.lua import loader
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text
+from bulltask.transport.replies import raise_for, text, texts
 from bulltask.transport.scripts_add import add_job
 from bulltask.values import value_class
 
@@ -66,6 +66,6 @@ def some_fenced(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, 
     """
 
     def judge(reply: Any) -> tuple[str, list[str]]:
-        return text(reply[0]), [text(raw) for raw in reply[1]]
+        return text(reply[0]), texts(reply[1])
 
     return command("SSCAN", keys.fence(write_id), cursor, "COUNT", _SCANNED, judge=judge)

@@ -10,7 +10,7 @@ from redis.exceptions import ClusterCrossSlotError, MovedError
 
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import text
+from bulltask.transport.replies import text, texts
 from bulltask.transport.scripts_job import paginate
 
 __all__ = [
@@ -101,7 +101,7 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
             keys.unsuccessful(job_id),
             0,
             most - 1,
-            judge=lambda reply: (("0", 0), [text(key) for key in reply], len(reply)),
+            judge=lambda reply: (("0", 0), texts(reply), len(reply)),
         )
     places = {
         "processed": keys.processed(job_id),

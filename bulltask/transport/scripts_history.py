@@ -14,7 +14,7 @@ from typing import Any, Final
 from bulltask.lua import loader
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import text
+from bulltask.transport.replies import text, texts
 
 __all__ = [
     "LISTS",
@@ -102,12 +102,12 @@ def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
 
 def ids_between(keys: QueueKeys, state: str, low: str, high: str) -> Call[list[str]]:
     """The ids of a sorted state whose score is between ``low`` and ``high``."""
-    return command("ZRANGEBYSCORE", keys.base + state, low, high, judge=_texts)
+    return command("ZRANGEBYSCORE", keys.base + state, low, high, judge=texts)
 
 
 def ids_in_list(keys: QueueKeys, state: str) -> Call[list[str]]:
     """All ids of a listed state at this moment."""
-    return command("LRANGE", keys.base + state, 0, -1, judge=_texts)
+    return command("LRANGE", keys.base + state, 0, -1, judge=texts)
 
 
 def some_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
@@ -123,7 +123,3 @@ def some_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
         return text(reply[0]), [name for name in found if name and ":" not in name]
 
     return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, judge=judge)
-
-
-def _texts(reply: Any) -> list[str]:
-    return [text(raw) for raw in reply]
