@@ -1,0 +1,105 @@
+"""Where everything of a lake is on disk.
+
+::
+
+    ROOT/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
+    ROOT/silver/jobs/dt=…/queue=…/ingest_id=…/
+    ROOT/gold/task_minute/dt=…/
+    ROOT/_pipeline/                    what the pipeline itself needs; readers pass over names with _ or . in front
+
+``ingest_id`` names the writing that made the files, so that the same writing done again can take away what it had left.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from bulltask.lake.tables import TABLES, Table
+
+__all__ = ["Layout", "ingest_id", "partition_value"]
+
+_OWN: Final = "_pipeline"
+
+
+def ingest_id(query_id: str, batch_id: int) -> str:
+    """Return the name of what one batch of a stream writes; it is the same when the batch is run again.
+
+    Args:
+        query_id: Spark's id of the query. A new checkpoint has another one, and counts its batches from 0 again.
+        batch_id: the number of the batch.
+    """
+    return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
+
+
+class Layout:
+    """Responsible for the names of a lake's directories.
+
+    Args:
+        root: the directory of the lake, which all that write or read it see under this name.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def table(self, table: Table) -> Path:
+        """The directory of a table; it need not exist."""
+        return self.root / table.layer / table.name
+
+    def own(self, *parts: str) -> Path:
+        """A place of the pipeline's own, which no reader of the tables looks into."""
+        return self.root.joinpath(_OWN, *parts)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark keeps how far the stream of events was read."""
+        return self.own("checkpoint")
+
+    @property
+    def carry(self) -> Path:
+        """Where the events of open jobs wait for the next batch."""
+        return self.own("carry")
+
+    def days(self, table: Table) -> list[date]:
+        """The days that a table has directories for, in order."""
+        names = (path.name for path in _listed(self.table(table)) if path.name.startswith("dt="))
+        return sorted(date.fromisoformat(name.removeprefix("dt=")) for name in names)
+
+    def day(self, table: Table, day: date) -> Path:
+        """The directory of a table's day."""
+        return self.table(table) / f"dt={day.isoformat()}"
+
+    def written(self, table: Table, ingest: str) -> Iterator[Path]:
+        """The directories that one writing has made in a table with ``ingest_id``."""
+        for day in _listed(self.table(table)):
+            for queue in _listed(day):
+                if (found := queue / f"ingest_id={ingest}").is_dir():
+                    yield found
+
+    def forget(self, ingest: str, tables: Iterable[Table] | None = None) -> None:
+        """Take away what one writing has left, before it is done again.
+
+        Args:
+            ingest: its ``ingest_id``.
+            tables: where; in all that are partitioned by it unless given.
+        """
+        for table in TABLES.values() if tables is None else tables:
+            if "ingest_id" in table.partitions:
+                for path in self.written(table, ingest):
+                    shutil.rmtree(path)
+
+
+def partition_value(directory: str) -> str:
+    """Return the value that a partition's directory name holds: ``queue=%7Bmail%7D`` is ``{mail}``."""
+    return unquote(directory.partition("=")[2])
+
+
+def _listed(path: Path) -> list[Path]:
+    """The directories of data in a directory, in order; none where it does not exist."""
+    if not path.is_dir():
+        return []
+    return sorted(one for one in path.iterdir() if one.is_dir() and one.name[0] not in "_.")

@@ -1,0 +1,59 @@
+"""The tables of the lake as Spark names their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as fn
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from bulltask.lake.tables import Kind, Table
+
+__all__ = ["as_table", "day_of", "spark_schema"]
+
+_TYPES: Final[Mapping[Kind, DataType]] = {
+    Kind.TEXT: StringType(),
+    Kind.INT: IntegerType(),
+    Kind.LONG: LongType(),
+    Kind.DOUBLE: DoubleType(),
+    Kind.FLAG: BooleanType(),
+    Kind.TIME: TimestampType(),
+    Kind.BYTES: BinaryType(),
+    Kind.TEXTS: ArrayType(StringType()),
+    Kind.MONEY: DecimalType(18, 6),
+}
+
+
+def spark_schema(table: Table) -> StructType:
+    """Return a table's columns and, behind them, its partitions; ``dt`` is a text like ``2026-11-22``."""
+    fields = [StructField(column.name, _TYPES[column.kind]) for column in table.columns]
+    return StructType(fields + [StructField(name, StringType()) for name in table.partitions])
+
+
+def as_table(frame: DataFrame, table: Table) -> DataFrame:
+    """Return a frame with a table's columns and partitions, in their order and types; others are left out.
+
+    Raises:
+        AnalysisException: the frame has not all of them.
+    """
+    return frame.select(*(fn.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
+
+
+def day_of(*times: Column) -> Column:
+    """Return the partition ``dt`` of a row: the day, UTC, of the first of these times that it has."""
+    return fn.date_format(fn.coalesce(*times), "yyyy-MM-dd")

@@ -1,0 +1,62 @@
+"""The lake's tables and directories: what all who write and read them rely on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.layout import Layout, ingest_id, partition_value
+from bulltask.lake.tables import ATTEMPTS, EVENTS, TABLES, TASK_MINUTE, Table
+
+every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+@every_table
+def test_a_table_has_each_column_once_and_its_key_among_them(table: Table) -> None:
+    names = [column.name for column in table.columns]
+    assert len(set(names + list(table.partitions))) == len(names) + len(table.partitions)
+    assert set(table.key) <= {*names, *table.partitions}
+    assert all(column.doc for column in table.columns)
+
+
+@every_table
+def test_arrow_and_spark_have_the_same_columns_of_the_same_types(table: Table) -> None:
+    from bulltask.spark.lake_types import spark_schema  # noqa: PLC0415 - imports pyspark
+
+    kinds = {
+        "string": "string", "int32": "int", "int64": "bigint", "double": "double", "bool": "boolean",
+        "binary": "binary", "timestamp[us, tz=UTC]": "timestamp", "decimal128(18, 6)": "decimal(18,6)",
+    }  # fmt: skip
+    arrow = [(field.name, kinds.get(str(field.type), "array<string>")) for field in arrow_schema(table)]
+    assert arrow == [(field.name, field.dataType.simpleString()) for field in spark_schema(table).fields]
+
+
+def test_tables_and_directories_can_be_named_without_arrow() -> None:
+    program = "import bulltask.lake.tables, bulltask.lake.layout, sys; print('pyarrow' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    assert ran.stdout.strip() == "False"
+
+
+def test_a_batch_that_runs_again_writes_under_the_same_name_and_a_new_checkpoint_under_another() -> None:
+    assert ingest_id("3f0c2a91-77aa-4c1e-a0f0-000000000000", 17) == "3f0c2a91-00000017"
+    assert ingest_id("4f0c2a91-77aa-4c1e-a0f0-000000000000", 17) != ingest_id("3f0c2a91-77aa-4c1e-a0f0-0000000000", 17)
+
+
+def test_what_one_writing_left_is_found_and_taken_away_and_nothing_else(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    kept = layout.day(EVENTS, date(2026, 11, 22)) / "queue=%7Bmail%7D" / "ingest_id=b"
+    gone = [kept.parent / "ingest_id=a", layout.day(ATTEMPTS, date(2026, 11, 21)) / "queue=x" / "ingest_id=a"]
+    minutes = layout.day(TASK_MINUTE, date(2026, 11, 22))
+    for path in (kept, *gone, minutes, layout.table(EVENTS) / "_temporary" / "queue=x" / "ingest_id=a"):
+        path.mkdir(parents=True)
+    assert list(layout.written(EVENTS, "a")) == [gone[0]]
+    layout.forget("a")
+    assert [path.exists() for path in (kept, *gone, minutes)] == [True, False, False, True]
+    assert (layout.table(EVENTS) / "_temporary").exists()
+    assert layout.days(EVENTS) == [date(2026, 11, 22)]
+    assert partition_value(kept.parent.name) == "{mail}"
