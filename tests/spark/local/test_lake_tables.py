@@ -1,0 +1,40 @@
+"""Rows of the lake through Spark: types that stay as they are, and the row that counts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.tables import JOBS
+from bulltask.spark.lake_tables import as_table, latest, read_table, spark_schema
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+
+def test_a_table_that_nobody_has_written_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    rows = read_table(spark, Layout(tmp_path), JOBS)
+    assert rows.schema == spark_schema(JOBS)
+    assert rows.collect() == []
+
+
+def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: SparkSession, tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+
+    def job(life: str | None, state: str, second: int) -> dict[str, object]:
+        names = {column.name: None for column in JOBS.columns}
+        as_of = datetime(2026, 11, 22, 0, 0, second, tzinfo=UTC)
+        keys = {"dt": "2026-11-22", "queue": "007", "ingest_id": f"a-{second}", "job_id": "{1}", "life": life}
+        return names | keys | {"state": state, "as_of": as_of, "attempts": 1}
+
+    made = [job(None, "failed", 1), job(None, "completed", 2), job("5-0", "failed", 3)]
+    frame = as_table(spark.createDataFrame(made, spark_schema(JOBS)), JOBS)
+    frame.write.partitionBy(*JOBS.partitions).mode("append").parquet(str(layout.table(JOBS)))
+    rows = read_table(spark, layout, JOBS)
+    assert rows.schema.fieldNames() == spark_schema(JOBS).fieldNames()
+    assert {row["queue"] for row in rows.collect()} == {"007"}
+    kept = {(row["life"], row["state"]) for row in latest(rows, JOBS).collect()}
+    assert kept == {(None, "completed"), ("5-0", "failed")}
