@@ -1,0 +1,60 @@
+"""The lakes that tests build are those that the pipeline writes."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from bulltask.lake.arrow import arrow_schema, partition_schema
+from bulltask.lake.tables import COST_DAY, EVENTS, JOBS, TABLES, TASK_MINUTE, Table
+from tests.support.lake import LakeBuilder, at
+
+
+def rows(lake: LakeBuilder, table: Table) -> list[dict]:
+    partitions = ds.partitioning(partition_schema(table), flavor="hive")
+    place = str(lake.layout.table(table))
+    found = ds.dataset(place, arrow_schema(table), format="parquet", partitioning=partitions)
+    read: list[dict] = found.to_table().to_pylist()
+    return read
+
+
+def test_rows_are_read_as_they_were_written_with_the_partitions_that_their_times_say(tmp_path: Path) -> None:
+    lake = LakeBuilder(tmp_path)
+    end = at("2026-11-22 00:00", -1)
+    lake.jobs([{"job_id": "1", "state": "failed", "finished_at": end, "queue": "a{b}%"}])
+    (row,) = rows(lake, JOBS)
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "job_id": "1", "state": "failed", "finished_at": end, "as_of": end, "source": "events",
+        "dt": "2026-11-21", "queue": "a{b}%", "ingest_id": "test-00000000",
+    }  # fmt: skip
+    assert lake.layout.days(JOBS) == [date(2026, 11, 21)]
+
+
+def test_an_event_has_what_its_id_says(tmp_path: Path) -> None:
+    lake = LakeBuilder(tmp_path)
+    lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest="x-1")
+    (row,) = rows(lake, EVENTS)
+    moment = at("2026-11-22 00:00", 123)
+    assert (row["event_ms"], row["event_seq"], row["event_at"]) == (1795305600123, 4, moment)
+    assert (row["dt"], row["ingest_id"]) == ("2026-11-22", "x-1")
+
+
+def test_gold_is_by_day_alone(tmp_path: Path) -> None:
+    lake = LakeBuilder(tmp_path)
+    lake.gold("task_minute", [{"queue": "mail", "name": "send", "minute": at("2026-11-22 10:00"), "complete": True}])
+    lake.gold("cost_day", [{"queue": "mail", "name": "send", "dt": date(2026, 11, 22), "cost": Decimal("1.5")}])
+    assert [row["dt"] for row in rows(lake, TASK_MINUTE)] == ["2026-11-22"]
+    assert rows(lake, COST_DAY)[0]["cost"] == Decimal("1.5")
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.full_name)
+def test_a_misspelled_column_and_a_row_without_a_day_are_refused(tmp_path: Path, table: Table) -> None:
+    lake = LakeBuilder(tmp_path)
+    with pytest.raises(ValueError, match="has no stat"):
+        lake.write(table, [{"stat": "failed"}])
+    with pytest.raises((ValueError, KeyError)):
+        lake.write(table, [{}])
