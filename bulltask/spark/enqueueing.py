@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypedDict, Unpack
 
@@ -172,10 +172,7 @@ def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
         "batch": str(more.get("batch", 500)),
     }
     options = read_options(WriteOptions, {name: text for name, text in texts.items() if text is not None})
-    options = replace(options, job_opts=dict(more.get("opts", {})))
-    check_job_options(options.job_opts, options.config)
+    alike = check_job_options(more.get("opts", {}), options.config)
     columns = check_columns(schema, queue=queue, id_column=None)
-    maker = JobMaker(
-        options.config, check_write_id(options.write_id or new_write_id()), queue, options.job_opts, bool(columns.id)
-    )
+    maker = JobMaker(options.config, check_write_id(options.write_id or new_write_id()), queue, alike, bool(columns.id))
     return Sending(maker, columns, options.batch, max(1, to_ms(more.get("fence_ttl", _WEEK), "fence_ttl")))

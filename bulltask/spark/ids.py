@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 import uuid_utils
@@ -26,12 +27,17 @@ def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 
         write_id: the write (:func:`check_write_id`).
         queue: the queue's name as BullMQ spells it, so that ``emails`` and ``{emails}`` are the same.
         name: the job's name.
-        data: its data as it is sent.
+        data: its data as it is sent: JSON without spaces and needless escapes. The order of keys counts, and so does
+            whether a number is 1 or 1.0.
         number: which one it is among equal rows, from 0.
     """
-    # None of the first parts can have a control character, so the parts cannot run into each other.
-    head = f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
-    return "s" + hashlib.sha256(head + data).hexdigest()[:24]
+    return "s" + hashlib.sha256(_head(write_id, queue, name, number) + data).hexdigest()[:24]
+
+
+@lru_cache(maxsize=1_000)
+def _head(write_id: str, queue: str, name: str, number: int) -> bytes:
+    # None of these parts can have a control character, so the parts cannot run into each other.
+    return f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
 
 
 def new_write_id() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
@@ -13,29 +14,18 @@ from pyspark.sql.types import StringType, StructType
 from bulltask import codec
 from bulltask.config import Config
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.job import NewJob
-from bulltask.names import check_queue_name, wire_name
+from bulltask.job import JobOptions, NewJob
+from bulltask.job_options import check_size
+from bulltask.names import check_job_id, check_job_name, check_queue_name, wire_name
 from bulltask.queue.options import build_job
 from bulltask.spark.ids import derived_id
-from bulltask.values import value_class
 
-__all__ = ["NUMBER", "Columns", "JobMaker", "Row", "check_columns", "check_job_options", "rows_of"]
+__all__ = ["NUMBER", "Alike", "Columns", "JobMaker", "check_columns", "check_job_options", "columns_of"]
 
 NUMBER: Final = "bulltask_number"
 """The column that numbers equal rows, where somebody asked for it."""
 
 _OF_ONE_JOB: Final = ("job_id", "parent")
-
-
-@value_class
-class Row:
-    """One row; ``queue`` and ``id`` are ``None`` where it does not say."""
-
-    name: str | None
-    data: str | None
-    queue: str | None
-    id: str | None
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +39,19 @@ class Columns:
 
     id: str
     queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """What all jobs of a write have in common, checked once.
+
+    Attributes:
+        options: theirs.
+        timestamp_ms: when they were made; ``None``: when they are sent.
+    """
+
+    options: JobOptions
+    timestamp_ms: int | None
 
 
 def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> Columns:
@@ -84,8 +87,8 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     return columns
 
 
-def check_job_options(options: Mapping[str, Any], config: Config) -> None:
-    """Check options that all jobs of a write have, before any of them is made.
+def check_job_options(options: Mapping[str, Any], config: Config) -> Alike:
+    """Check options that all jobs of a write have, before any of them is made, and return what comes of them.
 
     Raises:
         ConfigError: one is unknown or wrong, or belongs to a single job.
@@ -93,41 +96,46 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> None:
     if single := [name for name in _OF_ONE_JOB if name in options]:
         raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, and these are the options of all")
     try:
-        build_job("any", "any", None, options, config)
+        sample = build_job("any", "any", None, options, config)
     except TypeError as exc:
         raise ConfigError(f"[BULLTASK_OPTION_WRONG] options of jobs: {exc}") from exc
+    return Alike(sample.options, sample.timestamp_ms)
 
 
-def rows_of(batch: pa.RecordBatch, columns: Columns) -> Iterator[Row]:
-    """Read the rows of an Arrow batch whose columns were checked."""
+def columns_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Iterable[Any], ...]:
+    """Return the columns of an Arrow batch that were checked, as :meth:`JobMaker.make` takes them."""
 
-    def texts(name: str) -> Iterable[Any]:
-        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None, batch.num_rows)
+    def column(name: str, otherwise: object) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
 
-    fields = (texts("name"), texts("data"), texts(columns.queue), texts(columns.id), texts(NUMBER))
-    for name, data, queue, job_id, number in zip(*fields, strict=True):
-        yield Row(name, data, queue, job_id, number or 0)
+    return (
+        column("name", None),
+        column("data", None),
+        column(columns.queue, None),
+        column(columns.id, None),
+        column(NUMBER, 0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class JobMaker:
-    """Responsible for the jobs of one write: each is built as ``Queue.add`` builds it.
+    """Responsible for the jobs of one write: each is what ``Queue.add`` would make of it.
 
     Attributes:
-        config: the defaults of options, and how queues are spelled.
+        config: how queues are spelled, and how much a job may hold.
         write_id: the write.
         queue: the queue of rows that do not say theirs.
-        options: of every job, in the words of ``Queue.add``.
+        alike: what the jobs have in common.
         has_ids: the rows have ids of their own.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
     write_id: str
     queue: str | None
-    options: Mapping[str, Any]
+    alike: Alike
     has_ids: bool
 
-    def make(self, row: Row) -> NewJob:
+    def make(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
         """Build the job of a row.
 
         Raises:
@@ -135,19 +143,36 @@ class JobMaker:
             DecodeError: its data is no JSON.
             EncodeError, PayloadTooLarge, InvalidName: something about the job is wrong, as for ``Queue.add``.
         """
-        queue = row.queue if self.queue is None else self.queue
-        if row.name is None or queue is None or (self.has_ids and row.id is None):
-            what = "name" if row.name is None else "queue" if queue is None else "id"
-            raise ConfigError(f"[BULLTASK_ROW_INCOMPLETE] a row has no {what}: {row!r:.300}")
-        try:
-            data = codec.decode(row.data)
-        except DecodeError as exc:
-            raise DecodeError(
-                f"data of a row for job {row.name} in queue {queue}: {exc}; got {row.data!r:.80}"
-            ) from exc
-        job_id = row.id if self.has_ids else self._derived(check_queue_name(queue), row.name, data, row.number)
-        return build_job(queue, row.name, data, {**self.options, "job_id": job_id}, self.config)
+        if self.queue is not None:
+            queue = self.queue
+        if name is None or queue is None or (self.has_ids and job_id is None):
+            what = "name" if name is None else "queue" if queue is None else "id"
+            raise ConfigError(
+                f"[BULLTASK_ROW_INCOMPLETE] a row has no {what}: name={name!r:.80}, queue={queue!r:.80}, "
+                f"id={job_id!r:.80}, data={data!r:.200}"
+            )
+        wire = _checked(queue, name, self.config.queue_hash_tag)
+        sent = self._sent(name, data, queue)
+        if self.has_ids:
+            new_id = check_job_id(cast(str, job_id))
+        else:
+            new_id = derived_id(self.write_id, wire, name, sent, number)
+        return NewJob(queue, new_id, name, sent, self.alike.options, timestamp_ms=self.alike.timestamp_ms, chosen=True)
 
-    def _derived(self, queue: str, name: str, data: Any, number: int) -> str:
-        wire = wire_name(queue, hash_tag=self.config.queue_hash_tag)
-        return derived_id(self.write_id, wire, name, codec.encode(data, what=f"the data of job {name}"), number)
+    def _sent(self, name: str, data: str | None, queue: str) -> bytes:
+        """The data as it is sent: without spaces, so that the same data written in two ways is the same."""
+        try:
+            value = codec.decode(data)
+        except DecodeError as exc:
+            raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
+        what = f"the data of job {name}"
+        encoded = codec.encode(value, what=what, limit=self.config.max_payload)
+        check_size(encoded, self.alike.options.more, what)
+        return encoded
+
+
+@lru_cache(maxsize=1_000)
+def _checked(queue: str, name: str, hash_tag: bool) -> str:
+    """Check names that many rows have; BullMQ's name of the queue."""
+    check_job_name(name)
+    return wire_name(check_queue_name(queue), hash_tag=hash_tag)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from bulltask import embedded
 from bulltask.job import NewJob
-from bulltask.spark.rows import Columns, JobMaker, rows_of
+from bulltask.spark.rows import Columns, JobMaker, columns_of
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts_fence import Fence
 
@@ -69,7 +69,7 @@ class Sending:
         broker = Broker(self.maker.config, embedded.resolve_url(self.maker.config.broker_url))
         try:
             for batch in batches:
-                jobs = map(self.maker.make, rows_of(batch, self.columns))
+                jobs = map(self.maker.make, *columns_of(batch, self.columns))
                 found: list[str] = []
                 while part := list(islice(jobs, self.batch)):
                     found += self._send(broker, part)

@@ -110,6 +110,6 @@ def refuse_overwrite(*, overwrite: bool) -> None:
 
 def _sending(options: WriteOptions, schema: StructType, write_id: str) -> Sending:
     columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
-    check_job_options(options.job_opts, options.config)
-    maker = JobMaker(options.config, check_write_id(write_id), options.queue, options.job_opts, bool(columns.id))
+    alike = check_job_options(options.job_opts, options.config)
+    maker = JobMaker(options.config, check_write_id(write_id), options.queue, alike, bool(columns.id))
     return Sending(maker, columns, options.batch, options.fence_ttl_ms if options.fence else None)

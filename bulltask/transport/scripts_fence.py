@@ -16,6 +16,8 @@ __all__ = ["Fence", "Sent", "add_fenced_job", "some_fenced"]
 
 _SCANNED: Final = 1_000
 
+Outcome = Literal["added", "known", "fenced"]
+
 
 @value_class
 class Fence:
@@ -40,7 +42,7 @@ class Sent:
     """
 
     id: str
-    outcome: Literal["added", "known", "fenced"]
+    outcome: Outcome
 
 
 def add_fenced_job(keys: QueueKeys, job: NewJob, now_ms: int, fence: Fence) -> Call[Sent]:
@@ -53,7 +55,7 @@ def add_fenced_job(keys: QueueKeys, job: NewJob, now_ms: int, fence: Fence) -> C
 
     def judge(reply: Any) -> Sent:
         raise_for(reply, job.id, keys.name)
-        return Sent(text(reply[0]), cast(Literal["added", "known", "fenced"], text(reply[1])))
+        return Sent(text(reply[0]), cast(Outcome, text(reply[1])))
 
     words = (keys.fence(fence.write_id), *places, fence.ttl_ms, job.id, keys.job(job.id), *said)
     return Call((script.key_count, *words), judge, script)

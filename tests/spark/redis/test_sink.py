@@ -117,6 +117,16 @@ def test_equal_rows_of_a_write_are_one_job(writer: Make) -> None:
     assert write(writer(), rows(0, 3), rows(1, 5)) == Sums(7, 5, 2)
 
 
+def test_data_is_the_same_when_what_is_sent_is(writer: Make, redis_client: Any) -> None:
+    """Spaces and escapes are not sent; the order of keys is, and 1.0 is not 1."""
+    same = ['{"n":1,"t":"ä"}', ' { "n" : 1, "t": "\\u00e4" } ', '{"n":0,"t":"ä","n":1}']
+    others = ['{"t":"ä","n":1}', '{"n":1.0,"t":"ä"}', '{"n":"1","t":"ä"}']
+    batch = pa.RecordBatch.from_pylist([{"name": "send", "data": text} for text in (*same, *others)])
+    assert write(writer(), batch) == Sums(6, 4, 2)
+    sent = [redis_client.hget(f"bull:{{mail}}:{one}", "data") for one in ids(redis_client)]
+    assert sent == [same[0], *others]
+
+
 def test_the_rows_may_say_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
     made = writer(schema("name", "data", "id"))
     assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == Sums(2, 2, 0)
