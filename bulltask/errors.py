@@ -169,7 +169,7 @@ class BrokerUnavailable(BrokerError, ConnectionError):
 
 
 class BrokerAuthError(BrokerError):
-    """Redis refused the user, the password, or a command."""
+    """Redis refused the user, the password, the certificate, or a command; or has a certificate nobody trusts here."""
 
 
 class BrokerNotReady(BrokerError):

@@ -14,7 +14,7 @@ from typing import Any, Final
 from bulltask.clock import to_ms, zone_of
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
-from bulltask.urls import redact_url
+from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, redact_url, tls_options
 
 __all__ = [
     "WORDS",
@@ -156,7 +156,23 @@ def url(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value.startswith(URL_SCHEMES):
         shown = redact_url(value) if isinstance(value, str) else repr(value)
         raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}; it is {shown}")
+    _check_tls(value, name)
     return value
+
+
+def _check_tls(value: str, name: str) -> None:
+    """A misspelt option of TLS must not show only where somebody connects, or not at all."""
+    given, shown = tls_options(value), redact_url(value)
+    if given and not value.startswith("rediss://"):
+        raise ConfigError(f"{name} must start with rediss:// to have TLS and {min(given)}; it is {shown}")
+    for option in given:
+        if option not in TLS_OPTIONS:
+            raise ConfigError(f"{name} has no option {option}{did_you_mean(option, TLS_OPTIONS)}; it is {shown}")
+    for option, allowed in TLS_CHOICES.items():
+        if given.get(option, allowed[0]) not in allowed:
+            raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {given[option]!r}")
+    if "ssl_keyfile" in given and "ssl_certfile" not in given:
+        raise ConfigError(f"{name} has ssl_keyfile without ssl_certfile; it is {shown}")
 
 
 def jitter_share(value: Any, name: str) -> float:

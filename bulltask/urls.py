@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
-__all__ = ["redact_text", "redact_url"]
+__all__ = ["TLS_CHOICES", "TLS_OPTIONS", "redact_text", "redact_url", "tls_options"]
 
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
@@ -14,6 +14,33 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC starts a colour
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
+
+
+TLS_OPTIONS = (
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_ciphers",
+    "ssl_keyfile",
+    "ssl_min_version",
+    "ssl_password",
+)
+"""What a broker URL may say about TLS, in the words of redis-py."""
+
+TLS_CHOICES = {
+    "ssl_cert_reqs": ("required", "optional", "none"),
+    "ssl_check_hostname": ("true", "false", "1", "0", "yes", "no"),
+}
+"""Those of them that are one of some words; redis-py takes any other word for true."""
+
+
+def tls_options(url: str) -> dict[str, str]:
+    """Return the options of ``url`` that are about TLS, known ones or not."""
+    pairs = parse_qsl(url.partition("?")[2], keep_blank_values=True) if "ssl_" in url else ()
+    return {name: value for name, value in pairs if name.startswith("ssl_")}
 
 
 def redact_url(url: str) -> str:

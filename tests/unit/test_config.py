@@ -244,6 +244,26 @@ def test_a_broker_url_has_one_of_four_schemes(url: str) -> None:
     assert config(broker_url=url).broker_url == url
 
 
+def test_a_broker_url_may_name_certificates() -> None:
+    url = "rediss://h/0?ssl_ca_certs=a.pem&ssl_certfile=b.pem&ssl_keyfile=b.key&ssl_check_hostname=false"
+    assert config(broker_url=url).broker_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// to have TLS and ssl_ca_certs"),
+        ("rediss://h?ssl_ca_cert=a.pem", "no option ssl_ca_cert; did you mean 'ssl_ca_certs'"),
+        ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs in broker_url must be one of required, optional, none"),
+        ("rediss://h?ssl_check_hostname=off", "ssl_check_hostname in broker_url must be one of true, false"),
+        ("rediss://h?ssl_keyfile=b.key", "has ssl_keyfile without ssl_certfile"),
+    ],
+)
+def test_a_word_about_tls_that_would_not_count_is_refused(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config(broker_url=url)
+
+
 def test_a_wrong_broker_url_is_shown_without_its_password() -> None:
     with pytest.raises(ConfigError) as refused:
         conf(broker_url="amqp://guest:secret@host//")

@@ -1,0 +1,137 @@
+"""TLS: certificates of both sides by redis-py's words in the URL, and errors that say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulltask import App
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailable
+from bulltask.queue.queue import Queue
+from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.call import command
+from bulltask.transport.client import Client
+from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.faults import no_connection
+from tests.support.certificates import Certificates, TlsServer
+
+pytestmark = pytest.mark.redis
+
+CA, CERT, KEY = "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"
+TRUSTED = f"{CA}=(authority.pem)"
+
+FAULTS = [
+    ("", "Nobody who is trusted here .*: add ssl_ca_certs=FILE"),
+    (f"{CA}=(strange-authority.pem)", "Nobody who is trusted here .*: add ssl_ca_certs=FILE"),
+    (f"{TRUSTED}&{CERT}=(client.pem)&{KEY}=(stranger.key)", "must be a certificate and its own key"),
+    (f"{TRUSTED}&{CERT}=(client.pem)", "must be a certificate and its own key"),
+    (f"{CA}=(client.key)", "ssl_ca_certs must be a file with certificates"),
+    (f"{CA}=(nobody.pem)", r"nobody\.pem \(ssl_ca_certs in the URL\) cannot be read. Each machine"),
+    (f"{TRUSTED}&{CERT}=(nobody.pem)", r"nobody\.pem \(ssl_certfile in the URL\) cannot be read"),
+]
+
+
+def endpoint(url: str, timeout_ms: int = 10_000) -> Endpoint:
+    return Endpoint(url, timeout_ms, timeout_ms)
+
+
+def ping(url: str, timeout_ms: int = 10_000) -> bytes:
+    client = Client(endpoint(url, timeout_ms), None)
+    try:
+        reply: bytes = client.run(command("PING"))
+        return reply
+    finally:
+        client.close()
+
+
+async def aping(url: str) -> bytes:
+    client = AsyncClient(endpoint(url))
+    try:
+        reply: bytes = await client.run(command("PING"))
+        return reply
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_both_clients_speak_tls_with_a_certificate_of_their_own(
+    tls_server: TlsServer, certificates: Certificates, host: str
+) -> None:
+    url = f"rediss://{host}:{tls_server.port}/0?{certificates.query()}"
+    assert ping(url) == await aping(url) == b"PONG"
+
+
+@pytest.mark.parametrize(("query", "says"), FAULTS)
+async def test_a_certificate_that_is_wrong_is_refused_and_the_error_says_what_to_do(
+    tls_server: TlsServer, certificates: Certificates, query: str, says: str
+) -> None:
+    filled = query.replace("(", f"{certificates.file('')}/").replace(")", "")
+    url = f"rediss://me:secret@localhost:{tls_server.port}/0?{filled}"
+    with pytest.raises(BrokerAuthError, match=f"no TLS connection to Redis at rediss://me:.*{says}") as refused:
+        ping(url)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(BrokerAuthError, match=says):
+        await aping(url)
+
+
+@pytest.mark.parametrize("more", ["", "&ssl_certfile=(stranger.pem)&ssl_keyfile=(stranger.key)"])
+async def test_a_client_without_a_certificate_that_the_server_trusts_is_told_so(
+    tls_server: TlsServer, certificates: Certificates, more: str
+) -> None:
+    filled = more.replace("(", f"{certificates.file('')}/").replace(")", "")
+    url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.authority}{filled}"
+    # What the server says of it may be overtaken by the end of the connection.
+    with pytest.raises(BrokerError, match=r"ssl_certfile=FILE|certificate in ssl_certfile|\(ssl_certfile\)"):
+        ping(url)
+    with pytest.raises(BrokerError, match=r"ssl_certfile=FILE|certificate in ssl_certfile|\(ssl_certfile\)"):
+        await aping(url)
+
+
+@pytest.mark.parametrize(
+    ("alert", "says"),
+    [
+        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required", "add ssl_certfile=FILE"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", "does not trust the certificate in ssl_certfile"),
+        ("[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired", "does not trust the certificate"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "a new certificate"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "That port does not speak TLS"),
+    ],
+)
+def test_what_a_server_says_of_a_certificate_becomes_advice(alert: str, says: str) -> None:
+    refusal = no_connection(ConnectionError(alert), "rediss://host", connecting=False)
+    assert isinstance(refusal, BrokerAuthError)
+    assert says in str(refusal)
+
+
+def test_a_tls_connection_that_breaks_later_is_only_broken() -> None:
+    broken = no_connection(ConnectionError("[SSL: UNEXPECTED_EOF_WHILE_READING]"), "rediss://host", connecting=False)
+    assert isinstance(broken, BrokerUnavailable)
+
+
+def test_a_server_must_have_the_name_that_was_asked_for(tls_server: TlsServer, certificates: Certificates) -> None:
+    url = f"rediss://127.1:{tls_server.port}/0?{certificates.query()}"  # the same address, but not in the certificate
+    with pytest.raises(BrokerAuthError, match=r"Connect by a name for which .* ssl_check_hostname=false"):
+        ping(url)
+    assert ping(f"{url}&ssl_check_hostname=false") == b"PONG"
+
+
+def test_who_asks_for_no_check_gets_none(tls_server: TlsServer, certificates: Certificates) -> None:
+    pair = f"ssl_certfile={certificates.file('client.pem')}&ssl_keyfile={certificates.file('client.key')}"
+    assert ping(f"rediss://127.1:{tls_server.port}/0?{pair}&ssl_cert_reqs=none") == b"PONG"
+
+
+def test_the_wrong_scheme_is_named(tls_server: TlsServer, certificates: Certificates) -> None:
+    with pytest.raises(BrokerUnavailable, match="If that port speaks TLS, begin the URL with rediss://"):
+        ping(f"redis://localhost:{tls_server.port}/0")
+    with pytest.raises(BrokerUnavailable, match="A port without TLS answers like this"):
+        ping(f"rediss://localhost:{tls_server.plain.port}/0?{certificates.query()}", timeout_ms=1_000)
+
+
+async def test_queues_and_awaited_sends_work_over_tls(tls_server: TlsServer) -> None:
+    with Queue("mail", tls_server.url) as queue:
+        job = queue.add("send", {"n": 1})
+        assert queue.get_job_counts("wait") == {"wait": 1}
+    app = App("shop", broker_url=tls_server.url)
+    sent = await app.asend_task("send", kwargs={"n": 2}, queue="mail")
+    with Queue("mail", tls_server.url) as queue:
+        assert [found.id for found in queue.get_jobs("wait", asc=True)] == [job.id, sent.id]
+    await app.aclose()

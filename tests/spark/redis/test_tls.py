@@ -1,0 +1,69 @@
+"""Reads and writes of DataFrames over TLS, with a certificate of the client's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bulltask.errors import BrokerAuthError, ConfigError
+from bulltask.queue.queue import Queue
+from bulltask.spark.options import StreamOptions, WriteOptions, read_options
+from bulltask.spark.sending import Sums
+from bulltask.spark.sink import JobsWriter, Wrote
+from tests.support.certificates import Certificates, TlsServer
+from tests.support.query import Query
+from tests.support.queue_contents import add
+
+pytestmark = pytest.mark.redis
+
+COLUMNS = StructType([StructField("name", StringType()), StructField("data", StringType())])
+
+
+@pytest.fixture
+def broker_url(tls_server: TlsServer) -> str:
+    """Everything of this file goes this way."""
+    return tls_server.url
+
+
+def test_jobs_events_and_counts_are_read_over_tls(queue: Queue, read: Callable[..., Any]) -> None:
+    ids = add(queue, 20)
+    assert {row["id"] for row in read(state="wait", numPartitions="2", minRowsPerPartition="5")} == set(ids)
+    assert [row["job_id"] for row in read(table="events") if row["event"] == "added"] == ids
+    assert {row["state"]: row["jobs"] for row in read(table="counts", queue="*")}["wait"] == 20
+
+
+def test_a_stream_is_read_over_tls(queue: Queue, broker_url: str) -> None:
+    query = Query(broker_url)
+    ids = add(queue, 5)
+    query.run_dry()
+    assert [row["job_id"] for row in query.rows if row["event"] == "added"] == ids
+
+
+def test_jobs_are_written_over_tls(broker_url: str, queue: Queue) -> None:
+    writer = JobsWriter(read_options(WriteOptions, {"url": broker_url, "queue": "mail"}), COLUMNS, overwrite=False)
+    rows = pa.RecordBatch.from_pylist([{"name": "send", "data": json.dumps({"n": n})} for n in range(10)])
+    wrote = writer.write(iter([rows]))
+    assert isinstance(wrote, Wrote)
+    assert wrote.sums == Sums(10, 10, 0)
+    assert queue.get_job_counts("wait") == {"wait": 10}
+
+
+def test_a_certificate_that_is_refused_fails_the_plan_at_once(
+    tls_server: TlsServer, certificates: Certificates, reader_of: Callable[..., DataSourceReader]
+) -> None:
+    strange = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.strange_authority}"
+    with pytest.raises(BrokerAuthError, match="add ssl_ca_certs=FILE"):
+        reader_of(url=strange).partitions()
+
+
+def test_a_misspelt_word_in_the_url_is_a_wrong_option() -> None:
+    url = "rediss://:secret@localhost/0?ssl_ca_cert=a.pem"
+    with pytest.raises(ConfigError, match=r"\[BULLTASK_OPTION_WRONG\] option url has no option ssl_ca_cert") as wrong:
+        read_options(StreamOptions, {"url": url, "queue": "mail"}, {})
+    assert "secret" not in str(wrong.value)
