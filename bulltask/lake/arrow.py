@@ -18,8 +18,8 @@ _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.DOUBLE: pa.float64(),
     Kind.FLAG: pa.bool_(),
     Kind.TIME: pa.timestamp("us", tz="UTC"),
-    Kind.BYTES: pa.binary(),
     Kind.TEXTS: pa.list_(pa.string()),
+    Kind.COUNTS: pa.map_(pa.int32(), pa.int64()),
     Kind.MONEY: pa.decimal128(18, 6),
 }
 

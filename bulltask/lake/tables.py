@@ -42,8 +42,8 @@ class Kind(StrEnum):
     DOUBLE = "double"
     FLAG = "boolean"
     TIME = "timestamp"  # microseconds, UTC
-    BYTES = "binary"
     TEXTS = "array<string>"
+    COUNTS = "map<int,bigint>"  # how many there are of each size class: bulltask.lake.size_classes
     MONEY = "decimal(18,6)"
 
 
@@ -251,7 +251,7 @@ TASK_MINUTE: Final = Table(
         _KINDS,
         """
         queue text of the jobs
-        name text of the task; none for attempts whose beginning was lost
+        name text of the task; none for jobs whose beginning was lost, and in each minute that a gap touches
         minute time its first moment
         enqueued long jobs added in it
         started long attempts begun in it
@@ -259,17 +259,21 @@ TASK_MINUTE: Final = Table(
         failed long attempts that ended in it, failed for good
         retried long attempts that ended in it and are made again
         stalled long attempts that ended in it as stalled
-        wait_p50 long half of the attempts begun in it had waited up to so many milliseconds
+        parked long attempts that ended in it because the job waits for its children
+        done long jobs completed or failed for good in it
+        removed long jobs removed in it before they were done
+        wait_p50 long half of the attempts begun in it had waited up to so many milliseconds, within 1 %
         wait_p95 long the same of 95 in 100
         wait_p99 long the same of 99 in 100
-        run_p50 long half of the attempts ended in it had run up to so many milliseconds
+        run_p50 long half of the attempts ended in it had run up to so many milliseconds, within 1 %
         run_p95 long the same of 95 in 100
         run_p99 long the same of 99 in 100
-        busy_ms long milliseconds in it, added up, that attempts ran
-        wait_sketch bytes a KLL sketch of the waits, to merge minutes into hours and days
-        run_sketch bytes a KLL sketch of the runs
-        events_lost long lost events of gaps that touch it
-        complete flag no gap touches it
+        busy_ms long milliseconds in it, added up, that attempts ran; one whose end was not seen counts none
+        wasted_ms long the part of busy_ms of attempts that ended in a retry, a stall or a failure
+        wait_counts counts how many waits there were of each size class; those of minutes add up to those of hours
+        run_counts counts the same of the runs
+        events_lost long lost events of the queue, of gaps that touch it; a gap counts whole in each minute it touches
+        complete flag no gap of the queue touches it
         """,
     ),
 )
@@ -285,11 +289,11 @@ ERRORS_DAY: Final = Table(
         queue text of the jobs
         name text of the task
         error_key text what the failures have in common
-        count long attempts that failed so
+        count long attempts that failed for good so; events do not tell the reasons of attempts that are made again
         share double part of all failures of the task in that day, 0 to 1
         first_seen time end of the first of them
         last_seen time end of the last
-        sample_reason text the reason of one of them, whole
+        sample_reason text the reason of the last, whole
         sample_job_ids texts up to five jobs, the latest first
         """,
     ),
@@ -306,12 +310,14 @@ CAPACITY_MINUTE: Final = Table(
         queue text its name
         minute time its first moment
         arrivals long jobs added in it
-        departures long jobs done in it
+        departures long jobs done in it, or removed before
         backlog_delta long arrivals - departures
         busy_workers double attempts that ran at a time, on average
-        utilisation double busy_workers as part of the capacity, which is given or the most that was seen, 0 to 1
-        wait_p95 long 95 in 100 of the attempts begun in it had waited up to so many milliseconds
-        complete flag no gap touches it
+        peak_workers long the most attempts that ran at one moment
+        capacity long attempts that can run at a time: as given, else the most that ran at one moment of the day
+        utilisation double busy_workers / capacity; none without a capacity
+        wait_p95 long 95 in 100 of the attempts begun in it had waited up to so many milliseconds, within 1 %
+        complete flag no gap of the queue touches it
         """,
     ),
 )
@@ -326,14 +332,14 @@ SLO_DAY: Final = Table(
         """
         queue text of the jobs
         name text of the task
-        metric text wait (of the first attempt), run (of an attempt) or total (of a job)
+        metric text wait (of first attempts begun in it), run (of attempts ended in it) or total (of jobs done in it)
         objective_ms long milliseconds that are still good
         target double part that is to be good, 0 to 1
         total long how many were measured
-        good long how many were good; a failure is not, for total
+        good long how many were good; for total, a failed job is not
         attainment double good / total
-        budget_left double part of the error budget that is left: 1 - (1 - attainment) / (1 - target)
-        complete flag no gap touches the day
+        budget_left double part of the error budget that is left: 1 - (1 - attainment) / (1 - target); overdrawn below 0
+        complete flag no gap of the queue touches the day
         """,
     ),
 )
@@ -350,10 +356,11 @@ COST_DAY: Final = Table(
         name text of the task
         jobs long jobs done
         attempts long attempts that ended
-        busy_s double seconds that attempts ran
-        wasted_s double the part of it that ended in a retry, a stall or a failure
-        cost money busy_s times the price of a worker's second
-        cost_per_job money cost / jobs
+        busy_s double seconds of the day, added up, that attempts ran
+        wasted_s double the part of it of attempts that ended in a retry, a stall or a failure
+        cost money busy_s times the price of a worker's second; none where no price is given, as the next
+        cost_per_job money cost / jobs; none without jobs
+        complete flag no gap of the queue touches the day
         """,
     ),
 )

@@ -9,13 +9,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     BooleanType,
     DataType,
     DecimalType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -34,8 +34,8 @@ _TYPES: Final[Mapping[Kind, DataType]] = {
     Kind.DOUBLE: DoubleType(),
     Kind.FLAG: BooleanType(),
     Kind.TIME: TimestampType(),
-    Kind.BYTES: BinaryType(),
     Kind.TEXTS: ArrayType(StringType()),
+    Kind.COUNTS: MapType(IntegerType(), LongType()),
     Kind.MONEY: DecimalType(18, 6),
 }
 

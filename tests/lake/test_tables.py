@@ -30,7 +30,8 @@ def test_arrow_and_spark_have_the_same_columns_of_the_same_types(table: Table) -
 
     kinds = {
         "string": "string", "int32": "int", "int64": "bigint", "double": "double", "bool": "boolean",
-        "binary": "binary", "timestamp[us, tz=UTC]": "timestamp", "decimal128(18, 6)": "decimal(18,6)",
+        "timestamp[us, tz=UTC]": "timestamp", "decimal128(18, 6)": "decimal(18,6)",
+        "map<int32, int64>": "map<int,bigint>",
     }  # fmt: skip
     arrow = [(field.name, kinds.get(str(field.type), "array<string>")) for field in arrow_schema(table)]
     assert arrow == [(field.name, field.dataType.simpleString()) for field in spark_schema(table).fields]
