@@ -1,48 +1,25 @@
-"""``bulltask``: the commands, each loaded when it is asked for."""
+"""``bulltask``: the commands."""
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import version
 from typing import Final
 
 import click
 
-from bulltask.errors import BulltaskError
+from bulltask.cli.lazy import LazyGroup
 
 __all__ = ["main"]
 
 COMMANDS: Final = {
     "migrate-bull": "bulltask.cli.migrate_bull",
+    "pipeline": "bulltask.cli.pipeline",
     "server": "bulltask.cli.server",
     "worker": "bulltask.cli.worker",
 }
 
 
-class LazyGroup(click.Group):
-    """A group that imports a command's module only when the command is used, so that ``--help`` stays quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names of all commands."""
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Load one command."""
-        module = COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        command: click.Command = importlib.import_module(module).command
-        return command
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Run; an error of bulltask's own is one line for the user, not a traceback."""
-        try:
-            return super().invoke(ctx)
-        except BulltaskError as exc:
-            raise click.ClickException(str(exc)) from exc
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg.")
 @click.option("-b", "--broker", help="Redis URL; wins over the app's own.")

@@ -34,8 +34,11 @@ def output(program: str) -> str:
     [
         "import bulltask",
         "import bulltask.cli.main",
+        "import bulltask.cli.pipeline, click, importlib; "
+        "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
         "import bulltask.spark.options, bulltask.spark.positions, bulltask.spark.planning, bulltask.spark.spans",
+        "import bulltask.spark.queues, bulltask.spark.rings",
     ],
 )
 def test_what_needs_no_spark_imports_none(program: str) -> None:

@@ -1,0 +1,29 @@
+"""``bulltask pipeline``: from queues to tables on disk, on Spark.
+
+Modules of commands import neither Spark nor Arrow at their top: ``--help`` needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from bulltask.cli.lazy import LazyGroup
+
+__all__ = ["COMMANDS", "command"]
+
+COMMANDS: Final = {
+    "doctor": "bulltask.cli.pipeline.doctor",
+}
+
+
+@click.group("pipeline", cls=LazyGroup, modules=COMMANDS)
+def command() -> None:
+    """Jobs in, history out: the events and jobs of queues become tables in a directory.
+
+    Needs the extra spark (pip install 'bulltask[spark]') and, where it says so, Java 17.
+
+    Exit codes of all commands: 0 fine, 1 an error, 2 wrong usage, 3 events were lost and recorded, 4 events were lost
+    and --on-loss is fail.
+    """

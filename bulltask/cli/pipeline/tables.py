@@ -1,0 +1,23 @@
+"""Tables of texts for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["as_table"]
+
+
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under a head, in columns as wide as they must be; columns of numbers stand to the right."""
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    right = [
+        bool(rows) and all(row[place][:1].isdigit() or row[place] == "-" for row in rows) for place in range(len(head))
+    ]
+    lines = [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""How long a queue's ring of events should be: the arithmetic behind the doctor and the documentation."""
+
+from __future__ import annotations
+
+import pytest
+
+from bulltask.lake.rings import Need, Ring, advised_length, busiest_rate, sizes
+
+
+def test_a_ring_holds_what_is_written_as_long_as_its_length_lasts() -> None:
+    assert Ring("mail", 10_000, 10_000, 830).headroom_s == pytest.approx(12.05, abs=0.01)
+    assert Ring("mail", 3, 10_000, None).headroom_s is None
+
+
+def test_needed_are_two_rounds_or_the_outage_whichever_is_longer() -> None:
+    assert Need(10, 5).seconds == 30
+    assert Need(10, 5, outage_s=900).seconds == 900
+    ring = Ring("mail", 10_000, 10_000, 400)  # 25 s
+    assert [ring.is_enough(need) for need in (Need(10, 2.5), Need(10, 3))] == [True, False]
+    assert Ring("mail", 0, 10_000, None).is_enough(Need(10, 5)) is None
+
+
+def test_the_advice_is_enough_and_no_shorter_than_the_default() -> None:
+    assert advised_length(830, Need(10, 5, 900)) == 747_000
+    assert advised_length(1, Need(10, 5)) == 10_000
+    for rate in (0.1, 333.3, 1_000.0, 8_860.0):
+        ring = Ring("mail", 0, advised_length(rate, Need(7, 3, 61)), rate)
+        assert ring.is_enough(Need(7, 3, 61))
+        assert ring.advice(Need(7, 3, 61)) == ring.limit
+
+
+def test_the_rate_is_that_of_the_busiest_span_and_of_nothing_there_is_none() -> None:
+    assert busiest_rate([(1_000, 10_000), (900, 3_000)]) == 300
+    assert busiest_rate([(1_000, 0)]) == 1_000  # all in one millisecond: not a million a second
+    assert busiest_rate([(0, 10_000)]) is None
+
+
+def test_the_table_of_sizes_has_the_measured_example() -> None:
+    """15 minutes at 200 jobs a second are 747,000 events, which take 46 MB."""
+    [line] = [one for one in sizes() if one.jobs_per_s == 200]
+    assert (line.quarter_hour, round(line.quarter_hour_mb)) == (747_000, 46)
+    assert round(line.default_holds_s) == 12

@@ -1,0 +1,106 @@
+"""``bulltask pipeline doctor`` beside a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from bulltask.cli.main import main
+from tests.conftest import ServerFactory
+
+pytestmark = [pytest.mark.redis]
+
+Doctor = Callable[..., Result]
+
+
+@pytest.fixture
+def doctor(broker_url: str) -> Doctor:
+    return lambda *words, url=broker_url: CliRunner().invoke(main, ["-b", url, "pipeline", "doctor", *words])
+
+
+def queues(result: Result) -> Mapping[str, Any]:
+    return {one["queue"]: one for one in json.loads(result.output)["queues"]}
+
+
+def write(client: redis.Redis, queue: str, count: int, *, ms: int, begin_ms: int = 1_760_000_000_000) -> None:
+    """Write so many events at even distances within ``ms``."""
+    pipeline = client.pipeline(transaction=False)
+    for number in range(count):
+        moment = begin_ms + number * ms // count
+        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled"}, id=f"{moment}-{number}")
+    pipeline.execute()
+    client.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", 10_000)
+
+
+def test_a_ring_that_holds_long_enough_is_well_and_one_that_does_not_gets_advice(
+    doctor: Doctor, redis_client: redis.Redis
+) -> None:
+    write(redis_client, "slow", 1_000, ms=100_000)
+    assert doctor().exit_code == 0
+    write(redis_client, "busy", 5_000, ms=10_000)
+    found = doctor("--json")
+    assert found.exit_code == 1
+    busy, slow = queues(found)["busy"], queues(found)["slow"]
+    assert (busy["length"], busy["max_length"], busy["enough"]) == (5_000, 10_000, False)
+    assert busy["events_per_s"] == pytest.approx(500, rel=0.01)
+    assert busy["headroom_s"] == pytest.approx(20, rel=0.01)
+    assert busy["advised_max_length"] in {15_000, 16_000}
+    assert slow["enough"]
+    assert slow["headroom_s"] == pytest.approx(1_000, rel=0.01)
+    shown = doctor()
+    assert f"too short: set streams.events.maxLen to {busy['advised_max_length']:,}" in shown.output
+    redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["advised_max_length"])
+    assert doctor().exit_code == 0
+
+
+def test_a_burst_at_the_end_of_a_quiet_ring_is_what_counts(doctor: Doctor, redis_client: redis.Redis) -> None:
+    write(redis_client, "mail", 100, ms=1_000_000)
+    write(redis_client, "mail", 4_000, ms=10_000, begin_ms=1_760_001_000_000)
+    assert queues(doctor("--json"))["mail"]["events_per_s"] == pytest.approx(400, rel=0.01)
+
+
+def test_the_outage_to_survive_makes_the_ring_longer(doctor: Doctor, redis_client: redis.Redis) -> None:
+    write(redis_client, "mail", 1_000, ms=100_000)
+    found = doctor("--json", "--outage", "1h")
+    assert (found.exit_code, queues(found)["mail"]["advised_max_length"]) == (1, 37_000)
+
+
+def test_a_queue_without_events_and_one_without_a_length_of_its_own_are_told(
+    doctor: Doctor, redis_client: redis.Redis
+) -> None:
+    redis_client.hset("bull:{new}:meta", "version", "bullmq:5.62.0")
+    found = doctor("--json")
+    assert found.exit_code == 0
+    assert queues(found)["new"] == {
+        "queue": "new", "length": 0, "max_length": 10_000, "events_per_s": None, "headroom_s": None, "enough": None,
+        "advised_max_length": None,
+    }  # fmt: skip
+    assert "no events yet" in doctor().output
+
+
+def test_a_server_that_is_not_there_is_said_without_its_password(doctor: Doctor, server_factory: ServerFactory) -> None:
+    server = server_factory()
+    url = server.url.replace("redis://", "redis://:secret@")
+    server.stop()
+    found = doctor(url=url)
+    assert found.exit_code == 1
+    assert "redis" in found.output
+    assert "missing" in found.output
+    assert "secret" not in found.output
+
+
+def test_every_part_is_named_with_its_version(doctor: Doctor) -> None:
+    parts = {one["name"]: one["version"] for one in json.loads(doctor("--json").output)["parts"]}
+    assert parts.keys() == {"java", "pyspark", "pyarrow", "hiredis", "redis"}
+    assert all(parts.values())
+
+
+def test_the_table_of_sizes_needs_no_server(doctor: Doctor) -> None:
+    found = doctor("--sizes", url="redis://127.0.0.1:1")
+    assert found.exit_code == 0
+    assert "747,000" in found.output
