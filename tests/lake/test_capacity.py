@@ -1,0 +1,156 @@
+"""How many workers: the model against known values and against a simulation, the recommendation against its rows."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bulltask.errors import ConfigError
+from bulltask.lake.capacity import recommend
+from bulltask.lake.queueing import Load, fewest_workers, waiting_share
+from bulltask.lake.size_classes import class_of
+from tests.support.lake import at
+
+# Erlang C from its definition, load**c/c! * c/(c-load) / (sum of load**k/k! for k < c + the same), by hand:
+KNOWN = [
+    (1, 0.5, 0.5),  # one worker: the load itself
+    (2, 1.0, 1 / 3),
+    (3, 2.0, 4 / 9),
+    (2, 1.5, 9 / 14),
+    (4, 3.0, 27 / 53),
+]
+
+
+@pytest.mark.parametrize(("workers", "load", "share"), KNOWN)
+def test_the_share_that_waits_is_erlangs(workers: int, load: float, share: float) -> None:
+    assert waiting_share(workers, load) == pytest.approx(share, rel=1e-12)
+
+
+def test_erlangs_formula_holds_for_thousands_of_workers() -> None:
+    assert waiting_share(5_000, 4_900) == pytest.approx(0.09, abs=0.03)  # by the square root rule
+    assert waiting_share(5_000, 5_000) == waiting_share(5_000, 6_000) == 1.0
+
+
+def test_one_worker_makes_jobs_wait_as_its_formula_says() -> None:
+    # M/M/1: the share that waits longer than t is load * e^(-(1 - load) t / run)
+    assert Load(5, 0.1).late_share(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
+
+
+def simulated(load: Load, workers: int, within_s: float, jobs: int) -> float:
+    """The share of late attempts among so many."""
+    chance, now, late = random.Random(11), 0.0, 0
+    free = [0.0] * workers
+    for _ in range(jobs):
+        now += chance.expovariate(load.per_s)
+        begins = max(now, heapq.heappop(free))
+        late += begins - now > within_s
+        heapq.heappush(free, begins + chance.expovariate(1 / load.run_s))
+    return late / jobs
+
+
+def test_the_model_tells_what_a_simulation_shows() -> None:
+    load = Load(20, 0.4)
+    assert simulated(load, 9, 0.5, 200_000) == pytest.approx(load.late_share(9, 0.5), rel=0.15)
+
+
+@pytest.mark.parametrize("load", [Load(0.01, 1), Load(5, 0.1), Load(20, 0.4), Load(300, 2.5), Load(10, 1, 9.0)])
+@pytest.mark.parametrize("within_s", [0.0, 0.1, 2.0])
+def test_the_fewest_workers_are_enough_and_one_less_is_not(load: Load, within_s: float) -> None:
+    workers = fewest_workers(load, within_s, 0.99)
+    assert load.late_share(workers, within_s) <= 0.01
+    assert workers - 1 <= load.workers or load.late_share(workers - 1, within_s) > 0.01
+
+
+def test_runs_that_vary_more_need_more_workers_and_steadier_ones_no_fewer() -> None:
+    usual = fewest_workers(Load(20, 1), 2, 0.99)
+    assert fewest_workers(Load(20, 1, 20.0), 2, 0.99) > usual == fewest_workers(Load(20, 1, 0.0), 2, 0.99)
+
+
+def minute(index: int, enqueued: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
+    ended = dict.fromkeys(("failed", "retried", "stalled", "parked"), 0) | {"completed": len(runs_ms)}
+    begins = at("2026-11-22 10:00") + timedelta(minutes=index)
+    counts = [(class_of(run), 1) for run in runs_ms]
+    row = {"queue": "mail", "name": "send", "minute": begins, "enqueued": enqueued, "run_counts": counts}
+    return row | ended | {"complete": True} | others
+
+
+def test_the_busiest_minute_decides_and_the_reasons_say_so() -> None:
+    rows = [minute(0, 30, 400, 400), minute(1, 1_200, 400), minute(2, 0, 400)]
+    found = recommend(rows, peak_factor=1.0)
+    assert found is not None
+    assert (found.peak_minute, found.attempts_per_s) == (at("2026-11-22 10:01"), 20.0)
+    assert found.run_s == pytest.approx(0.4, rel=0.01)
+    assert found.workers == fewest_workers(Load(20, found.run_s, 0.0), 2.0, 0.99)
+    assert found.expected.share >= 0.99
+    assert any("1,200 jobs, 20 in a second" in line for line in found.reasoning)
+    assert any(f"With {found.workers} workers" in line for line in found.reasoning)
+    assert any("one job at a time" in line for line in found.assumptions)
+
+
+def test_attempts_that_are_made_again_are_work_too() -> None:
+    once = recommend([minute(0, 600, 1_000, 1_000)], peak_factor=1)
+    twice = recommend([minute(0, 600, 1_000, 1_000, completed=1, retried=1)], peak_factor=1)
+    assert once is not None
+    assert twice is not None
+    assert twice.load == pytest.approx(2 * once.load)
+    assert twice.workers > once.workers
+
+
+def test_tasks_that_share_the_workers_are_added_up_and_weighed() -> None:
+    rows = [minute(0, 60, 100), minute(0, 60, 10_000, name="render"), minute(1, 100, name="send")]
+    found = recommend(rows, peak_factor=1)
+    assert found is not None
+    assert found.load == pytest.approx(10.1, rel=0.01)  # 1/s of 0.1 s and 1/s of 10 s
+    assert not any("Runs vary" in line for line in found.reasoning)
+    assert found.run_s == pytest.approx(5.05, rel=0.01)
+
+
+def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_others() -> None:
+    lost = minute(1, 6_000, complete=False)
+    found = recommend([minute(0, 60, 500), lost])
+    assert found is not None
+    assert found.peak_minute == at("2026-11-22 10:00")  # the other one has a hundred times the jobs
+    assert any(line.startswith("Left out: 1 minute with") for line in found.reasoning)
+    alone = recommend([lost | {"run_counts": {class_of(500): 3}}])
+    assert alone is not None
+    assert alone.peak_minute == at("2026-11-22 10:01")
+
+
+def test_what_was_seen_of_all_queues_is_told() -> None:
+    seen = [
+        {"minute": at("2026-11-22 10:00"), "queue": queue, "busy_workers": 1.5, "peak_workers": 4}
+        for queue in ("mail", "other")
+    ]
+    found = recommend([minute(0, 60, 500)], seen)
+    assert found is not None
+    assert (found.busy_seen, found.peak_seen) == (3.0, 8)
+    assert any("Seen in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning)
+
+
+def test_the_peak_factor_and_a_shorter_wait_ask_for_more() -> None:
+    rows = [minute(0, 1_200, 1_000)]
+    usual, growth, quick = recommend(rows), recommend(rows, peak_factor=2), recommend(rows, within=timedelta(0))
+    assert usual is not None
+    assert growth is not None
+    assert quick is not None
+    assert growth.workers > usual.workers < quick.workers
+    assert usual.load == pytest.approx(24, rel=0.01)
+    assert growth.load == pytest.approx(40, rel=0.01)
+
+
+def test_without_jobs_or_runs_there_is_nothing_to_say() -> None:
+    assert recommend([]) is None
+    assert recommend([minute(0, 0, 400)]) is None
+    assert recommend([minute(0, 50)]) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"share": 1.0}, {"share": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"within": -1}]
+)
+def test_a_wrong_wish_says_which(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        recommend([minute(0, 60, 500)], **wrong)
