@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -31,12 +31,23 @@ class Script:
         key_count: how many keys it takes.
         body: its text.
         sha: SHA-1 of the text in hex, the name under which Redis caches it (``EVALSHA``).
+        by_sha: the command that runs it by that name.
+        by_body: the command that runs its text.
     """
 
     name: str
     key_count: int
     body: bytes
     sha: str
+    by_sha: str = "EVALSHA"
+    by_body: str = "EVAL"
+
+    def only_reading(self) -> Script:
+        """The same script, run so that the server keeps it from writing: a user who may only read may run it then.
+
+        From Redis 7.0 on.
+        """
+        return replace(self, by_sha="EVALSHA_RO", by_body="EVAL_RO")
 
 
 @cache

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.hello import SILENT, Hello, hello
+from bulltask.transport.scripts_history import READING
 from bulltask.transport.transaction import atomic
 
 __all__ = ["Connection"]
@@ -35,6 +38,7 @@ class Connection:
     def __init__(self, config: Config) -> None:
         self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url)
         self._client = Client(self._endpoint, None)
+        self._hello: Hello | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,20 +48,24 @@ class Connection:
 
     def run(self, call: Call[R]) -> R:
         """Make one call; the errors are those of ``Client.run``."""
-        return self._patiently(lambda: self._client.run(call))
+        return self._patiently(lambda: self._client.run(self._fit(call)))
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip."""
-        return self._patiently(lambda: self._client.run_many(calls))
+        return self._patiently(lambda: self._client.run_many(list(map(self._fit, calls))))
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip; what one of them raised stands in its place."""
-        return self._patiently(lambda: self._client.try_many(calls))
+        return self._patiently(lambda: self._client.try_many(list(map(self._fit, calls))))
 
     def try_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls between which nobody else comes; what one of them raised stands in its place."""
-        results: list[Any] = self.run_many(atomic(calls, self._endpoint.shown))[-1]
-        return results
+
+        def ask() -> list[Any]:
+            results: list[Any] = self._client.run_many(atomic(list(map(self._fit, calls)), self._endpoint.shown))[-1]
+            return results
+
+        return self._patiently(ask)
 
     def run_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls between which nobody else comes."""
@@ -66,6 +74,22 @@ class Connection:
             if isinstance(result, Exception):
                 raise result
         return results
+
+    def _fit(self, call: Call[R]) -> Call[R]:
+        """The call in the words that this server knows and that its user may say."""
+        if call.script is None or call.script.name not in READING or not self._said().may_keep_from_writing:
+            return call
+        return replace(call, script=call.script.only_reading())
+
+    def _said(self) -> Hello:
+        if self._hello is None:
+            try:
+                self._hello = self._client.run(hello())
+            except (BrokerUnavailable, BrokerNotReady, BrokerAuthError):
+                raise
+            except BrokerError:
+                self._hello = SILENT
+        return self._hello
 
     def _patiently(self, ask: Callable[[], R]) -> R:
         failed = 0

@@ -25,7 +25,7 @@ from bulltask.spark.spans import Span
 from bulltask.spark.streams import end_of, facts_of, read_pages
 from bulltask.transport.inspect import STATES
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_read import get_counts
+from bulltask.transport.scripts_history import count_in
 
 __all__ = ["CountsReader", "EventsPartition", "EventsReader", "NarrowingCountsReader", "NarrowingEventsReader"]
 
@@ -116,9 +116,9 @@ class CountsReader(DataSourceReader):
         """Count; runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
             found = find_queues(connection, self._options, self._narrowing)
-            counts = connection.run_many([get_counts(keys, STATES) for keys in found]) if found else []
-        for keys, numbers in zip(found, counts, strict=True):
-            yield count_batch(self._schema, keys.queue, numbers)
+            numbers = iter(connection.run_many([count_in(keys, state) for keys in found for state in STATES]))
+        for keys in found:
+            yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 
 
 class NarrowingCountsReader(CountsReader):

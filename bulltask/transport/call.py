@@ -52,13 +52,13 @@ class Call(Generic[R_co]):
         if self.script is None:
             return _pack(self.args)
         first = min(self.script.key_count, _STEADY_KEYS) + 1
-        names = _packed_names(("EVALSHA", self.script.sha, *self.args[:first]))
+        names = _packed_names((self.script.by_sha, self.script.sha, *self.args[:first]))
         return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
 
     def packed_with_body(self) -> bytes:
         """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
         assert self.script is not None
-        return _pack(("EVAL", self.script.body, *self.args))
+        return _pack((self.script.by_body, self.script.body, *self.args))
 
 
 def _pack(words: tuple[Arg, ...]) -> bytes:

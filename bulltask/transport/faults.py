@@ -12,7 +12,7 @@ from typing import Final
 from redis import exceptions
 
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
-from bulltask.transport import tls
+from bulltask.transport import grants, tls
 
 __all__ = ["CONNECTION_FAULTS", "ERROR_REPLIES", "is_noscript", "no_connection", "refused", "worth_showing"]
 
@@ -30,7 +30,8 @@ _NOT_READY_KINDS: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM")
+_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+_IN_EXEC: Final = "because of: NOPERM"
 
 
 def is_noscript(fault: object) -> bool:
@@ -87,8 +88,12 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
     # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.
     if isinstance(fault, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return BrokerFull(f"Redis at {url} is full (maxmemory): {text}")
-    if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError) or text.startswith(_AUTH):
-        return BrokerAuthError(f"Redis at {url} refused a command: {text}")
+    if (
+        isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError)
+        or text.startswith(_AUTH)
+        or _IN_EXEC in text
+    ):
+        return BrokerAuthError(f"Redis at {url} refused a command: {text}{grants.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
     return BrokerError(f"Redis at {url} refused a command: {text}")

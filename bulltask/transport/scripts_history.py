@@ -18,10 +18,12 @@ from bulltask.transport.replies import text, texts
 
 __all__ = [
     "LISTS",
+    "READING",
     "SETS",
     "SPAN",
     "SpanEnd",
     "count_between",
+    "count_in",
     "ids_between",
     "ids_in_list",
     "job_fields",
@@ -39,6 +41,9 @@ SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-childre
 
 SPAN: Final = 10_000
 """Entries that one :func:`span_end` looks at, at the most: a few milliseconds in which Redis does nothing else."""
+
+READING: Final = frozenset({"spanEnd"})
+"""Scripts that write nothing."""
 
 _SCANNED = 1_000
 _GLOB = re.compile(r"([\\*?\[\]^])")
@@ -84,6 +89,11 @@ def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEnt
 def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[bytes | None]]:
     """Some fields of a job's hash; all ``None`` when there is no such job."""
     return command("HMGET", keys.job(job_id), *names)
+
+
+def count_in(keys: QueueKeys, state: str) -> Call[int]:
+    """How many jobs are in a state. The official script takes away what BullMQ 4 left in ``wait``, and so may write."""
+    return command("LLEN" if state in LISTS else "ZCARD", keys.base + state)
 
 
 def count_between(keys: QueueKeys, state: str, low: str, high: str) -> Call[int]:

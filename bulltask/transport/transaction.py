@@ -53,9 +53,9 @@ def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
         if call.script is None:
             plain.append(command(*call.args))
         elif call.script.sha in known:
-            plain.append(command("EVALSHA", call.script.sha, *call.args))
+            plain.append(command(call.script.by_sha, call.script.sha, *call.args))
         else:
-            plain.append(command("EVAL", call.script.body, *call.args))
+            plain.append(command(call.script.by_body, call.script.body, *call.args))
             known.add(call.script.sha)
     return plain
 

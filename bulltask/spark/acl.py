@@ -1,0 +1,95 @@
+"""What a user of Redis has to be allowed for Spark's reads and writes, and nothing else (ACL).
+
+The one place of these lists: the documentation prints them, and a test lets users work that have just these grants.
+The reader needs Redis 7.0 for ``%R~`` and for scripts that are kept from writing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["READER", "WRITER", "Grants"]
+
+_CLUSTER: Final = ("cluster|slots", "asking")
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What one kind of user may do.
+
+    Attributes:
+        access: what stands before a pattern of keys: ``~`` for all access, ``%R~`` for reading.
+        commands: by Redis' names, with the subcommand where only that is needed.
+    """
+
+    access: str
+    commands: tuple[str, ...]
+
+    def words(self, prefix: str = "bull", *, cluster: bool = False) -> list[str]:
+        """The words behind ``ACL SETUSER name on >password``.
+
+        Args:
+            prefix: the setting ``prefix``.
+            cluster: the servers are a cluster; each of its nodes needs the user.
+        """
+        own = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
+        keys = [f"{self.access}{prefix}:*", f"{self.access}{own}"]
+        allowed = (*self.commands, *(_CLUSTER if cluster else ()))
+        return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]
+
+
+READER: Final = Grants(
+    "%R~",
+    (
+        "eval_ro",
+        "evalsha_ro",
+        "exec",
+        "exists",
+        "hget",
+        "hmget",
+        "llen",
+        "lrange",
+        "multi",
+        "scan",
+        "sscan",
+        "xinfo|stream",
+        "xrange",
+        "zcard",
+        "zcount",
+        "zrange",
+        "zrangebyscore",
+        "zscore",
+    ),
+)
+"""For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline that reads: it cannot change anything."""
+
+WRITER: Final = Grants(
+    "~",
+    (
+        "del",
+        "eval",
+        "evalsha",
+        "exists",
+        "get",
+        "hget",
+        "hmget",
+        "hmset",
+        "hsetnx",
+        "incr",
+        "llen",
+        "lpush",
+        "pexpire",
+        "rpush",
+        "sadd",
+        "set",
+        "sismember",
+        "time",
+        "xadd",
+        "zadd",
+        "zrange",
+        "zrem",
+        "zrevrangebyscore",
+    ),
+)
+"""For ``df.write``, ``df.writeStream`` and ``enqueue``: what BullMQ's scripts that add jobs do, with all options."""
