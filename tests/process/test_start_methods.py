@@ -46,6 +46,23 @@ def test_children_are_forks_unless_the_app_has_threads(stage: Stage) -> None:
     assert threaded.stop() == 0
 
 
+def test_children_of_an_app_that_imports_pyarrow_are_forks_in_which_it_works(stage: Stage) -> None:
+    source = """
+    import pyarrow
+    from pyarrow import compute
+
+    @app.task(name="sum")
+    def sum_up(numbers):
+        return compute.sum(pyarrow.array(range(numbers))).as_py()
+    """
+    worker = stage.worker(source)
+    jobs = [stage.app.send_task("sum", kwargs={"numbers": 1_000_000}) for _ in range(4)]
+    assert [job.get(timeout=30) for job in jobs] == [499_999_500_000] * 4
+    assert not any("spawned" in command_line(pid) for pid in worker.children)
+    assert worker.complaints() == []
+    assert worker.stop() == 0
+
+
 def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(stage: Stage) -> None:
     port = free_port()
     settings = {"worker_start_method": "spawn", "lock_duration": 30, "metrics_port": port}

@@ -8,11 +8,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from bulltask.process import HELD_AT_START, fork_holding_signals
 from bulltask.worker.exits import Exit
 
 __all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "thread_count"]
+
+_FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
+"""Threads by their names in the kernel. This one comes with ``import pyarrow``; jemalloc switches it off in a fork."""
 
 Launcher = Callable[[int], int]
 """Starts the child of an index and returns its pid."""
@@ -98,6 +102,15 @@ def choose_launcher(
 
 
 def thread_count() -> int:
-    """How many threads this process has, those of C libraries included where the system can tell."""
+    """How many threads this process has that a fork would harm, those of C libraries included where one can tell."""
     tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+    if not tasks.exists():
+        return threading.active_count()
+    return sum(_name_of(task) not in _FORK_SAFE for task in tasks.iterdir())
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # it has ended meanwhile
+        return ""
