@@ -1,0 +1,175 @@
+"""What the days are measured by: objectives, prices and capacities, which no event tells.
+
+In a file they are TOML::
+
+    price_per_hour = 0.12          # of one worker that runs one job at a time; or a table with prices by queue
+    capacity = 16                  # jobs that can run at a time; or a table by queue
+
+    [[objective]]
+    metric = "wait"                # or run, total
+    within = 2.0                   # seconds
+    target = 0.99                  # the part that is to be good
+    queue = "emails"               # "*", the default, stands for any text, also within a name
+    name = "mail.*"                # of the task
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import ConfigError
+from bulltask.parsers import choice, did_you_mean, integer, plain_text
+
+__all__ = ["EVERY", "Metric", "Objective", "Terms", "read_terms"]
+
+EVERY: Final = "*"
+"""Stands for the queues that are not named."""
+
+_HIGHEST_PRICE: Final = 1_000_000
+
+
+class Metric(StrEnum):
+    """What an objective is about."""
+
+    WAIT = "wait"  # from a job's being due to the start of its first attempt
+    RUN = "run"  # of each attempt, whatever it ended with
+    TOTAL = "total"  # from the adding of a job to its end; a failed job is not good
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How long something may take, and for which part of all.
+
+    Every objective that matches a task counts for it, for each day. Of those with the same metric and time, the first
+    one does.
+
+    Args:
+        metric: ``"wait"``, ``"run"`` or ``"total"``.
+        within: what is still good (seconds or ``timedelta``), at least a millisecond.
+        target: the part that is to be good, more than 0 and less than 1.
+        queue: its queues, as their user spells them; ``*`` stands for any text.
+        name: its tasks, in the same way.
+
+    Raises:
+        ConfigError: one of them is something else.
+    """
+
+    metric: Metric | str
+    _: KW_ONLY
+    within: Duration
+    target: float
+    queue: str = EVERY
+    name: str = EVERY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", Metric(choice(*(one.value for one in Metric))(self.metric, "metric")))
+        if self.within_ms < 1:
+            raise ConfigError(f"within must be at least 0.001 s, not {self.within!r}")
+        if isinstance(self.target, bool) or not isinstance(self.target, int | float) or not 0 < self.target < 1:
+            raise ConfigError(f"target must be a part of more than 0 and less than 1, as 0.99, not {self.target!r}")
+        plain_text(self.queue, "queue")
+        plain_text(self.name, "name")
+
+    @property
+    def within_ms(self) -> int:
+        """What is still good, in milliseconds."""
+        return to_ms(self.within, "within")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the days are measured by.
+
+    Args:
+        objectives: for ``gold.slo_day``; there is none by default, and that table is empty.
+        price_per_hour: what an hour of a worker costs, one that runs one job at a time: one number, or numbers by
+            queue, where ``*`` is every other queue. Queues without a price have no costs.
+        capacity: how many jobs of a queue can run at a time, in the same way; by default the most that ran at one
+            moment of the day.
+
+    Raises:
+        ConfigError: one of them is something else.
+    """
+
+    objectives: Iterable[Objective] = ()
+    price_per_hour: Mapping[str, Decimal | float] | Decimal | float | None = None
+    capacity: Mapping[str, int] | int | None = None
+
+    def __post_init__(self) -> None:
+        objectives = tuple(self.objectives)
+        if any(not isinstance(one, Objective) for one in objectives):
+            raise ConfigError(f"objectives must be some of bulltask.lake.terms.Objective, not {objectives!r}")
+        object.__setattr__(self, "objectives", objectives)
+        _by_queue(self.price_per_hour, "price_per_hour", _price)
+        _by_queue(self.capacity, "capacity", integer(1))
+
+    @property
+    def prices(self) -> dict[str, Decimal]:
+        """What an hour of a worker costs, by queue and ``*``."""
+        return _by_queue(self.price_per_hour, "price_per_hour", _price)
+
+    @property
+    def capacities(self) -> dict[str, int]:
+        """How many jobs can run at a time, by queue and ``*``."""
+        return _by_queue(self.capacity, "capacity", integer(1))
+
+
+def _by_queue(value: Any, name: str, parse: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        return {EVERY: parse(value, name)}
+    return {plain_text(queue, f"queue of {name}"): parse(one, f"{name} of {queue!r}") for queue, one in value.items()}
+
+
+def _price(value: Any, name: str) -> Decimal:
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        price = Decimal(str(value))  # 0.1 and not its nearest binary neighbour
+        if price.is_finite() and 0 <= price <= _HIGHEST_PRICE:
+            return price
+    raise ConfigError(f"{name} must be a number from 0 to {_HIGHEST_PRICE}, not {value!r}")
+
+
+def read_terms(path: str | Path) -> Terms:
+    """Read what the days are measured by from a TOML file, as the text at the top of this module shows it.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or says something that is unknown or wrong; the message says
+            what, and in which objective.
+    """
+    try:
+        found = tomllib.loads(Path(path).read_text("utf-8"))
+        _known(found, ("objective", "price_per_hour", "capacity"))
+        return Terms(_objectives(found.pop("objective", [])), **found)
+    except (OSError, ValueError) as exc:  # ConfigError, TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def _objectives(entries: Any) -> list[Objective]:
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError("objectives are written as [[objective]], with two brackets")
+    return [_objective(entry, f"objective {number}") for number, entry in enumerate(entries, 1)]
+
+
+def _objective(entry: Mapping[str, Any], name: str) -> Objective:
+    _known(entry, [field.name for field in fields(Objective)], f"{name}: ")
+    if missing := {"metric", "within", "target"} - entry.keys():
+        raise ConfigError(f"{name}: {', '.join(sorted(missing))} is missing")
+    try:
+        return Objective(**entry)
+    except ConfigError as exc:
+        raise ConfigError(f"{name}: {exc}") from exc
+
+
+def _known(found: Mapping[str, Any], names: Iterable[str], where: str = "") -> None:
+    known = tuple(names)
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{where}{name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")

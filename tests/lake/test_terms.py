@@ -1,0 +1,120 @@
+"""Objectives, prices and capacities: from code and from a file, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.errors import ConfigError
+from bulltask.lake import terms as module
+from bulltask.lake.terms import Objective, Terms, read_terms
+
+GOOD: dict[str, Any] = {"metric": "wait", "within": 2.0, "target": 0.99}
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_file_says_what_code_would(tmp_path: Path) -> None:
+    text = """
+        price_per_hour = { images = 0.9, "*" = 0.1 }
+        capacity = 16
+        [[objective]]
+        metric = "wait"
+        within = 2
+        target = 0.99
+        queue = "emails"
+        [[objective]]
+        metric = "total"
+        within = 0.5
+        target = 0.9
+        name = "mail.*"
+    """
+    found = read_terms(written(tmp_path / "terms.toml", text))
+    assert found.objectives == (
+        Objective("wait", within=2, target=0.99, queue="emails"),
+        Objective("total", within=0.5, target=0.9, name="mail.*"),
+    )
+    assert found.prices == {"images": Decimal("0.9"), "*": Decimal("0.1")}
+    assert found.capacities == {"*": 16}
+
+
+def test_the_example_of_the_module_is_right(tmp_path: Path) -> None:
+    example = (module.__doc__ or "").partition("::")[2]
+    assert read_terms(written(tmp_path / "terms.toml", example)).capacities == {"*": 16}
+
+
+def test_nothing_given_is_no_objective_no_price_and_no_capacity(tmp_path: Path) -> None:
+    for empty in (Terms(), read_terms(written(tmp_path / "terms.toml", ""))):
+        assert (empty.objectives, empty.prices, empty.capacities) == ((), {}, {})
+
+
+def test_a_length_of_time_may_be_a_timedelta() -> None:
+    assert Objective("run", within=timedelta(minutes=1), target=0.5).within_ms == 60_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"metric": "waits"}, r"metric must be one of wait, run, total, not 'waits'; did you mean 'wait'"),
+        ({"within": 0}, r"within must be at least 0.001 s, not 0"),
+        ({"within": "2s"}, r"within must be seconds or a timedelta, not '2s'"),
+        ({"target": 99}, r"target must be a part of more than 0 and less than 1, as 0.99, not 99"),
+        ({"target": 1.0}, r"target must be a part"),
+        ({"queue": ""}, r"queue must be a text"),
+        ({"name": 7}, r"name must be a text"),
+    ],
+)
+def test_a_wrong_objective_says_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Objective(**GOOD | wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"price_per_hour": -1}, "price_per_hour must be a number from 0"),
+        ({"price_per_hour": {"mail": "much"}}, "price_per_hour of 'mail' must be a number from 0"),
+        ({"price_per_hour": float("nan")}, "price_per_hour must be a number from 0"),
+        ({"capacity": 0}, "capacity must be a whole number of 1 or more"),
+        ({"capacity": {"mail": 2.5}}, "capacity of 'mail' must be a whole number"),
+        ({"capacity": {"": 2}}, "queue of capacity must be a text"),
+        ({"objectives": [GOOD]}, "objectives must be some of"),
+    ],
+)
+def test_wrong_terms_say_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Terms(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[objective]]\nmetric='wait'\nwithin=2\n", r"objective 1: target is missing"),
+        ("[[objective]]\nmetric='wait'\nwithin=2\ntraget=0.9\n", r"objective 1: 'traget' is none of.*'target'"),
+        ("[[objective]]\nmetric='wait'\nwithin=2\ntarget=0.9\nquue='a'\n", r"objective 1: 'quue' is none of.*'queue'"),
+        ("objective = [2]\n", "with two brackets"),
+        ("[objective]\nmetric='wait'\n", r"\[\[objective\]\], with two brackets"),
+        (
+            "price_per_hou = 2\n",
+            r"'price_per_hou' is none of objective, price_per_hour, capacity; did you mean 'price_per_hour'",
+        ),
+        ("price_per_hour = 'x'\n", r"price_per_hour must be a number"),
+        ("capacity = ", r"at end of document"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path / "terms.toml", text)
+    with pytest.raises(ConfigError, match=rf"^{path}: .*{said}"):
+        read_terms(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml.*No such file"):
+        read_terms(tmp_path / "none.toml")
