@@ -21,6 +21,7 @@ __all__ = ["AnyTask", "AsyncTask", "Signature", "Task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FrameT = TypeVar("FrameT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,11 @@ class AnyTask(Generic[P, R]):
         """``file:line`` of the function."""
         return where(self.function)
 
+    @property
+    def config(self) -> Config:
+        """The settings of the app that sends."""
+        return self._sender().config
+
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send the call with the task's own options; returns once Redis has it.
 
@@ -124,6 +130,28 @@ class AnyTask(Generic[P, R]):
         sender = self._sender()
         ids = sender.send(jobs)
         return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
+
+    def map_dataframe(self, df: FrameT, columns: Any = None, **more: Any) -> FrameT:
+        """Call the task for every row of a Spark DataFrame, and return the rows with what became of their jobs.
+
+        Needs the extra ``spark``; it and all options are described at :func:`bulltask.spark.mapping.map_dataframe`.
+
+        Args:
+            df: the rows.
+            columns: the columns with the arguments; all columns of ``df`` if left out.
+            more: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``, ``batch``,
+                ``fence_ttl``.
+
+        Returns:
+            The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.
+
+        Raises:
+            TypeError: the columns do not fit the function, or there is no such option.
+            ConfigError: an option is wrong, a column is in the way, or the task keeps no results.
+        """
+        from bulltask import spark  # noqa: PLC0415 # the only way up, for those who have a DataFrame in their hands
+
+        return cast(FrameT, spark.map_dataframe(self, cast(Any, df), columns, **more))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """Return the call without making it (Celery's ``s``); wrong arguments raise ``TypeError`` here."""

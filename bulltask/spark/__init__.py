@@ -12,15 +12,19 @@ from bulltask.errors import MissingExtra
 
 if TYPE_CHECKING:
     from bulltask.spark.enqueueing import EnqueueReport, enqueue
+    from bulltask.spark.enqueueing_stream import enqueue_stream
     from bulltask.spark.gathering import gather
+    from bulltask.spark.mapping import map_dataframe
     from bulltask.spark.start import register, session
 
-__all__ = ["EnqueueReport", "enqueue", "gather", "register", "session"]
+__all__ = ["EnqueueReport", "enqueue", "enqueue_stream", "gather", "map_dataframe", "register", "session"]
 
 _HOME: Final = {
     "EnqueueReport": "bulltask.spark.enqueueing",
     "enqueue": "bulltask.spark.enqueueing",
+    "enqueue_stream": "bulltask.spark.enqueueing_stream",
     "gather": "bulltask.spark.gathering",
+    "map_dataframe": "bulltask.spark.mapping",
     "register": "bulltask.spark.start",
     "session": "bulltask.spark.start",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal, TypedDict, Unpack
@@ -10,7 +11,7 @@ from typing import Final, Literal, TypedDict, Unpack
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.errors import ConfigError
@@ -18,24 +19,37 @@ from bulltask.queue.options import AddOptions
 from bulltask.spark.ids import check_write_id, new_write_id
 from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.rows import NUMBER, JobMaker, check_columns, check_job_options
-from bulltask.spark.sending import Sending
+from bulltask.spark.sending import Sending, how_to_go_on
 from bulltask.spark.vectorized import vectorized
 
-__all__ = ["EnqueueOptions", "EnqueueReport", "enqueue"]
+__all__ = [
+    "WEEK",
+    "EnqueueOptions",
+    "EnqueueReport",
+    "WayOptions",
+    "as_json",
+    "check_known",
+    "enqueue",
+    "numbered",
+    "sent",
+    "standard_rows",
+    "telling_how_to_go_on",
+    "write_options",
+]
 
-_WEEK: Final = timedelta(days=7)
+SENT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
+"""What became of a row: the job that is stored for it, and whether it was added."""
+
+WEEK: Final = timedelta(days=7)
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """What else ``enqueue`` may be told.
+class WayOptions(TypedDict, total=False):
+    """What every way to make jobs of rows may be told.
 
     Attributes:
         opts: options of every job, in the words of ``Queue.add``.
         write_id: makes the write repeatable: the same rows with the same id add nothing that was added before. A new
             one if left out.
-        on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
-            (``number``), or refused before anything is sent (``error``). With ``job_id`` it is the ids that are
-            compared, and ``number`` has no meaning.
         batch: jobs of one round trip, 500 if left out.
         fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if left out.
         url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
@@ -43,12 +57,23 @@ class EnqueueOptions(TypedDict, total=False):
 
     opts: AddOptions
     write_id: str
-    on_duplicate_rows: Literal["collapse", "number", "error"]
     batch: int
     fence_ttl: Duration
     url: str
     prefix: str
     queue_hash_tag: bool
+
+
+class EnqueueOptions(WayOptions, total=False):
+    """What else ``enqueue`` may be told, beside :class:`WayOptions`.
+
+    Attributes:
+        on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
+            (``number``), or refused before anything is sent (``error``). With ``job_id`` it is the ids that are
+            compared, and ``number`` has no meaning.
+    """
+
+    on_duplicate_rows: Literal["collapse", "number", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,60 +123,98 @@ def enqueue(
         data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
             which become an object.
         job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
-        more: see :class:`EnqueueOptions`.
+        more: see :class:`WayOptions` and :class:`EnqueueOptions`.
 
     Raises:
         TypeError: there is no such option.
         ConfigError: an option or a column is wrong, or rows are equal and were not to be.
     """
     began_ms = mono_ms()
-    if unknown := sorted(set(more) - set(EnqueueOptions.__annotations__)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(EnqueueOptions.__annotations__)}")
-    rows = _numbered(_standard(df, name, data, job_id), job_id is not None, more.get("on_duplicate_rows", "collapse"))
+    check_known(more, EnqueueOptions)
+    rows = standard_rows(df, name, data, job_id)
+    rows = numbered(rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse"))
     sending = _sending(rows.drop(NUMBER).schema, queue, more)
 
     part = F.spark_partition_id().alias("part")
-    outcomes = rows.select(part, _outcome(sending)(F.struct(*rows.columns)).alias("outcome"))
-    done = {
-        (one["part"], one["outcome"]): one["count"] for one in outcomes.groupBy("part", "outcome").count().collect()
-    }
+    outcomes = rows.select(part, sent(sending)(F.struct(*rows.columns))["outcome"].alias("outcome"))
+    with telling_how_to_go_on(sending):
+        counts = outcomes.groupBy("part", "outcome").count().collect()
+    done = {(one["part"], one["outcome"]): one["count"] for one in counts}
     total, added = sum(done.values()), sum(count for (_, outcome), count in done.items() if outcome == "added")
     seconds, partitions = (mono_ms() - began_ms) / 1000, len({part for part, _ in done})
     return EnqueueReport(sending.maker.write_id, queue, total, added, total - added, seconds, partitions)
 
 
-def _outcome(sending: Sending) -> Callable[..., Column]:
-    """A function of columns that sends rows and says what became of each; it needs no pandas, as mapInArrow does."""
+def check_known(given: Mapping[str, object], kind: type) -> None:
+    """Find unknown names among options.
 
-    def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for found in sending.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
-            yield pa.array(found, pa.string())
+    Raises:
+        TypeError: there is one; the message lists the known ones.
+    """
+    known = kind.__annotations__  # of a TypedDict: those that it inherits are among them
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
 
-    return vectorized(outcome, StringType())
+
+def sent(sending: Sending) -> Callable[[Column], Column]:
+    """A function of a struct of the columns of rows: sends them, and says what became of each (:data:`SENT`)."""
+
+    def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for found in sending.sent(map(pa.RecordBatch.from_struct_array, structs)):
+            ids = pa.array((one.id for one in found), pa.string(), size=len(found))
+            yield pa.StructArray.from_arrays([ids, pa.array([one.outcome for one in found])], ["id", "outcome"])
+
+    return vectorized(send, SENT)
 
 
-def _standard(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
-    """The rows with the columns that a write has."""
+@contextmanager
+def telling_how_to_go_on(sending: Sending) -> Iterator[None]:
+    """Let every error say it: the tasks' own errors do, but that of a lost executor knows of no write."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(how_to_go_on(sending.maker.write_id))
+        raise
+
+
+def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
+    """The rows with the columns that a write has.
+
+    Raises:
+        ConfigError: ``data`` is one name, and not a list of them.
+    """
     if isinstance(data, str):
         raise ConfigError(f"data must be a column, or a list of names of columns: [{data!r}], not {data!r}")
-    keep_nulls = {"ignoreNullFields": "false"}
     content = data if isinstance(data, Column) else F.struct(*data)
     columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": content}
     if job_id is not None:
         columns["id"] = job_id
     rows = df.select(*(column.alias(to) for to, column in columns.items()))
     if not isinstance(rows.schema["data"].dataType, StringType):
-        rows = rows.withColumn("data", F.to_json("data", keep_nulls))
+        rows = rows.withColumn("data", as_json("data"))
     return rows
 
 
-def _numbered(rows: DataFrame, has_ids: bool, wanted: str) -> DataFrame:
-    """Number equal rows, or refuse them."""
+def as_json(column: str | Column) -> Column:
+    """A column as JSON in which what is null is there, as ``null``."""
+    return F.to_json(column, {"ignoreNullFields": "false"})
+
+
+def numbered(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
+    """Number equal rows, or refuse them.
+
+    Args:
+        rows: the rows.
+        same: the columns in which they are equal.
+        wanted: ``on_duplicate_rows``.
+
+    Raises:
+        ConfigError: there are equal rows and were not to be; or ``wanted`` is something else.
+    """
     if wanted not in {"collapse", "number", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
-    same = ["id"] if has_ids else ["name", "data"]
     if wanted == "number":
-        if has_ids:
+        if "id" in same:
             raise ConfigError("on_duplicate_rows='number' makes different ids of equal rows; with job_id they have ids")
         # Equal rows are in one task then, and which of them is which makes no difference: so no order is needed.
         place = Window.partitionBy(*same).orderBy(*same)
@@ -163,6 +226,15 @@ def _numbered(rows: DataFrame, has_ids: bool, wanted: str) -> DataFrame:
 
 
 def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
+    options = read_options(WriteOptions, write_options(queue, more))
+    alike = check_job_options(more.get("opts", {}), options.config)
+    columns = check_columns(schema, queue=queue, id_column=None)
+    maker = JobMaker(options.config, check_write_id(options.write_id or new_write_id()), queue, alike, bool(columns.id))
+    return Sending(maker, columns, options.batch, options.fence_ttl_ms)
+
+
+def write_options(queue: str, more: WayOptions) -> dict[str, str]:
+    """The options of ``format("bulltask")`` that say the same as those of ``enqueue``, but for ``opts``."""
     texts: Mapping[str, str | None] = {
         "queue": queue,
         "writeId": more.get("write_id"),
@@ -170,9 +242,6 @@ def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
         "prefix": more.get("prefix"),
         "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
         "batch": str(more.get("batch", 500)),
+        "fenceTtl": f"{max(1, to_ms(more.get('fence_ttl', WEEK), 'fence_ttl')) / 1000:.3f}s",
     }
-    options = read_options(WriteOptions, {name: text for name, text in texts.items() if text is not None})
-    alike = check_job_options(more.get("opts", {}), options.config)
-    columns = check_columns(schema, queue=queue, id_column=None)
-    maker = JobMaker(options.config, check_write_id(options.write_id or new_write_id()), queue, alike, bool(columns.id))
-    return Sending(maker, columns, options.batch, max(1, to_ms(more.get("fence_ttl", _WEEK), "fence_ttl")))
+    return {name: text for name, text in texts.items() if text is not None}

@@ -14,18 +14,20 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.clock import Duration, to_ms, wall_ms
 from bulltask.codec import decode_text
+from bulltask.config import Config
 from bulltask.errors import ConfigError
 from bulltask.spark.connection import Connection
-from bulltask.spark.enqueueing import EnqueueReport
+from bulltask.spark.enqueueing import EnqueueReport, check_known
 from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.vectorized import vectorized
 from bulltask.transport.call import command
+from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_fence import some_fenced
 from bulltask.transport.scripts_history import job_fields
 
-__all__ = ["GatherOptions", "gather"]
+__all__ = ["FOUND", "GatherOptions", "Look", "gather"]
 
-_FOUND: Final = StructType(
+FOUND: Final = StructType(
     [
         StructField("state", StringType()),
         StructField("return_value", StringType()),
@@ -76,15 +78,14 @@ def gather(
         TypeError: there is no such option.
         ConfigError: an option is wrong, there is no column ``id`` of texts, or Redis knows no job of the report.
     """
-    if unknown := sorted(set(more) - set(GatherOptions.__annotations__)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(GatherOptions.__annotations__)}")
+    check_known(more, GatherOptions)
     options = _options(queue, more)
     until_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
-    look = _Look(options, queue, until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
-    rows = _rows_of(ids, options, queue) if isinstance(ids, EnqueueReport) else ids
+    look = Look(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
+    rows = _rows_of(ids, look) if isinstance(ids, EnqueueReport) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of texts; the rows have {rows.schema.simpleString()}")
-    found = rows.select("id", vectorized(look.up, _FOUND)(F.col("id")).alias("found"))
+    found = rows.select("id", vectorized(look.up, FOUND)(F.col("id")).alias("found"))
     return found.select(
         "id",
         "found.state",
@@ -95,17 +96,24 @@ def gather(
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """Responsible for looking jobs up, and for waiting for them; travels to the executors."""
+class Look:
+    """Responsible for looking jobs up, and for waiting for them; travels to the executors.
 
-    options: WriteOptions = field(repr=False)
-    queue: str
-    until_ms: int | None
+    Attributes:
+        config: where Redis is.
+        keys: of the queue.
+        until_ms: how long jobs that have not ended are waited for, by this machine's clock; ``None``: not at all.
+        poll_ms: time between two looks at them.
+    """
+
+    config: Config = field(repr=False)  # its URL may have a password
+    keys: QueueKeys
+    until_ms: float | None
     poll_ms: int
 
     def up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """What became of the jobs with these ids, an array for each array."""
-        with Connection(self.options.config) as connection:
+        with Connection(self.config) as connection:
             for ids in arrays:
                 yield self._at(connection, ids.to_pylist())
 
@@ -125,7 +133,7 @@ class _Look:
         return pa.array([found[one] for one in ids], _ARROW)
 
     def _ask(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-        keys = self.options.keys(self.queue)
+        keys = self.keys
         # The sets first: a job that is among the ended ones has its result in its hash, and not the other way round.
         calls = [
             call
@@ -171,14 +179,15 @@ def _options(queue: str, more: GatherOptions) -> WriteOptions:
     return read_options(WriteOptions, {name: text for name, text in texts.items() if text is not None})
 
 
-def _rows_of(report: EnqueueReport, options: WriteOptions, queue: str) -> DataFrame:
+def _rows_of(report: EnqueueReport, look: Look) -> DataFrame:
     """The ids that the write's fence holds."""
+    queue = look.keys.queue
     if report.queue != queue:
         raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
-    keys, cursor, ids = options.keys(queue), "0", dict[str, None]()
-    with Connection(options.config) as connection:
+    cursor, ids = "0", dict[str, None]()
+    with Connection(look.config) as connection:
         while True:
-            cursor, some = connection.run(some_fenced(keys, report.write_id, cursor))
+            cursor, some = connection.run(some_fenced(look.keys, report.write_id, cursor))
             ids |= dict.fromkeys(some)
             if cursor == "0":
                 break

@@ -12,9 +12,9 @@ from bulltask import embedded
 from bulltask.job import NewJob
 from bulltask.spark.rows import Columns, JobMaker, columns_of
 from bulltask.transport.broker import Broker
-from bulltask.transport.scripts_fence import Fence
+from bulltask.transport.scripts_fence import Fence, Sent
 
-__all__ = ["Sending", "Sums"]
+__all__ = ["Sending", "Sums", "how_to_go_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +50,49 @@ class Sending:
     fence_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sums:
-        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`outcomes`."""
+        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`sent`."""
         rows = added = 0
-        for outcomes in self.outcomes(batches):
-            rows += len(outcomes)
-            added += outcomes.count("added")
+        for sent in self.sent(batches):
+            rows += len(sent)
+            added += sum(one.outcome == "added" for one in sent)
         return Sums(rows, added, rows - added)
 
-    def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
-        """Send all rows of some Arrow batches; for each batch, what became of its rows (``Sent.outcome``).
+    def sent(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Sent]]:
+        """Send all rows of some Arrow batches; for each batch, what became of its rows.
 
         The rows of a round trip are checked before it is sent.
 
         Raises:
             BulltaskError: a row makes no job, or Redis cannot be reached. What was sent before stays: there is no
-                way back for jobs that may have run. The same write again adds what is missing.
+                way back for jobs that may have run. The same write again adds what is missing. This and whatever else
+                comes in between has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = Broker(self.maker.config, embedded.resolve_url(self.maker.config.broker_url))
+        rows = 0
         try:
             for batch in batches:
                 jobs = map(self.maker.make, *columns_of(batch, self.columns))
-                found: list[str] = []
+                found: list[Sent] = []
                 while part := list(islice(jobs, self.batch)):
                     found += self._send(broker, part)
+                    rows += len(part)
                 yield found
+        except Exception as exc:
+            exc.add_note(f"{how_to_go_on(self.maker.write_id)} This try had sent {rows:,} rows.")
+            raise
         finally:
             broker.close()
 
-    def _send(self, broker: Broker, part: list[NewJob]) -> list[str]:
+    def _send(self, broker: Broker, part: list[NewJob]) -> list[Sent]:
         if self.fence_ttl_ms is None:
-            return ["added" for _ in broker.producer.send(part)]
-        sent = broker.producer.send_fenced(part, Fence(self.maker.write_id, self.fence_ttl_ms))
-        return [one.outcome for one in sent]
+            return [Sent(job_id, "added") for job_id in broker.producer.send(part)]
+        return broker.producer.send_fenced(part, Fence(self.maker.write_id, self.fence_ttl_ms))
+
+
+def how_to_go_on(write_id: str) -> str:
+    """What somebody needs to know whose write has failed."""
+    return (
+        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed, and the jobs that it has sent stay. Write the same "
+        "rows again with this write id, and only what is missing is added; a stream does so when it is started again "
+        "with its checkpoint."
+    )

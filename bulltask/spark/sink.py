@@ -7,7 +7,8 @@ knows and which stay the same when a batch is run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -19,9 +20,11 @@ from bulltask.errors import ConfigError
 from bulltask.spark.ids import check_write_id, new_write_id, write_id_of_batch
 from bulltask.spark.options import WriteOptions
 from bulltask.spark.rows import JobMaker, check_columns, check_job_options
-from bulltask.spark.sending import Sending, Sums
+from bulltask.spark.sending import Sending, Sums, how_to_go_on
 
 __all__ = ["JobsStreamWriter", "JobsWriter", "Wrote"]
+
+_log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 
 @dataclass
@@ -56,6 +59,10 @@ class JobsWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task."""
         return Wrote(self._sending.maker.write_id, self._sending.send(iterator))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
+        _log_abort(self._sending.maker.write_id, messages)
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
@@ -94,6 +101,11 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         sending = replace(self._sending, maker=replace(self._sending.maker, write_id=write_id))
         return Wrote(write_id, sending.send(iterator))
 
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
+        wrote = next((one.write_id for one in messages if isinstance(one, Wrote)), None)
+        _log_abort(wrote or f"of batch {batchId}", messages)
+
 
 def refuse_overwrite(*, overwrite: bool) -> None:
     """Refuse a mode in which what is there is cleared first; Spark asks nobody, and nothing would be cleared.
@@ -106,6 +118,14 @@ def refuse_overwrite(*, overwrite: bool) -> None:
             "[BULLTASK_OVERWRITE] jobs are added to a queue and never take the place of those that are there: "
             "write with mode('append'), or with outputMode('append') or ('update') in a stream"
         )
+
+
+def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    done = [one.sums for one in messages if isinstance(one, Wrote)]
+    _log.error(
+        "%s Of %d tasks %d had ended, with %d rows; what the others have sent is not counted.",
+        how_to_go_on(write_id), len(messages), len(done), sum(one.rows for one in done),
+    )  # fmt: skip
 
 
 def _sending(options: WriteOptions, schema: StructType, write_id: str) -> Sending:

@@ -209,6 +209,34 @@ def test_a_stream_with_a_write_id_survives_a_new_checkpoint(stream_writer: Make)
     assert added == [10, 0]
 
 
+def test_what_comes_in_between_says_what_was_sent_and_how_to_go_on(writer: Make, redis_client: Any) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 20)
+        raise RuntimeError("the rows end here")
+
+    with pytest.raises(RuntimeError) as told:
+        writer(writeId="w1", batch="10").write(batches())
+    [note] = told.value.__notes__
+    assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
+    assert "This try had sent 20 rows" in note
+    assert write(writer(writeId="w1"), rows(0, 30)) == Sums(30, 10, 20)
+
+
+def test_a_write_that_is_given_up_is_logged_with_what_its_tasks_had_sent(
+    writer: Make, stream_writer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, stream = writer(writeId="w1"), stream_writer()
+    one.abort([one.write(iter([rows(0, 20)])), None])
+    stream.abort([stream.write_batch(iter([rows(0, 5)]), "query", "7"), None, None], 7)
+    stream.abort([None], 8)
+    told = [record.getMessage() for record in caplog.records]
+    assert "The write w1 has failed" in told[0]
+    assert "Of 2 tasks 1 had ended, with 20 rows" in told[0]
+    assert "The write query-7 has failed" in told[1]
+    assert "Of 3 tasks 1 had ended, with 5 rows" in told[1]
+    assert "The write of batch 8 has failed" in told[2]
+
+
 def test_the_password_does_not_show_in_the_writer(writer: Make) -> None:
     made = writer(url="redis://:sesame@127.0.0.1:1/0")
     assert "sesame" not in repr(made._sending)

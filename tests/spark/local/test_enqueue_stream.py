@@ -1,0 +1,119 @@
+"""``enqueue_stream`` through a real session: batches become jobs, again after a stop, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bulltask.errors import ConfigError
+from bulltask.spark import enqueue_stream
+from bulltask.testing.wait import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+WAIT = "bull:{mail}:wait"
+SENT: dict[str, Any] = {"name": "send", "data": ["n", "who"]}
+
+
+class Feed:
+    """A directory of files, read as a stream."""
+
+    def __init__(self, spark: SparkSession, place: Path) -> None:
+        self.place, self._spark, self._files = place, spark, 0
+        place.mkdir()
+
+    def add(self, *numbers: int) -> None:
+        """Add a file; it is there at once and whole."""
+        self._files += 1
+        made = self.place.with_name(f"{self._files}.json")
+        made.write_text("".join(json.dumps({"n": number, "who": None}) + "\n" for number in numbers))
+        made.rename(self.place / made.name)
+
+    def rows(self) -> DataFrame:
+        return self._spark.readStream.schema("n int, who string").json(str(self.place))
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    return Feed(spark, tmp_path / "in")
+
+
+def end(query: StreamingQuery) -> None:
+    query.awaitTermination()
+    assert query.exception() is None
+
+
+def test_a_running_stream_sends_what_comes_with_the_options_of_its_jobs(
+    feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    opts: Any = {"attempts": 4, "backoff": timedelta(seconds=2), "remove_on_complete": {"age": timedelta(hours=1)}}
+    query = enqueue_stream(
+        feed.rows(), "mail", **SENT, checkpoint=str(tmp_path / "c"), trigger=0.2, opts=opts, url=broker_url
+    )
+    try:
+        for number in range(2):
+            feed.add(number)
+            wait_until(lambda: redis_client.llen(WAIT) == number + 1, 120.0, "a job")  # noqa: B023 # called at once
+    finally:
+        query.stop()
+    first: Any = redis_client.lrange(WAIT, -1, -1)
+    job: Any = redis_client.hgetall(f"bull:{{mail}}:{first[0]}")
+    said = json.loads(job["opts"])
+    assert (job["name"], job["data"]) == ("send", '{"n":0,"who":null}')
+    assert (said["attempts"], said["backoff"], said["removeOnComplete"]) == (
+        4, {"type": "fixed", "delay": 2000}, {"age": 3600},
+    )  # fmt: skip
+
+
+def test_with_its_checkpoint_a_stream_goes_on_and_with_its_write_id_a_new_one_adds_nothing(
+    feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    def run(checkpoint: str, **more: Any) -> None:
+        place = str(tmp_path / checkpoint)
+        end(enqueue_stream(feed.rows(), "mail", **SENT, checkpoint=place, available_now=True, url=broker_url, **more))
+
+    feed.add(1, 2, 2)
+    run("a", write_id="feed")
+    assert redis_client.llen(WAIT) == 2
+    feed.add(2, 3)
+    run("a", write_id="feed")  # 2 comes again in another batch, so it is another job
+    assert redis_client.llen(WAIT) == 4
+    redis_client.delete(WAIT, *redis_client.keys("bull:{mail}:s*"))
+    (tmp_path / "a" / "commits" / "1").unlink()
+    (tmp_path / "a" / "commits" / ".1.crc").unlink(missing_ok=True)
+    run("a", write_id="feed")
+    assert redis_client.llen(WAIT) == 0
+    run("b", write_id="feed")  # one batch with all files: those of the first batch before are known, 3 is not
+    assert redis_client.llen(WAIT) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "told"),
+    [
+        ({"on_duplicate_rows": "error"}, TypeError, "unknown option 'on_duplicate_rows'; known are opts"),
+        ({"opts": {"job_id": "a"}}, ConfigError, "job_id belongs to one job"),
+        ({"opts": {"expires": datetime(2030, 1, 1, tzinfo=UTC)}}, ConfigError, "whenever it comes"),
+        ({"write_id": "a b"}, ConfigError, "write id 'a b'"),
+        ({"data": "n"}, ConfigError, r"\['n'\], not 'n'"),
+        ({"batch": 0}, ConfigError, "OPTION_WRONG.*batch"),
+        ({"trigger": -1}, ConfigError, "trigger must be"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_stream_starts(
+    more: Any, error: Any, told: str, feed: Feed, broker_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=told):
+        enqueue_stream(feed.rows(), "mail", **{**SENT, **more}, checkpoint=str(tmp_path / "c"), url=broker_url)
+    assert not (tmp_path / "c").exists()
+
+
+def test_rows_of_a_table_are_no_stream(spark: SparkSession, broker_url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="enqueue sends the rows of a table"):
+        enqueue_stream(spark.range(1), "mail", name="send", data=["id"], checkpoint=str(tmp_path), url=broker_url)

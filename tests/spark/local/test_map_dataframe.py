@@ -1,0 +1,156 @@
+"""``task.map_dataframe``: calls of a task for the rows of a DataFrame, run by our worker, and their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from bulltask import App, Context
+from bulltask.errors import ConfigError
+from tests.support.stage import Stage
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+TASKS = """
+import bulltask
+
+@app.task(name="half", bind=True, queue="sums")
+def half(self, value, by=2):
+    if value < 0:
+        raise bulltask.PermanentError(f"not {value}")
+    return {"half": value / by}
+"""
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("tests", broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def half(app: App) -> Any:
+    """The task, as it is known where calls are made."""
+
+    @app.task(name="half", bind=True, queue="sums", max_retries=6, retry_backoff=3, priority=7)
+    def function(self: Context, value: float, by: int = 2) -> Any:
+        raise AssertionError("a worker runs it")
+
+    return function
+
+
+@pytest.fixture
+def stage(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[Stage]:
+    made = Stage(broker_url, tmp_path, record_property)
+    yield made
+    made.close()
+
+
+def queued(redis_client: redis.Redis, queue: str = "sums") -> list[str]:
+    return redis_client.zrange(f"bull:{{{queue}}}:prioritized", 0, -1)  # type: ignore[return-value]
+
+
+def test_each_row_comes_back_with_what_became_of_its_job(
+    spark: SparkSession, half: Any, stage: Stage, redis_client: redis.Redis
+) -> None:
+    """Also where the rows are others each time they are made."""
+    stage.worker(TASKS, options=["-Q", "sums"], settings={"log_level": "ERROR"})
+    rows = spark.range(300, numPartitions=3).select(
+        F.col("id"), F.when(F.col("id") % 50 == 49, -1.0).otherwise(F.rand()).alias("x"), F.lit("kept").alias("note")
+    )
+    mapped = half.map_dataframe(rows, {"value": "x", "by": F.lit(4)}, timeout=120, poll=0.2, result_prefix="job_")
+    assert mapped.columns == ["id", "x", "note", "job_id", "job_state", "job_return_value", "job_failed_reason"]
+    for found in (mapped.collect(), mapped.where("id % 2 = 1").collect()):
+        good = [row for row in found if row["x"] >= 0]
+        assert all(json.loads(row["job_return_value"]) == {"half": row["x"] / 4} for row in good)
+        assert {row["job_state"] for row in good} == {"completed"}
+        bad = [row for row in found if row["x"] < 0]
+        assert {(row["job_state"], row["job_failed_reason"]) for row in bad} == {("failed", "not -1.0")}
+        # These six have the same arguments, so they are one job.
+        assert len({row["job_id"] for row in bad}) == 1
+        assert len(good) + len(bad) == len(found)
+    assert mapped.count() == 300
+    assert redis_client.zcard("bull:{sums}:completed") == 294
+
+
+def test_the_jobs_are_those_of_delay(spark: SparkSession, half: Any, redis_client: redis.Redis, app: App) -> None:
+    sent = half.delay(1.5)
+    mapped = half.map_dataframe(spark.createDataFrame([(1.5,)], "value double"), timeout=0)
+    [row] = mapped.collect()
+    assert (row["state"], row["return_value"], row["failed_reason"]) == ("unfinished", None, None)
+    jobs: Any = [redis_client.hgetall(f"bull:{{sums}}:{one}") for one in (sent.id, row["id"])]
+    for job in jobs:
+        del job["timestamp"]
+        job["opts"] = {name: said for name, said in json.loads(job["opts"]).items() if name != "jobId"}
+    assert jobs[0] == jobs[1]
+    assert jobs[0]["opts"]["attempts"] == 7
+
+
+def test_a_mapping_with_a_write_id_is_made_once(spark: SparkSession, half: Any, redis_client: redis.Redis) -> None:
+    rows = spark.createDataFrame([(1.0,), (1.0,), (2.0,)], "value double")
+
+    def ids(**more: Any) -> list[str]:
+        return [row["id"] for row in half.map_dataframe(rows, timeout=0, **more).collect()]
+
+    one = ids(write_id="w1")
+    assert ids(write_id="w1") == one
+    assert len(set(one)) == 2 == len(queued(redis_client))
+    assert not set(one) & set(ids(options={"queue": "other"}))
+    assert len(set(queued(redis_client, "other"))) == 2
+    each = ids(write_id="w1", on_duplicate_rows="number")
+    assert len(set(each)) == 3
+    with pytest.raises(ConfigError, match=r"ROWS_EQUAL.*2 rows have the same"):
+        ids(on_duplicate_rows="error")
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "error", "told"),
+    [
+        (["value", "nothing"], {}, TypeError, r"columns value, nothing: .*half\(value.*'nothing'"),
+        (["by"], {}, TypeError, r"missing a required argument: 'value'"),
+        ("value", {}, ConfigError, r"\['value'\], not 'value'"),
+        (["value"], {"wait": 5}, TypeError, "unknown option 'wait'; known are timeout"),
+        (["value"], {"options": {"job_id": "a"}}, ConfigError, "job_id belongs to one job"),
+        (["value"], {"options": {"countdowm": 1}}, TypeError, "countdowm"),
+        (["value"], {"options": {"remove_on_complete": True}}, ConfigError, "half keeps no results"),
+        (["value"], {"options": {"remove_on_complete": 0}}, ConfigError, "half keeps no results"),
+        (["value"], {"write_id": "a b"}, ConfigError, "write id"),
+        (["value"], {"batch": 0}, ConfigError, "batch must be"),
+        (["value"], {"timeout": -1}, ConfigError, "timeout must be"),
+        (["value"], {"on_duplicate_rows": "keep"}, ConfigError, "on_duplicate_rows must be"),
+        (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_sent(
+    spark: SparkSession, half: Any, redis_client: redis.Redis, *, columns: Any, more: Any, error: Any, told: str
+) -> None:
+    rows = spark.createDataFrame([(1.0, 2, 3, "a")], "value double, by int, nothing int, x_state string")
+    with pytest.raises(error, match=told):
+        half.map_dataframe(rows, columns, **more)
+    assert redis_client.keys("*") == []
+
+
+def test_a_task_without_parameters_is_called_for_the_rows(
+    spark: SparkSession, app: App, redis_client: redis.Redis
+) -> None:
+    @app.task(name="tick")
+    def tick() -> None: ...
+
+    mapped = tick.map_dataframe(spark.range(2).toDF("n"), [], timeout=0, on_duplicate_rows="number")
+    assert len({row["id"] for row in mapped.collect()}) == 2
+    assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
+
+
+def test_a_row_that_cannot_be_sent_says_how_to_go_on(spark: SparkSession, half: Any) -> None:
+    rows = spark.createDataFrame([(2**60,)], "value long")
+    with pytest.raises(Exception, match=r"beyond .*2\^53-1(?s:.*)BULLTASK_WRITE_ABORTED.* The write w1 ") as told:
+        half.map_dataframe(rows, write_id="w1")
+    assert "The write w1 has failed" in told.value.__notes__[0]
