@@ -36,6 +36,8 @@
     │   └── MigrationRefused   migrate-bull: nothing was changed
     ├── MissingExtra           a part that is installed separately is not there (also an ImportError)
     ├── EventsLost             Spark: events were trimmed before they were read
+    ├── LakeError              a lake of the data pipeline is not there, or cannot be read
+    │   └── LakeInUse          another stream feeds it
     ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
     ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
     ├── TransientError         raised by a task: try again later
@@ -84,6 +86,8 @@ __all__ = [
     "JobNotFound",
     "JobNotInState",
     "JobRefusedError",
+    "LakeError",
+    "LakeInUse",
     "LockMismatch",
     "LockMissing",
     "MigrationRefused",
@@ -286,6 +290,14 @@ class MissingExtra(BulltaskError, ImportError):
 
 class EventsLost(BulltaskError):
     """Events were trimmed from a queue's stream before Spark read them; the message says how many, and what to do."""
+
+
+class LakeError(BulltaskError):
+    """A lake of the data pipeline is not there or cannot be read; the message names the directory or the file."""
+
+
+class LakeInUse(LakeError):
+    """A lake is fed by one stream at a time; the message says which process feeds it."""
 
 
 class TaskError(BulltaskError):

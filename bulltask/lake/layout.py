@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Layout", "ingest_id", "partition_value"]
+__all__ = ["Layout", "ingest_id", "listed", "partition_value"]
 
 _OWN: Final = "_pipeline"
 
@@ -66,7 +66,7 @@ class Layout:
 
     def days(self, table: Table) -> list[date]:
         """The days that a table has directories for, in order."""
-        names = (path.name for path in _listed(self.table(table)) if path.name.startswith("dt="))
+        names = (path.name for path in listed(self.table(table)) if path.name.startswith("dt="))
         return sorted(date.fromisoformat(name.removeprefix("dt=")) for name in names)
 
     def day(self, table: Table, day: date) -> Path:
@@ -75,8 +75,8 @@ class Layout:
 
     def written(self, table: Table, ingest: str) -> Iterator[Path]:
         """The directories that one writing has made in a table with ``ingest_id``."""
-        for day in _listed(self.table(table)):
-            for queue in _listed(day):
+        for day in listed(self.table(table)):
+            for queue in listed(day):
                 if (found := queue / f"ingest_id={ingest}").is_dir():
                     yield found
 
@@ -98,7 +98,7 @@ def partition_value(directory: str) -> str:
     return unquote(directory.partition("=")[2])
 
 
-def _listed(path: Path) -> list[Path]:
+def listed(path: Path) -> list[Path]:
     """The directories of data in a directory, in order; none where it does not exist."""
     if not path.is_dir():
         return []

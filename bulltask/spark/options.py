@@ -134,7 +134,10 @@ class StreamOptions(ReadOptions):
         """Where to begin with a queue, by BullMQ's spelling; those that ``startingOffsets`` does not name: earliest."""
         if isinstance(self.starting, str):
             return self.starting
-        return next((at for name, at in self.starting.items() if self.wire_name(name) == queue), "earliest")
+        # A queue that no spelling leads to is called as BullMQ calls it, also in the rows.
+        shown = self.user_name(queue) or queue
+        named = (at for name, at in self.starting.items() if shown == name or self.wire_name(name) == queue)
+        return next(named, "earliest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

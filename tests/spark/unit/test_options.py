@@ -185,6 +185,7 @@ def test_a_stream_may_begin_at_an_id_or_a_time_of_some_queues() -> None:
     options = stream(startingOffsets='{"emails": "1760010061025-3", "images": 1760010061025}')
     assert options.starts_at("{emails}") == StreamId(1760010061025, 3)
     assert options.starts_at("{images}") == StreamId(1760010061024, LAST_SEQ)
+    assert options.starts_at("emails") == StreamId(1760010061025, 3)  # of Node, found by *: its rows say emails
     assert options.starts_at("{reports}") == "earliest"
     assert stream(startingOffsets="LATEST").starts_at("{emails}") == "latest"
 

@@ -1,0 +1,157 @@
+"""The data pipeline: a lake of tables, fed by a stream of the events of many queues."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Literal, TypedDict, Unpack, get_args
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bulltask.clock import Duration, to_ms
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import Ledger
+from bulltask.lake.lock import RunLock
+from bulltask.parsers import choice
+from bulltask.spark.batches import Batches
+from bulltask.spark.start import register
+
+__all__ = ["OnLoss", "Pipeline", "PipelineOptions"]
+
+OnLoss = Literal["gap", "fail"]
+
+_FEEDING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
+"""The last query of this process for each lake, and its lock."""
+
+
+class PipelineOptions(TypedDict, total=False):
+    """Further arguments of `Pipeline`.
+
+    Attributes:
+        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+        trigger: how often a batch is made, as Spark says it; ``10 seconds`` if left out.
+        on_loss: what to do when events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps``
+            and goes on, ``fail`` ends the stream; ``gap`` if left out.
+        max_open: how long a job may be without an event until it is written as it was seen last; 7 days if left out.
+        max_events_per_trigger: events of a batch, of all queues together; 200,000 if left out.
+        align: no queue is read beyond the time of the slowest that has more; on if left out.
+        starting: where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if left out.
+    """
+
+    url: str | None
+    prefix: str | None
+    queue_hash_tag: bool | None
+    trigger: str
+    on_loss: OnLoss
+    max_open: Duration
+    max_events_per_trigger: int
+    align: bool
+    starting: Literal["earliest", "latest"]
+
+
+class Pipeline:
+    """Responsible for one lake: the stream that feeds it, and what is made of its tables.
+
+    Args:
+        spark: the session, best one of `bulltask.spark.session`.
+        root: directory of the lake, under a name that the driver and all executors see.
+        queues: whose events: names, or ``*`` for all of the prefix, also those that come up later.
+        more: see `PipelineOptions`.
+
+    Raises:
+        TypeError: there is no such option.
+        ConfigError: an option is wrong.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: str | Path,
+        *,
+        queues: str | Sequence[str] = "*",
+        **more: Unpack[PipelineOptions],
+    ) -> None:
+        if unknown := sorted(set(more) - set(PipelineOptions.__annotations__)):
+            known = ", ".join(PipelineOptions.__annotations__)
+            raise TypeError(f"unknown option {unknown[0]!r}; known are queues, {known}")
+        self.spark, self.layout = spark, Layout(Path(root).absolute())
+        self._queues, self._more = queues, more
+        self._max_open_ms = to_ms(more.get("max_open", timedelta(days=7)), "max_open")
+        self._on_loss = choice(*get_args(OnLoss))(more.get("on_loss", "gap"), "on_loss")
+        self._starting = choice("earliest", "latest")(more.get("starting", "earliest"), "starting")
+
+    def run(self, *, available_now: bool = False) -> StreamingQuery:
+        """Feed the tables of bronze and silver from the queues' events, each event once.
+
+        The stream goes on where the last one ended, whatever ended it.
+
+        Args:
+            available_now: end when everything is read that is there now, in place of going on for ever.
+
+        Returns:
+            The running query; ``stop()`` ends it between two moments of any kind, ``awaitTermination()`` waits.
+
+        Raises:
+            LakeInUse: another stream feeds this lake.
+            ConfigError: an option is wrong.
+        """
+        _release_ended(self.layout.root)
+        lock = RunLock(self.layout)
+        try:
+            query = self._start(available_now)
+        except BaseException:
+            lock.release()
+            raise
+        _FEEDING[self.layout.root] = query, lock
+        threading.Thread(target=_release_at_end, args=(query, lock), name="bulltask-pipeline", daemon=True).start()
+        return query
+
+    def _start(self, available_now: bool) -> StreamingQuery:
+        register(self.spark)
+        events = self.spark.readStream.format("bulltask").options(**self._source()).load()
+        batches = Batches(str(self.layout.root), self._max_open_ms)
+        stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
+        if available_now:
+            return stream.trigger(availableNow=True).start()
+        return stream.trigger(processingTime=self._more.get("trigger", "10 seconds")).start()
+
+    def _source(self) -> dict[str, str]:
+        """Options of the source."""
+        more = self._more
+        texts: Mapping[str, str | None] = {
+            "table": "events",
+            "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
+            "url": more.get("url"),
+            "prefix": more.get("prefix"),
+            "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
+            "maxEventsPerTrigger": str(more.get("max_events_per_trigger", 200_000)),
+            "alignQueues": str(more.get("align", True)).lower(),
+            "failOnDataLoss": str(self._on_loss == "fail").lower(),
+            "gapRows": str(self._on_loss == "gap").lower(),
+            "startingOffsets": self._begin(),
+        }
+        return {name: text for name, text in texts.items() if text is not None}
+
+    def _begin(self) -> str:
+        """Where a new checkpoint begins: behind what is in the lake."""
+        head = Ledger(self.layout).head()
+        return self._starting if head is None else json.dumps(dict(head.ends))
+
+
+def _release_ended(root: Path) -> None:
+    """Give the lock of a query back that has ended just now, before its thread comes to it."""
+    query, lock = _FEEDING.get(root, (None, None))
+    if query is not None and lock is not None and not query.isActive:
+        lock.release()
+
+
+def _release_at_end(query: StreamingQuery, lock: RunLock) -> None:
+    """Give the lock back when the query ends; how it ended is for others to look at."""
+    with lock, suppress(PySparkException):
+        query.awaitTermination()
