@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from bulltask.errors import BulltaskError
 
 __all__ = ["LazyGroup"]
+
+_EXTRAS: Final = {"pyarrow": "spark", "pyspark": "spark", "py4j": "spark"}
+"""Packages that are installed separately, and the extra that has them."""
 
 
 class LazyGroup(click.Group):
@@ -43,3 +46,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BulltaskError as exc:
             raise click.ClickException(str(exc)) from exc
+        except ModuleNotFoundError as exc:
+            if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
+                raise
+            raise click.ClickException(f"this needs {exc.name}: pip install 'bulltask[{extra}]'") from exc

@@ -14,7 +14,9 @@ from bulltask.cli.lazy import LazyGroup
 __all__ = ["COMMANDS", "command"]
 
 COMMANDS: Final = {
+    "compact": "bulltask.cli.pipeline.compact",
     "doctor": "bulltask.cli.pipeline.doctor",
+    "expire": "bulltask.cli.pipeline.expire",
 }
 
 

@@ -1,0 +1,78 @@
+"""Days that are not kept any longer; needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from bulltask.errors import ConfigError
+from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import Reached, Replacing, go_on
+from bulltask.lake.tables import TABLES, Table
+from bulltask.parsers import did_you_mean
+
+__all__ = ["Expired", "expire", "tables_named"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A day of a table that goes, or has gone.
+
+    Attributes:
+        table: its full name.
+        day: the day, ``dt``.
+        files: how many it has.
+        size: their bytes.
+    """
+
+    table: str
+    day: date
+    files: int
+    size: int
+
+
+def tables_named(names: Iterable[str]) -> list[Table]:
+    """Return tables by their full names, or all of a layer by its name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    found: dict[str, Table] = {}
+    for name in names:
+        some = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
+        if not some:
+            known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
+            raise ConfigError(f"there is no table {name!r}{did_you_mean(name, known)}")
+        found |= some
+    return list(found.values())
+
+
+def expire(
+    layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, reached: Reached = go_on
+) -> list[Expired]:
+    """Take away the days of tables before a day. What the pipeline itself needs (checkpoint, carry) always stays.
+
+    Args:
+        layout: the lake.
+        tables: which.
+        before: days before this one.
+        dry_run: only say which they are.
+        reached: for tests, as in :class:`~bulltask.lake.replacing.Replacing`.
+    """
+    found = [
+        (layout.day(table, day), _measured(layout, table, day))
+        for table in tables
+        for day in layout.days(table)
+        if day < before
+    ]
+    if not dry_run and found:
+        with Replacing(layout, reached) as replacing:
+            for directory, _ in found:
+                replacing.swap(None, None, [directory])
+    return [one for _, one in found]
+
+
+def _measured(layout: Layout, table: Table, day: date) -> Expired:
+    sizes = [file.stat().st_size for file in layout.day(table, day).rglob("[!_.]*.parquet")]
+    return Expired(table.full_name, day, len(sizes), sum(sizes))

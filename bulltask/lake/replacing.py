@@ -1,0 +1,171 @@
+"""Put new files in the place of old ones so that a ``kill -9`` at any moment neither loses nor doubles a row.
+
+A file system can rename one directory at a time. So the new files are written where no reader looks; what is to happen
+is written down (an intent); then the old directories are moved away, the new one is moved to its place, and the intent
+is taken back. Whoever is killed in between leaves the intent, and the next one who writes finishes it.
+
+Between the two moves a reader may miss the rows of that one partition; after a kill that lasts until the next command
+that writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final, Self
+
+import uuid_utils
+
+from bulltask.lake.layout import Layout
+
+__all__ = ["STEPS", "Reached", "Replacing", "finish_intents", "go_on"]
+
+STEPS: Final = ("written", "intended", "moved-away", "in-place", "cleared")
+"""Where a test may end the process, in their order: what comes next has not happened yet."""
+
+Reached = Callable[[str], None]
+
+
+def go_on(_: str) -> None:
+    """Nothing happens between the steps, but in tests."""
+
+
+class Replacing:
+    """Responsible for one command's replacements; a context, which first finishes what others have left.
+
+    Args:
+        layout: the lake.
+        reached: is called with each of :data:`STEPS`.
+    """
+
+    def __init__(self, layout: Layout, reached: Reached = go_on) -> None:
+        self._layout, self._reached = layout, reached
+        self._name, self._count = uuid_utils.uuid7().hex, 0
+        self._held: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        finish_intents(self._layout)
+        self._room.parent.mkdir(parents=True, exist_ok=True)
+        # While this is locked, what is in the room has an owner who lives.
+        self._held = _lock_of(self._room).open("wb")
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self._room.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._held is not None
+        shutil.rmtree(self._room, ignore_errors=True)
+        _lock_of(self._room).unlink(missing_ok=True)
+        self._held.close()
+
+    def fresh(self) -> Path:
+        """Return a directory for new files, which does not exist yet and is in the lake's file system."""
+        self._count += 1
+        return self._room / str(self._count)
+
+    def swap(self, new: Path | None, place: Path | None, old: Sequence[Path]) -> None:
+        """Move a directory of new files to its place, instead of old ones.
+
+        Args:
+            new: from :meth:`fresh`, completely written; ``None``: nothing comes instead of the old ones.
+            place: where it goes; may be one of the old ones, and may not exist otherwise.
+            old: the directories that go.
+        """
+        self._reached("written")
+        self._count += 1
+        name = f"{self._name}-{self._count}"
+        root = self._layout.root
+        intent = {
+            "new": None if new is None else str(new.relative_to(root)),
+            "place": None if place is None else str(place.relative_to(root)),
+            "old": [str(one.relative_to(root)) for one in old],
+        }
+        with _alone(self._layout):
+            path = self._layout.own("intents", f"{name}.json")
+            _write_whole(path, json.dumps(intent))
+            self._reached("intended")
+            _finish(self._layout, path, self._reached)
+            self._reached("cleared")
+
+    @property
+    def _room(self) -> Path:
+        return self._layout.own("new", self._name)
+
+
+def finish_intents(layout: Layout) -> int:
+    """Finish what killed commands had begun, and clear away what they had not; whoever writes does this first.
+
+    Returns:
+        How many replacements were finished.
+    """
+    if not layout.own().is_dir():
+        return 0
+    with _alone(layout):
+        intents = sorted(layout.own("intents").glob("*.json"))
+        for intent in intents:
+            _finish(layout, intent, go_on)
+        for room in sorted(layout.own("new").glob("*")):
+            if room.is_dir():
+                _clear_if_left(room)
+    return len(intents)
+
+
+def _finish(layout: Layout, path: Path, reached: Reached) -> None:
+    """Do what an intent says, or the rest of it."""
+    intent = json.loads(path.read_text())
+    trash = layout.own("trash", path.stem)
+    new = None if intent["new"] is None else layout.root / intent["new"]
+    # Once the new directory has left its first place, it may be at that of an old one, which is gone by then.
+    if new is None or new.exists():
+        trash.mkdir(parents=True, exist_ok=True)
+        for number, one in enumerate(intent["old"]):
+            if (old := layout.root / one).exists():
+                old.rename(trash / str(number))
+        reached("moved-away")
+        if new is not None:
+            place = layout.root / intent["place"]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            new.rename(place)
+    reached("in-place")
+    shutil.rmtree(trash, ignore_errors=True)
+    path.unlink()
+
+
+def _clear_if_left(room: Path) -> None:
+    """Take away the new files of a command that died before it wrote an intent."""
+    with _lock_of(room).open("ab") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # somebody is still at it
+        shutil.rmtree(room, ignore_errors=True)
+        _lock_of(room).unlink(missing_ok=True)
+
+
+def _lock_of(room: Path) -> Path:
+    return room.with_name(room.name + ".lock")
+
+
+@contextmanager
+def _alone(layout: Layout) -> Iterator[None]:
+    """One process at a time moves directories; a process that dies is out of the way at once."""
+    place = layout.own("intents")
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    draft = path.with_suffix(".draft")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)

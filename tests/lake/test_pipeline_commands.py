@@ -1,0 +1,88 @@
+"""``bulltask pipeline``: the commands that need neither Java nor Redis."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from bulltask.cli.main import main
+from bulltask.cli.pipeline import options
+from bulltask.lake.tables import EVENTS
+from tests.support.lake import LakeBuilder
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    made = LakeBuilder(tmp_path)
+    for batch in range(3):
+        made.events([{"event_id": f"{1795305600000 + batch}-{n}", "event": "added"} for n in range(5)])
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def ran(command: str, *words: str) -> Result:
+        return CliRunner().invoke(main, ["pipeline", command, "--root", str(tmp_path), *words])
+
+    return ran
+
+
+def test_compact_says_what_became_of_each_table(lake: LakeBuilder, run: Run) -> None:
+    found = run("compact", "--before", "2027-01-01", "--json")
+    assert found.exit_code == 0, found.output
+    [events] = [one for one in json.loads(found.output) if one["partitions"]]
+    assert (events["table"], events["files_before"], events["files_after"]) == ("bronze.events", 3, 1)
+    assert "silver.jobs" in run("compact", "--before", "2027-01-01").output
+
+
+def test_expire_is_a_dry_run_unless_yes_is_said(lake: LakeBuilder, run: Run) -> None:
+    assert "dry run" in run("expire", "--before", "2027-01-01").output
+    assert lake.layout.days(EVENTS)
+    assert json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["done"]
+    assert not lake.layout.days(EVENTS)
+    assert "No day before 2027-01-01" in run("expire", "--before", "2027-01-01").output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--before", "yesterday"], "'yesterday' is no day; one looks like 2026-11-22"),
+        (["--before", "2027-01-01", "--tables", "silver.job"], "did you mean 'silver.jobs'"),
+    ],
+)
+def test_a_wrong_word_is_said_in_one_line(run: Run, words: list[str], message: str) -> None:
+    found = run("expire", *words)
+    assert found.exit_code in {1, 2}
+    assert message in found.output
+    assert "Traceback" not in found.output
+
+
+def test_without_the_extra_a_command_says_what_to_install(tmp_path: Path) -> None:
+    program = (
+        "import sys\nsys.modules['pyarrow'] = None\nfrom bulltask.cli.main import main\n"
+        f"main(['pipeline', 'compact', '--root', {str(tmp_path)!r}, '--before', '2026-11-22'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert ran.returncode == 1
+    assert ran.stderr.strip() == "Error: this needs pyarrow: pip install 'bulltask[spark]'"
+
+
+def test_times_days_and_lengths_are_read_as_people_write_them() -> None:
+    assert options.moment("2026-11-22T14:00") == datetime(2026, 11, 22, 14, tzinfo=UTC)
+    assert options.moment("2026-11-22T14:00+01:00") == datetime(2026, 11, 22, 13, tzinfo=UTC)
+    assert [str(one) for one in options.days("2026-11-29..2026-12-01")] == ["2026-11-29", "2026-11-30", "2026-12-01"]
+    assert [str(one) for one in options.days("2026-11-29")] == ["2026-11-29"]
+    assert [options.seconds(text) for text in ("90", "1.5s", "15m", "12h", "7d")] == [90, 1.5, 900, 43_200, 604_800]
+    for read, text in [(options.days, "2026-11-22..2026-11-21"), (options.moment, "noon"), (options.seconds, "-1s")]:
+        with pytest.raises(click.BadParameter):
+            read(text)

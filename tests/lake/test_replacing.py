@@ -1,0 +1,111 @@
+"""Directories are swapped so that a kill -9 between any two steps neither loses nor doubles a row."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from bulltask.lake.arrow import arrow_schema, partition_schema
+from bulltask.lake.compacting import compact
+from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import STEPS, Replacing, finish_intents
+from bulltask.lake.tables import EVENTS
+from tests.support.lake import LakeBuilder
+
+KILLED = """
+import os, signal, sys
+from datetime import date
+from bulltask.lake.compacting import compact
+from bulltask.lake.layout import Layout
+
+left = int(sys.argv[3])
+
+def reached(step):
+    global left
+    if step == sys.argv[2]:
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), reached=reached)
+"""
+
+SWAPPED = """
+import os, signal, sys
+from pathlib import Path
+from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import Replacing
+
+def reached(step):
+    if step == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+root = Path(sys.argv[1])
+with Replacing(Layout(root), reached) as replacing:
+    new = replacing.fresh()
+    new.mkdir()
+    (new / "rows").write_text("new")
+    replacing.swap(new, root / "gold" / "day", [root / "gold" / "day"])
+"""
+
+
+def killed(program: str, *words: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", program, *words], check=False, timeout=50)
+    assert ran.returncode == -signal.SIGKILL
+
+
+def ids(root: Path) -> list[str]:
+    """As any reader of Parquet would find them."""
+    partitions = ds.partitioning(partition_schema(EVENTS), flavor="hive")
+    found = ds.dataset(str(Layout(root).table(EVENTS)), arrow_schema(EVENTS), "parquet", partitioning=partitions)
+    return sorted(found.to_table(["event_id"])["event_id"].to_pylist())
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_kill_at_any_step_of_a_compaction_loses_and_doubles_nothing(tmp_path: Path, step: str, which: int) -> None:
+    lake = LakeBuilder(tmp_path)
+    for batch in range(3):
+        for queue in ("mail", "{other}"):
+            lake.events([{"event_id": f"1795305600{batch}00-{n}", "queue": queue, "event": "added"} for n in range(5)])
+    before = ids(tmp_path)
+    assert len(before) == 30
+    killed(KILLED, str(tmp_path), step, str(which))
+    finish_intents(lake.layout)
+    assert ids(tmp_path) == before
+    assert not list(lake.layout.own("intents").glob("*.json"))
+    for room in ("new", "trash"):
+        assert not list(lake.layout.own(room).glob("*")), room
+    compact(lake.layout, "bronze.events", before=max(lake.layout.days(EVENTS)).replace(year=2030))
+    assert ids(tmp_path) == before
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_directory_that_replaces_itself_is_the_old_or_the_new_one_after_a_kill(tmp_path: Path, step: str) -> None:
+    day = tmp_path / "gold" / "day"
+    day.mkdir(parents=True)
+    (day / "rows").write_text("old")
+    killed(SWAPPED, str(tmp_path), step)
+    finish_intents(Layout(tmp_path))
+    assert (day / "rows").read_text() == ("old" if step == "written" else "new")
+    assert [path.name for path in day.iterdir()] == ["rows"]
+
+
+def test_what_nobody_has_begun_needs_no_finishing(tmp_path: Path) -> None:
+    assert finish_intents(Layout(tmp_path / "nowhere")) == 0
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    with Replacing(layout) as replacing:
+        (new := replacing.fresh()).mkdir()
+        finish_intents(layout)
+        assert new.exists()
+    assert not new.exists()
