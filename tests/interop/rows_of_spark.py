@@ -1,0 +1,35 @@
+"""Rows that become jobs by the Spark sink, driven as Spark drives it but without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bulltask.spark.ids import derived_id
+from bulltask.spark.source import BulltaskSource
+from tests.interop.side_by_side import SideBySide
+
+__all__ = ["write_rows"]
+
+_SCHEMA = StructType([StructField(name, StringType()) for name in ("name", "data")])
+
+
+def write_rows(side: SideBySide, rows: Iterable[tuple[str, str]], **options: str) -> list[str]:
+    """Write rows of a name and JSON without spaces to the queue; the ids of their jobs.
+
+    Args:
+        side: says where the queue is.
+        rows: names and data.
+        options: as in ``option()``.
+    """
+    tag = str(side.app.config.queue_hash_tag).lower()
+    source = BulltaskSource({"url": side.url, "queue": "mail", "queueHashTag": tag, "writeId": "w1", **options})
+    pickled = CloudPickleSerializer()
+    writer = pickled.loads(pickled.dumps(source.writer(_SCHEMA, overwrite=False)))
+    names, data = zip(*rows, strict=True)
+    wrote = writer.write(iter([pa.RecordBatch.from_arrays([pa.array(names), pa.array(data)], ["name", "data"])]))
+    assert wrote.sums.added == len(names)
+    return [derived_id("w1", side.name, name, text.encode()) for name, text in zip(names, data, strict=True)]
