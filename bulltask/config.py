@@ -72,6 +72,8 @@ class Config:
     metrics_host: str
     log_level: str
     timezone: str
+    spark_master: str | None
+    spark_conf: Mapping[str, str] | None
     beat_schedule: Mapping[str, Any] | None
 
     @property
@@ -167,6 +169,8 @@ class Conf:
         changed = {**self._values, **self._overrides}
         if "broker_url" in changed:
             changed["broker_url"] = redact_url(str(changed["broker_url"]))
+        if changed.get("spark_conf"):
+            changed["spark_conf"] = "…"  # keys of object stores, passwords
         return f"<Conf {changed}>"
 
     def __dir__(self) -> list[str]:

@@ -8,6 +8,7 @@ name for the message, and returns what :class:`bulltask.config.Config` holds, or
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ __all__ = [
     "names_of",
     "optional",
     "plain_text",
+    "spark_settings",
     "time_zone",
     "url",
     "worker_name",
@@ -145,6 +147,27 @@ def entries(value: Any, name: str) -> Mapping[str, Any] | None:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{name} must be a dictionary of entries by name, not {value!r}")
     return dict(value)
+
+
+def spark_settings(value: Any, name: str) -> Mapping[str, str]:
+    """Return settings of Spark's own, by name; from a text that is a JSON object, or from a dictionary.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    try:
+        said = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        said = None
+    # Values are in no message: there may be passwords among them.
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{name} must be a dictionary, or a text that is a JSON object, not {type(value).__name__}")
+    for key, one in said.items():
+        if not str(key).startswith("spark."):
+            raise ConfigError(f"{name} has settings of Spark, whose names begin with 'spark.', and not {key!r}")
+        if not isinstance(one, str | int | float):
+            raise ConfigError(f"{key} in {name} must be a text, a number, true or false, not {type(one).__name__}")
+    return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in said.items()}
 
 
 def url(value: Any, name: str) -> str:

@@ -24,6 +24,7 @@ from bulltask.parsers import (
     names_of,
     optional,
     plain_text,
+    spark_settings,
     time_zone,
     url,
     worker_name,
@@ -123,6 +124,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("metrics_host", "metrics_host", plain_text, "127.0.0.1", "address of /metrics"),
         _S("loglevel", "log_level", choice(*LOG_LEVELS), "info", "least level that is logged"),
         _S("timezone", "timezone", time_zone, "UTC", "time zone of schedules that name none"),
+        _S("spark_master", "spark_master", optional(plain_text), None, "where Spark runs; none: Spark's default"),
+        _S("spark_conf", "spark_conf", optional(spark_settings), None, "Spark's settings, for tasks with spark=True"),
         _S("beat_schedule", "beat_schedule", entries, None, "what workers schedule; none: left as it is in Redis"),
     )
 }

@@ -105,10 +105,15 @@ class Context:
     """First argument of a task declared with ``bind=True``.
 
     Each attempt has its own, so async tasks that run side by side do not share one.
+
+    Attributes:
+        request: the job that runs.
+        has_reported: whether the task has called :meth:`update_progress`.
     """
 
     def __init__(self, request: Request, reporter: Reporter | None = None) -> None:
         self.request = request
+        self.has_reported = False
         self._reporter = reporter or _Nowhere()
 
     def update_progress(self, progress: codec.Json) -> None:
@@ -228,7 +233,9 @@ class Context:
         raise WaitForChildren
 
     def _encode(self, progress: codec.Json) -> bytes:
-        return codec.encode(progress, what=f"progress of job {self.request.id}")
+        encoded = codec.encode(progress, what=f"progress of job {self.request.id}")
+        self.has_reported = True
+        return encoded
 
     def __repr__(self) -> str:
         return f"<Context of {self.request.task} job {self.request.id or '(called directly)'}>"

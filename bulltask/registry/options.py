@@ -82,6 +82,7 @@ class TaskOptions:
         size_limit: most bytes that a job's arguments may have as JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what a job's failure means to the job that waits for it; one of them.
+        spark: the task finds a Spark session when a worker calls it (``bulltask.spark.current_session()``).
     """
 
     queue: str | None = None
@@ -107,6 +108,7 @@ class TaskOptions:
     continue_parent_on_failure: bool | None = None
     ignore_dependency_on_failure: bool | None = None
     remove_dependency_on_failure: bool | None = None
+    spark: bool = False
 
     def __post_init__(self) -> None:
         # All of it now: a wrong option must be found where the task is defined, not where it is sent.
@@ -121,6 +123,8 @@ class TaskOptions:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retries()
+        if not isinstance(self.spark, bool):
+            raise ConfigError(f"spark must be True or False, not {self.spark!r}; spark_conf has Spark's settings")
         stored_options(_stored_names(self))
 
     def _check_retries(self) -> None:

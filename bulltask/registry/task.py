@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from bulltask.config import Config
+from bulltask.errors import ConfigError
 from bulltask.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.arguments import Arguments
@@ -67,6 +68,11 @@ class AnyTask(Generic[P, R]):
     ) -> None:
         self.function, self.name, self.options, self.bind = function, name, options, bind
         self.is_async = inspect.iscoroutinefunction(function)
+        if self.is_async and options.spark:
+            raise ConfigError(
+                f"task {name!r} is an async def and cannot have spark=True: a call of Spark's would block the event "
+                "loop, and with it all other tasks; make it a plain function"
+            )
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
         self._usual: tuple[Config, JobPlan] | None = None

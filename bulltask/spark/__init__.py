@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     from bulltask.spark.gathering import gather
     from bulltask.spark.mapping import map_dataframe
     from bulltask.spark.pipeline import Pipeline
-    from bulltask.spark.start import register, session
+    from bulltask.spark.start import current_session, register, session
 
-__all__ = ["EnqueueReport", "Pipeline", "enqueue", "enqueue_stream", "gather", "map_dataframe", "register", "session"]
+__all__ = [
+    "EnqueueReport",
+    "Pipeline",
+    "current_session",
+    "enqueue",
+    "enqueue_stream",
+    "gather",
+    "map_dataframe",
+    "register",
+    "session",
+]
 
 _HOME: Final = {
     "EnqueueReport": "bulltask.spark.enqueueing",
     "Pipeline": "bulltask.spark.pipeline",
+    "current_session": "bulltask.spark.start",
     "enqueue": "bulltask.spark.enqueueing",
     "enqueue_stream": "bulltask.spark.enqueueing_stream",
     "gather": "bulltask.spark.gathering",

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 from bulltask.spark.source import BulltaskSource
 
-__all__ = ["PUSHDOWN", "register", "session"]
+__all__ = ["PUSHDOWN", "current_session", "register", "session"]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 """While it is off, which is Spark's default, Spark refuses to read from a source that takes filters."""
@@ -65,6 +66,17 @@ def session(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def current_session() -> SparkSession:
+    """Return the session of a task with ``spark=True``, where a worker runs it.
+
+    Elsewhere, as in a test or a notebook that calls the task itself, it is the session of this process; one is made
+    with :func:`session` where there is none.
+    """
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
+        return session()
+    return SparkSession.builder.getOrCreate()
 
 
 def _settings(

@@ -22,6 +22,7 @@ from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
+from bulltask.worker.child.spark_tasks import what_is_missing
 from bulltask.worker.child.spawned import SpawnOrder
 from bulltask.worker.exits import Exit
 from bulltask.worker.metrics_process import MetricsProcess
@@ -137,6 +138,7 @@ class _Assembly:
         stalls = [] if config.skip_stalled_check else [StallCheck(keys, client, self.broker.clock, config, bus, outage)]
         self._name_unknown_tasks()
         self._name_unknown_queues()
+        self._name_missing_spark()
         beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
         ticker = Ticker([heartbeat, recovery, *stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
@@ -159,6 +161,11 @@ class _Assembly:
             self.logger.warning(
                 "The limiter names a queue that neither this worker nor a task of its app does", queue=queue
             )
+
+    def _name_missing_spark(self) -> None:
+        tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
+        if tasks and (missing := what_is_missing()):
+            self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
 
     def _launcher(self) -> Launcher:
         spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)

@@ -101,6 +101,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "metrics_host": "127.0.0.1",
         "log_level": "info",
         "timezone": "UTC",
+        "spark_master": None,
+        "spark_conf": None,
         "beat_schedule": None,
     }
 

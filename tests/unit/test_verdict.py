@@ -18,6 +18,7 @@ from bulltask.job import ActiveJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.verdict import judge, trace_of
 from bulltask.worker.child.work import Failed, RetryLater
 
@@ -291,9 +292,14 @@ def raised_by(function: Any, *args: Any) -> BaseException:
     return caught.value
 
 
+def nothing_is_reported(_: ActiveJob) -> Any:
+    pytest.fail("nothing is reported")
+
+
 def test_the_traceback_begins_with_the_users_own_code() -> None:
-    attempts = Attempts(app, lambda job: pytest.fail("nothing is reported"))
-    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}))
+    spark = SparkTasks(app, nothing_is_reported, lambda *_: True, lambda: None)
+    attempts = Attempts(app, nothing_is_reported, spark)
+    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), "token")
     assert isinstance(found, Failed)
     head, first, *_ = found.trace.splitlines()
     assert head == "Traceback (most recent call last):"

@@ -17,6 +17,7 @@ from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.values import value_class
 from bulltask.worker.child.moves import moved
+from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
 
@@ -44,10 +45,11 @@ class Attempts:
     Args:
         app: tasks, settings, error categories.
         reporter: gives what carries a bound task's progress and log lines for a job.
+        spark: runs tasks with ``spark=True``.
     """
 
-    def __init__(self, app: App, reporter: Callable[[ActiveJob], Reporter]) -> None:
-        self._app, self._config, self._reporter = app, app.config, reporter
+    def __init__(self, app: App, reporter: Callable[[ActiveJob], Reporter], spark: SparkTasks) -> None:
+        self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
 
     def begin(self, job: ActiveJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome where the task must not or cannot be called."""
@@ -65,14 +67,18 @@ class Attempts:
             return judge(exc, job, task, self._app)
         return Attempt(job, task, args, kwargs)
 
-    def call(self, attempt: Attempt) -> Outcome:
-        """Run a sync task.
+    def call(self, attempt: Attempt, token: str) -> Outcome:
+        """Run a sync task whose job is locked with ``token``.
 
         Whatever it raises ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
+        function = attempt.task.function
+        if attempt.task.options.spark:
+            context = attempt.args[0] if attempt.task.bind else None
+            function = self._spark.inside(attempt.job, token, function, context)
         try:
             # A copy, so that context variables that one task sets are not seen by the next one.
-            result = contextvars.copy_context().run(attempt.task.function, *attempt.args, **attempt.kwargs)
+            result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
             return self._completed(attempt, result)
         except BaseException as exc:  # noqa: BLE001 - the docstring says why
             return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
@@ -83,6 +89,10 @@ class Attempts:
             return self._completed(attempt, await attempt.task.function(*attempt.args, **attempt.kwargs))
         except BaseException as exc:  # noqa: BLE001 - as in call()
             return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
+
+    def close(self) -> None:
+        """End what is kept for the tasks of this child."""
+        self._spark.close()
 
     def _check(self, job: ActiveJob) -> None:
         if job.deferred_failure:

@@ -17,12 +17,15 @@ from bulltask.job import ActiveJob
 from bulltask.process import die_with_parent, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.states import RunState
+from bulltask.transport.call import command
+from bulltask.transport.replies import text
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.source import JobSource
+from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.stacks import StackDump
 from bulltask.worker.child.sync_loop import SyncLoop
 from bulltask.worker.exits import Exit
@@ -108,8 +111,11 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         # Asked for late: the loop's client is made by the loop's own thread.
         return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())  # noqa: PLW0108
 
-    attempts = Attempts(app, reporter)
+    def is_locked(job: ActiveJob, token: str) -> bool:
+        return broker.pool.run(command("GET", broker.keys(job.queue).lock(job.id), judge=text)) == token
+
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
+    attempts = Attempts(app, reporter, SparkTasks(app, reporter, is_locked, source.close))
     settler = Settler(config, broker.clock, bus, plan.worker_id, source.rotation.limited)
     async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
     _listen(source)

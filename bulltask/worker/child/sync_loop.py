@@ -55,6 +55,7 @@ class SyncLoop:
                 picked = self._work(picked)
             self._async.done_with(slot)
         self._async.drain()
+        self._attempts.close()
 
     def _work(self, picked: Picked) -> Picked | None:
         """Run one job; return the next one if it came with the settling of this one."""
@@ -70,7 +71,7 @@ class SyncLoop:
             self._async.start(picked, begun)
             return None
         started = time.monotonic()
-        outcome = self._attempts.call(begun)
+        outcome = self._attempts.call(begun, picked.slot.token)
         return self._settle(picked, outcome, (time.monotonic() - started) * 1000)
 
     def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> Picked | None:

@@ -1,0 +1,92 @@
+"""``@app.task(spark=True)`` and its settings, without Spark: what is said and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import App, ConfigError
+from bulltask.worker.child.spark_tasks import what_is_missing
+
+
+@pytest.fixture
+def app() -> App:
+    return App("tested")
+
+
+def test_a_task_that_wants_spark_is_a_task_like_any_other(app: App) -> None:
+    @app.task(spark=True, queue="reports")
+    def count(table: str) -> int:
+        return len(table)
+
+    assert count.options.spark
+    assert count("abc") == 3
+    assert "spark" not in str(count.s("abc").job().opts(0))
+
+
+def test_an_async_task_cannot_have_spark_and_the_message_says_why(app: App) -> None:
+    async def count() -> int:
+        return 1
+
+    with pytest.raises(ConfigError, match=r"'.*count' is an async def and cannot have spark=True: .* a plain function"):
+        app.task(spark=True)(count)
+    assert len(app.tasks) == 0
+
+
+def test_settings_of_spark_in_the_wrong_place_are_sent_to_the_right_one(app: App) -> None:
+    with pytest.raises(ConfigError, match=r"spark must be True or False.*spark_conf"):
+        app.task(spark={"spark.executor.memory": "2g"})
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) -> None:
+    said = {"spark.executor.memory": "2g", "spark.ui.port": 4050, "spark.ui.enabled": True}
+    app = App("tested", spark_conf=json.dumps(said) if as_text else said, spark_master="spark://one:7077")
+    assert app.config.spark_conf == {
+        "spark.executor.memory": "2g",
+        "spark.ui.port": "4050",
+        "spark.ui.enabled": "true",
+    }
+    assert app.config.spark_master == "spark://one:7077"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("spark.password=secret", "must be a dictionary, or a text that is a JSON object, not str"),
+        (["secret"], "must be a dictionary, or a text that is a JSON object, not list"),
+        ({"executor.memory": "secret"}, r"begin with 'spark\.', and not 'executor.memory'"),
+        ({"spark.jars": ["secret"]}, "spark.jars in spark_conf must be a text, a number, true or false, not list"),
+    ],
+)
+def test_wrong_settings_of_spark_are_refused_without_a_word_of_their_values(said: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        App("tested", spark_conf=said)
+    assert "secret" not in str(refused.value)
+
+
+def test_sparks_settings_are_not_shown_because_there_may_be_passwords_among_them() -> None:
+    assert "secret" not in repr(App("tested", spark_conf={"spark.hadoop.fs.s3a.secret.key": "secret"}).conf)
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
+def test_a_missing_extra_is_named_with_its_cure(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert what_is_missing() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
+
+
+def test_java_is_looked_for_where_spark_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME" in what_is_missing()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert what_is_missing() == ""
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    assert what_is_missing() == f"JAVA_HOME={java} has no bin/java: set it to a JRE, 17 or newer"

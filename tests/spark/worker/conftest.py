@@ -1,0 +1,83 @@
+"""Real workers whose tasks have Spark: each of their children that runs such a task starts a JVM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.conftest import settings, thin_home
+from tests.support.stage import Stage
+from tests.support.worker import Worker
+
+SPARK_TASKS = '''
+import signal
+import subprocess
+
+from bulltask.spark import current_session
+
+
+def processes():
+    """The JVM, and this child."""
+    context = current_session().sparkContext
+    return {"jvm": context._gateway.proc.pid, "child": os.getpid(), "supervisor": os.getppid()}
+
+
+@app.task(spark=True, name="add_up")
+def add_up(numbers):
+    spark = current_session()
+    group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+    total = spark.range(numbers, numPartitions=4).selectExpr("sum(id)").first()[0]
+    return {"total": total, "group": group, "sigint": signal.getsignal(signal.SIGINT).__module__, **processes()}
+
+
+@app.task(bind=True, spark=True, name="stop_it")
+def stop_it(self):
+    spark = current_session()
+    self.update_progress("nearly")
+    spark.range(3).count()
+    spark.stop()
+    return "stopped"
+
+
+@app.task(bind=True, spark=True, name="work_long", max_retries=1, retry_backoff=0.01)
+def work_long(self, gate):
+    """An action that ends when the gate opens; or at once, when that has happened."""
+    spark, url = current_session(), os.environ["JOURNAL_URL"]
+
+    def wait(part):
+        client = redis.Redis.from_url(url, socket_timeout=None)
+        client.xadd("journal", {"what": "on spark", "gate": gate, "pid": os.getpid()})
+        client.blpop(f"gate:{gate}", 600)
+        yield from part
+
+    tell("start", job=self.request.id, **processes())
+    return spark.sparkContext.parallelize(range(2), 2).mapPartitions(wait).count()
+'''
+
+
+@pytest.fixture
+def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+    """Everything that a test with real workers needs; ended after it."""
+    made = Stage(broker_url, tmp_path, record_property)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def spark_worker(stage: Stage, tmp_path: Path) -> Callable[..., Worker]:
+    """Start a worker with one child, whose JVM starts quickly; takes more settings of bulltask."""
+    if shutil.which("java") is None:
+        pytest.skip("the Spark tests need Java (a JRE, 17 or newer)")
+    home = thin_home(tmp_path / "home")
+
+    def start(**more: Any) -> Worker:
+        conf = {**settings(tmp_path / "spark"), "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
+        said = {"spark_master": "local[2]", "spark_conf": json.dumps(conf), **more}
+        return stage.worker(SPARK_TASKS, children=1, settings=said, environ={"SPARK_HOME": str(home)})
+
+    return start

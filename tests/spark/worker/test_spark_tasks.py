@@ -1,0 +1,134 @@
+"""Tasks with ``spark=True`` in a real worker, with a real JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult, PermanentError
+from bulltask.worker.exits import Exit
+from tests.support.processes import ended, parent_of
+from tests.support.stage import Stage
+from tests.support.streams import Entry
+from tests.support.worker import Worker, wait_until_gone
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.redis,
+    pytest.mark.process,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(300),
+]
+
+PATIENCE = 120.0
+
+StartWorker = Callable[..., Worker]
+
+
+def progress_of(stage: Stage, job: AsyncResult[Any]) -> list[Any]:
+    """What was told of the job's progress, oldest first."""
+    return [json.loads(entry["data"]) for entry in stage.events.all(event="progress", jobId=job.id)]
+
+
+def on_spark(stage: Stage, gate: str, count: int) -> list[Entry]:
+    """Wait until so many of Spark's own tasks wait at the gate."""
+    return stage.journal.wait_for(count, PATIENCE, what="on spark", gate=gate)
+
+
+def run_long(stage: Stage, gate: str) -> AsyncResult[Any]:
+    return stage.app.send_task("work_long", kwargs={"gate": gate})
+
+
+def wait_for_run(stage: Stage, job: AsyncResult[Any], gate: str, time: int = 1) -> tuple[dict[str, int], list[int]]:
+    """Wait until the job's ``time``-th run waits in Spark's tasks; the processes, and those of Spark's tasks."""
+    start = stage.started(job, time, PATIENCE)
+    at_gate = on_spark(stage, gate, 2 * time)[-2:]
+    return {name: int(start[name]) for name in ("jvm", "child")}, [int(entry["pid"]) for entry in at_gate]
+
+
+def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is(
+    stage: Stage, spark_worker: StartWorker
+) -> None:
+    worker = spark_worker()
+    first = stage.app.send_task("add_up", kwargs={"numbers": 1000})
+    found = first.get(timeout=PATIENCE)
+    jvm = found["jvm"]
+    assert found["total"] == 499_500
+    assert found["group"] == first.id
+    assert found["supervisor"] == worker.pid
+    assert parent_of(jvm) == found["child"] != worker.pid
+    assert os.getpgid(jvm) == jvm, "Ctrl-Z in the worker's terminal does not stop it"
+    assert found["sigint"] == "bulltask.worker.child.main", "Spark's own handler is not left behind"
+
+    last = progress_of(stage, first)[-1]
+    assert last == {"progress": 100.0, "stages": 2, "stages_done": 2, "tasks": 5, "tasks_done": 5}
+    assert json.loads(stage.field(first, "progress")) == last
+
+    stopped = stage.app.send_task("stop_it")
+    assert stopped.get(timeout=PATIENCE) == "stopped"
+    assert progress_of(stage, stopped) == ["nearly"], "what a task says itself stays"
+
+    again = stage.app.send_task("add_up", kwargs={"numbers": 10}).get(timeout=PATIENCE)
+    assert (again["total"], again["jvm"], again["child"]) == (45, jvm, found["child"])
+    assert worker.stop(PATIENCE) == Exit.OK
+    assert ended(jvm), "the child waits for its JVM"
+    assert worker.complaints() == []
+
+
+def test_the_jvm_is_gone_with_its_child_and_the_job_runs_again_or_is_given_back(
+    stage: Stage, spark_worker: StartWorker
+) -> None:
+    worker = spark_worker(shutdown_timeout=0.5)
+    killed = run_long(stage, "killed")
+    first, tasks = wait_for_run(stage, killed, "killed")
+    os.kill(first["child"], signal.SIGKILL)
+    stage.note(jvm_gone_s=round(max(wait_until_gone(pid, 30) for pid in [first["jvm"], *tasks]), 2))
+    second, _ = wait_for_run(stage, killed, "killed", 2)
+    assert second["jvm"] != first["jvm"]
+    stage.open_gate("killed", 2)
+    assert killed.get(timeout=PATIENCE) == 2
+    assert stage.field(killed, "atm") == "1", "the run that was cut off is no attempt"
+
+    cut_off = run_long(stage, "cut off")
+    _, tasks = wait_for_run(stage, cut_off, "cut off")
+    assert worker.stop(PATIENCE) == Exit.OK
+    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [cut_off.id]
+    assert stage.field(cut_off, "atm") in {None, "0"}
+    stage.note(jvm_gone_after_stop_s=round(max(wait_until_gone(pid, 30) for pid in [second["jvm"], *tasks]), 2))
+
+
+def test_a_job_whose_jvm_dies_is_tried_again_in_another_child(stage: Stage, spark_worker: StartWorker) -> None:
+    worker = spark_worker()
+    job = run_long(stage, "dead")
+    first, tasks = wait_for_run(stage, job, "dead")
+    os.kill(first["jvm"], signal.SIGKILL)
+    for pid in (first["child"], *tasks):
+        wait_until_gone(pid, 30)
+    second, _ = wait_for_run(stage, job, "dead", 2)
+    assert second["child"] != first["child"]
+    stage.open_gate("dead", 2)
+    assert job.get(timeout=PATIENCE) == 2
+    assert "the JVM of this child has ended (signal 9)" in stage.field(job, "stacktrace")
+    assert worker.stop(PATIENCE) == Exit.OK
+
+
+def test_without_java_a_job_fails_once_and_says_what_to_install(stage: Stage, tmp_path: Path) -> None:
+    source = """
+    @app.task(spark=True, name="count", max_retries=3)
+    def count():
+        return "never"
+    """
+    worker = stage.worker(source, children=1, environ={"JAVA_HOME": str(tmp_path)})
+    said = f"JAVA_HOME={tmp_path} has no bin/java: set it to a JRE, 17 or newer"
+    worker.wait_for_line("Tasks with spark=True will fail in this worker", tasks=["count"], error=said)
+    job = stage.app.send_task("count")
+    with pytest.raises(PermanentError, match=re.escape(said)):
+        job.get(timeout=PATIENCE)
+    assert stage.field(job, "atm") == "1"
