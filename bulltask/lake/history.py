@@ -1,0 +1,204 @@
+"""``History``: what became of jobs, from the tables that the data pipeline has written. Needs no JVM and no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import pyarrow.dataset as ds
+
+from bulltask.errors import ConfigError
+from bulltask.lake import measures
+from bulltask.lake.layout import Layout
+from bulltask.lake.measures import Every, JobCount, LatencyPoint, RatePoint
+from bulltask.lake.past import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
+from bulltask.lake.query import JobFilter, JobQuery, check_limit
+from bulltask.lake.read import TableReader
+from bulltask.lake.search import rank_of, search
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
+from bulltask.parsers import did_you_mean
+
+__all__ = ["History", "Span"]
+
+Row = dict[str, Any]
+
+
+class Span(TypedDict, total=False):
+    """What numbers are of; the keys are those of :class:`bulltask.lake.query.JobFilter`."""
+
+    queue: str | None
+    name: str | None
+    since: datetime | date | None
+    until: datetime | date | None
+
+
+class History:
+    """The jobs of a lake, also those that Redis has forgotten: search, one job whole, numbers for a dashboard.
+
+    ::
+
+        history = History("/data/lake")
+        page = history.search(state="failed", text="timed out", since=date(2026, 11, 1))
+        for job in page.jobs:
+            print(job.finished_at, job.queue, job.name, job.id, job.reason)
+        print(history.job(page.jobs[0].id).attempts)
+
+    The latest knowledge of a job wins: one that failed and was completed by a later retry is found as completed. The
+    pipeline may go on writing; each call sees what is there then. Jobs that are not done are not in the lake's tables
+    of jobs yet; :meth:`job` finds their events.
+
+    Args:
+        root: the directory of the lake.
+
+    Raises:
+        LakeError: there is no lake; by every method also: a file cannot be read.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._layout = Layout(root)
+        self._reader = TableReader(self._layout)
+
+    @property
+    def root(self) -> Path:
+        """The directory of the lake."""
+        return self._layout.root
+
+    def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
+        """Find jobs, those that were done last first.
+
+        Args:
+            limit: jobs in a page, up to 1,000.
+            cursor: :attr:`JobPage.cursor` of the page before.
+            where: see :class:`bulltask.lake.query.JobFilter`; all must be true of a job.
+
+        Raises:
+            ConfigError: a filter, the limit or the cursor makes no sense, or the lake has nothing of the queue.
+        """
+        query = JobQuery.of(where)
+        after = None if cursor is None else query.position(cursor)
+        found = search(self._reader, query, after, check_limit(limit) + 1)
+        if not found:
+            self._check_queue(query.queue)
+        page, more = found[:limit], len(found) > limit
+        return JobPage(tuple(PastJob.of(row) for _, row in page), query.cursor(page[-1][0]) if more else None)
+
+    def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
+        """Read all that the lake knows of a job; ``None`` when that is nothing.
+
+        Args:
+            job_id: its id.
+            queue: its queue; needed when jobs of several queues have this id.
+
+        Raises:
+            ConfigError: they have, or the lake has nothing of the queue.
+        """
+        tables = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
+        rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in tables.items()}
+        queues = sorted({row["queue"] for found in rows.values() for row in found})
+        if len(queues) > 1:
+            raise ConfigError(f"there is a job {job_id!r} in each of the queues {', '.join(queues)}: say which")
+        if not queues:
+            self._check_queue(queue)
+            return None
+        snapshots = sorted(rows[SNAPSHOTS], key=lambda row: row["snapshot_at"])
+        return JobHistory(
+            id=job_id,
+            queue=queues[0],
+            lives=_lives(rows[JOBS]),
+            attempts=_attempts(rows[ATTEMPTS]),
+            events=_events(rows[EVENTS]),
+            snapshot=PastSnapshot.of(snapshots[-1]) if snapshots else None,
+        )
+
+    def days(self) -> list[date]:
+        """The days on which jobs were done, in order, UTC."""
+        return self._reader.days(JOBS)
+
+    def queues(self) -> list[str]:
+        """The queues that the lake has jobs of, in order, spelled as everywhere in bulltask."""
+        return self._reader.queues(JOBS)
+
+    def counts(self, **where: Unpack[Span]) -> list[JobCount]:
+        """Count jobs by queue, task and state; each counts once, as it was known last.
+
+        Args:
+            where: see :class:`Span`; days and times as in :meth:`search`.
+
+        Raises:
+            ConfigError: a filter makes no sense.
+        """
+        return measures.counts(self._reader, JobQuery.of(where))
+
+    def rate(self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[Span]) -> list[RatePoint]:
+        """Count the attempts that ended in each hour or day; those in which none did are left out.
+
+        Args:
+            outcome: ``completed``, ``failed`` (for good), ``retry``, ``stalled`` or ``waiting-children``.
+            every: ``hour`` or ``day``.
+            where: see :class:`Span`.
+
+        Raises:
+            ConfigError: an argument makes no sense.
+        """
+        return measures.rate(self._reader, JobQuery.of(where), outcome, every)
+
+    def latency(
+        self,
+        metric: str = "run",
+        percentiles: Sequence[float] = (50, 95, 99),
+        *,
+        every: Every | None = "hour",
+        **where: Unpack[Span],
+    ) -> list[LatencyPoint]:
+        """Say how long the attempts that ended in each hour or day have waited or run.
+
+        Args:
+            metric: ``run``, or ``wait``: for a worker.
+            percentiles: above 0, up to 100; right to one in a hundred.
+            every: ``hour``, ``day``, or ``None`` for one point of the whole time.
+            where: see :class:`Span`.
+
+        Raises:
+            ConfigError: an argument makes no sense.
+        """
+        return measures.latency(self._reader, JobQuery.of(where), metric, percentiles, every)
+
+    def _rows(self, table: Table, where: Any, queue: str | None) -> list[Row]:
+        def read(batches: Iterator[Any]) -> list[Row]:
+            return [row for batch in batches for row in batch.to_pylist()]
+
+        return self._reader.over(table, self._reader.days(table), read, where=where, queue=queue)
+
+    def _check_queue(self, queue: str | None) -> None:
+        """Say that a queue is unknown where that is why nothing was found."""
+        if queue is None:
+            return
+        known = {name for table in (JOBS, EVENTS, SNAPSHOTS) for name in self._reader.queues(table)}
+        if queue not in known:
+            raise ConfigError(f"the lake {self.root} has nothing of queue {queue!r}{did_you_mean(queue, known)}")
+
+    def __repr__(self) -> str:
+        return f"<History {self.root}>"
+
+
+def _lives(rows: list[Row]) -> tuple[PastJob, ...]:
+    best: dict[str | None, Row] = {}
+    for row in sorted(rows, key=rank_of):
+        best[row["life"]] = row
+    ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
+    return tuple(PastJob.of(row) for row in ordered)
+
+
+def _attempts(rows: list[Row]) -> tuple[PastAttempt, ...]:
+    best: dict[tuple[str | None, int], Row] = {}
+    for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
+        best[row["life"], row["attempt"]] = row
+    ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
+    return tuple(PastAttempt.of(row) for row in ordered)
+
+
+def _events(rows: list[Row]) -> tuple[PastEvent, ...]:
+    once = {(row["event_ms"], row["event_seq"]): row for row in rows}
+    return tuple(PastEvent.of(row) for _, row in sorted(once.items()))

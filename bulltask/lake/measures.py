@@ -1,0 +1,233 @@
+"""Numbers over the lake for dashboards: how many jobs ended how, how many ended when, how long they waited and ran."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from bulltask.errors import ConfigError
+from bulltask.lake.query import JobQuery
+from bulltask.lake.read import TableReader
+from bulltask.lake.search import APART
+from bulltask.lake.size_classes import GROWTH, ZERO, percentile
+from bulltask.lake.tables import ATTEMPTS, JOBS
+
+__all__ = ["Every", "JobCount", "LatencyPoint", "RatePoint", "counts", "latency", "rate"]
+
+Every = Literal["hour", "day"]
+
+_ROWS_AT_ONCE: Final = 500_000
+"""Rows whose jobs are told apart in one pass; of more than that, each pass takes a part of the ids."""
+
+_KEY: Final = ["queue", "job_id", "life"]
+_OF_JOB: Final = ["name", "state", "seen_at"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCount:
+    """How many jobs of a task ended in a state.
+
+    Attributes:
+        queue: as the user spells it.
+        name: of the task; ``None`` for jobs whose beginning was not seen.
+        state: as in :class:`bulltask.lake.past.PastJob`.
+        jobs: how many.
+    """
+
+    queue: str
+    name: str | None
+    state: str
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """How many attempts ended in an hour or a day.
+
+    Attributes:
+        at: when it began, UTC.
+        attempts: how many.
+    """
+
+    at: datetime
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPoint:
+    """How long attempts took in an hour or a day.
+
+    Attributes:
+        at: when it began, UTC; of the whole time: ``since``, or ``None`` without one.
+        attempts: how many were measured.
+        percentiles: seconds by percentile, as ``{50: 0.2, 95: 1.4}``; right to one in a hundred.
+    """
+
+    at: datetime | None
+    attempts: int
+    percentiles: dict[float, float]
+
+
+def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
+    """Count the jobs that a search for this queue, task and time would find, by queue, task and state."""
+    days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - APART]
+    parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_AT_ONCE)
+    found: Counter[tuple[str, str | None, str]] = Counter()
+    for part in range(parts):
+        found += reader.over(
+            JOBS,
+            days,
+            partial(_counted, query=query, part=part, parts=parts),
+            columns=[*_KEY, "name", "state", "finished_at", "as_of"],
+            queue=query.queue,
+        )
+    by_name = sorted(found.items(), key=lambda one: (one[0][0], one[0][1] or "", one[0][2]))
+    return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in by_name]
+
+
+def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[RatePoint]:
+    """Count the attempts that ended in an outcome; closed attempts have one row each, so none is counted twice."""
+    _check_every(every)
+
+    def count(batches: Iterator[Any]) -> Counter[datetime]:
+        found: Counter[datetime] = Counter()
+        for batch in batches:
+            for one in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
+                found[one["values"].astimezone(UTC)] += one["counts"]
+        return found
+
+    where = _ended(query) & (ds.field("outcome") == outcome)
+    found = reader.over(ATTEMPTS, _days(reader, query), count, columns=["ended_at"], where=where, queue=query.queue)
+    return [RatePoint(at, attempts) for at, attempts in sorted(found.items())]
+
+
+def latency(
+    reader: TableReader, query: JobQuery, metric: str, percentiles: Sequence[float], every: Every | None
+) -> list[LatencyPoint]:
+    """Say how long attempts that ended in a time have waited or run.
+
+    Raises:
+        ConfigError: the metric, a percentile or ``every`` makes no sense.
+    """
+    if metric not in {"wait", "run"}:
+        raise ConfigError(f"attempts have a wait and a run to measure, no {metric!r}")
+    if every is not None:
+        _check_every(every)
+    if bad := [one for one in percentiles if not 0 < one <= 100]:
+        raise ConfigError(f"a percentile is above 0 and at most 100, not {bad[0]!r}")
+    column = f"{metric}_ms"
+    found = reader.over(
+        ATTEMPTS,
+        _days(reader, query),
+        partial(_lengths, column=column, every=every),
+        columns=["ended_at", column],
+        where=_ended(query) & ds.field(column).is_valid(),
+        queue=query.queue,
+    )
+    whole = found.pop(None, None)
+    points = (
+        [(query.since, whole)] if whole else sorted((at, lengths) for at, lengths in found.items() if at is not None)
+    )
+    return [
+        LatencyPoint(at, lengths.total(), {one: _percentile(lengths, one) for one in percentiles})
+        for at, lengths in points
+    ]
+
+
+def _check_every(every: str) -> None:
+    if every not in {"hour", "day"}:
+        raise ConfigError(f"numbers are by 'hour' or by 'day', not by {every!r}")
+
+
+def _days(reader: TableReader, query: JobQuery) -> list[Any]:
+    return [day for day in reader.days(ATTEMPTS) if query.holds(day)]
+
+
+def _ended(query: JobQuery) -> Any:
+    """Attempts that ended in the time of a query, of its task."""
+    where = ds.field("ended_at").is_valid()
+    if query.since is not None:
+        where &= ds.field("ended_at") >= _time(query.since)
+    if query.until is not None:
+        where &= ds.field("ended_at") < _time(query.until)
+    if query.name is not None:
+        where &= ds.field("name") == query.name
+    return where
+
+
+def _counted(batches: Iterator[Any], *, query: JobQuery, part: int, parts: int) -> Counter[tuple[str, str | None, str]]:
+    """Count the rows that count, of the jobs that one pass is about."""
+    rows = [pa.Table.from_batches([_of_part(batch, part, parts)]) for batch in batches]
+    if not rows:
+        return Counter()
+    table = pa.concat_tables(rows)
+    table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
+    table = table.select([*_KEY, *_OF_JOB, "as_of"])
+    ids = pc.value_counts(table["job_id"])
+    # Few ids have several rows; all others need not be told apart.
+    again = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
+    counted = _tally(table.filter(pc.invert(again)), query)
+    return counted + _tally(_latest(table.filter(again)), query)
+
+
+def _latest(table: Any) -> Any:
+    """Of rows of the same life, the one whose knowledge is the latest."""
+    last = pc.ScalarAggregateOptions(skip_nulls=False)
+    table = table.sort_by([(name, "ascending") for name in ("as_of", "seen_at", "state")])
+    table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _OF_JOB])
+    return table.rename_columns({f"{name}_last": name for name in _OF_JOB})
+
+
+def _tally(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
+    """Count rows, one for each job, that a query is about."""
+    for keep in (
+        None if query.since is None else pc.field("seen_at") >= _time(query.since),
+        None if query.until is None else pc.field("seen_at") < _time(query.until),
+        None if query.name is None else pc.field("name") == query.name,
+    ):
+        table = table if keep is None else table.filter(keep)
+    counted = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
+    return Counter({(one["queue"], one["name"], one["state"]): one["count_all"] for one in counted})
+
+
+def _of_part(batch: Any, part: int, parts: int) -> Any:
+    """The rows whose id's last characters belong to one part of all."""
+    if parts == 1:
+        return batch
+    ends = pc.utf8_slice_codeunits(batch["job_id"], -3).dictionary_encode()
+    mine = [zlib.crc32(end.encode()) % parts == part for end in ends.dictionary.to_pylist()]
+    return batch.filter(pa.array(mine, pa.bool_()).take(ends.indices))
+
+
+def _lengths(batches: Iterator[Any], *, column: str, every: Every | None) -> dict[datetime | None, Counter[int]]:
+    """Count lengths of time by their class (:mod:`bulltask.lake.size_classes`), for each hour or day."""
+    found: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
+    for batch in batches:
+        sizes = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
+        sizes = pc.if_else(pc.less(batch[column], 1), ZERO, sizes)
+        began = pa.nulls(len(sizes), pa.timestamp("us", tz="UTC"))
+        began = began if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
+        table = pa.table({"began": began, "size": sizes}).group_by(["began", "size"]).aggregate([([], "count_all")])
+        for one in table.to_pylist():
+            moment = one["began"] and one["began"].astimezone(UTC)
+            found[moment][one["size"]] += one["count_all"]
+    return dict(found)
+
+
+def _percentile(lengths: Counter[int], one: float) -> float:
+    """Seconds that so many in a hundred do not exceed."""
+    return (percentile(lengths, one / 100) or 0) / 1000
+
+
+def _time(moment: datetime) -> Any:
+    return pa.scalar(moment, pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,299 @@
+"""What the lake knows of jobs, as values: jobs, attempts, events, snapshots. Times are UTC, lengths of time seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from bulltask import codec
+from bulltask.errors import DecodeError
+
+__all__ = ["JobHistory", "JobPage", "PastAttempt", "PastEvent", "PastJob", "PastSnapshot"]
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastJob:
+    """One life of a job: a row of ``silver.jobs``. An id that was used again has another life.
+
+    Attributes:
+        id: of the job.
+        queue: its queue as the user spells it.
+        name: of its task; ``None`` when the event that added the job was not seen.
+        state: ``completed``, ``failed``, ``removed`` (before it was done), or the last that was seen of a job that the
+            pipeline has given up.
+        created_at: when it was added; ``None``, as the next two, when that was not seen.
+        started_at: when a worker took it first.
+        finished_at: when it was done.
+        seen_at: when it was done; of one that was never, when it was last seen. Searches go by it.
+        attempts: how many there were; jobs given back to the queue count as well.
+        stalls: how many of them stalled.
+        wait: seconds that it waited for a worker, in all attempts.
+        run: seconds that it ran, in all attempts.
+        total: seconds from ``created_at`` to ``finished_at``.
+        reason: why it failed.
+        error_key: first line of the reason with ``#`` for quotes, numbers and hex.
+        parent_key: Redis key of its parent job, where a snapshot knows it.
+        data_bytes: size of its data, where a snapshot knows it.
+        source: ``events`` or ``snapshot``.
+        as_of: what is known ends here.
+        life: id of the event that added it.
+    """
+
+    id: str
+    queue: str
+    name: str | None
+    state: str
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    seen_at: datetime
+    attempts: int | None
+    stalls: int | None
+    wait: float | None
+    run: float | None
+    total: float | None
+    reason: str | None
+    error_key: str | None
+    parent_key: str | None
+    data_bytes: int | None
+    source: str | None
+    as_of: datetime
+    life: str | None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Read a row."""
+        row = _in_utc(row)
+        return cls(
+            id=row["job_id"],
+            queue=row["queue"],
+            name=row["name"],
+            state=row["state"],
+            created_at=row["created_at"],
+            started_at=row["first_started_at"],
+            finished_at=row["finished_at"],
+            seen_at=row["finished_at"] or row["as_of"],
+            attempts=row["attempts"],
+            stalls=row["stalls"],
+            wait=_seconds(row["wait_ms"]),
+            run=_seconds(row["run_ms"]),
+            total=_seconds(row["total_ms"]),
+            reason=row["final_reason"],
+            error_key=row["error_key"],
+            parent_key=row["parent_key"],
+            data_bytes=row["data_bytes"],
+            source=row["source"],
+            as_of=row["as_of"],
+            life=row["life"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAttempt:
+    """One attempt of a job: a row of ``silver.attempts``.
+
+    Attributes:
+        attempt: from 1.
+        life: which life of the job; see :class:`PastJob`.
+        queued_at: since when it waited; ``None`` when that was not seen, as for the next two.
+        started_at: when a worker took it.
+        ended_at: when it ended.
+        wait: seconds that it waited.
+        run: seconds that it ran.
+        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open``: no end was seen.
+        reason: why it failed for good; events do not have the reason of an attempt that is made again.
+        error_key: as in :class:`PastJob`.
+        worker: name of the worker, where a snapshot knows it.
+        source: ``events`` or ``snapshot``.
+    """
+
+    attempt: int
+    life: str | None
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    wait: float | None
+    run: float | None
+    outcome: str
+    reason: str | None
+    error_key: str | None
+    worker: str | None
+    source: str | None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Read a row."""
+        row = _in_utc(row)
+        same = ("attempt life queued_at started_at ended_at outcome reason error_key worker source").split()
+        return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in same})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastEvent:
+    """One event of a job, as it was in its queue's stream: a row of ``bronze.events``.
+
+    Attributes:
+        id: of the entry in the stream.
+        at: when, by Redis' clock.
+        event: ``added``, ``active``, ``completed`` … as BullMQ writes it.
+        name: the task; only ``added`` has it.
+        prev: the state that the job left.
+        delay_until: of ``delayed``: when it is due.
+        reason: of ``failed``: the reason as it was written.
+        return_value: of ``completed``: the result as JSON.
+        attempts_made: of ``retries-exhausted``.
+        extra: all other fields as a JSON object.
+    """
+
+    id: str
+    at: datetime
+    event: str
+    name: str | None
+    prev: str | None
+    delay_until: datetime | None
+    reason: str | None
+    return_value: str | None
+    attempts_made: int | None
+    extra: str | None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Read a row."""
+        row = _in_utc(row)
+        same = "event name prev delay_until return_value attempts_made extra".split()
+        return cls(
+            id=row["event_id"], at=row["event_at"], reason=row["failed_reason"], **{name: row[name] for name in same}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastSnapshot:
+    """A job's hash as it was when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
+
+    Attributes:
+        at: when it was read.
+        state: where it was then.
+        name: of its task.
+        data_text: its data as JSON; :attr:`data` is the value.
+        opts_text: its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
+        return_value_text: its result as JSON; :attr:`returnvalue` is the value.
+        reason: why its last attempt failed.
+        stacktrace_text: a JSON list of texts; :attr:`stacktrace` has them.
+        priority: 0 is none, 1 the highest.
+        delay: seconds that it waits before it is due.
+        attempts_made: attempts that ended by themselves.
+        attempts_started: attempts that began.
+        worker: name of the worker that ran it last.
+        parent_key: Redis key of its parent job.
+    """
+
+    at: datetime
+    state: str | None
+    name: str | None
+    data_text: str | None
+    opts_text: str | None
+    return_value_text: str | None
+    reason: str | None
+    stacktrace_text: str | None
+    priority: int | None
+    delay: float | None
+    attempts_made: int | None
+    attempts_started: int | None
+    worker: str | None
+    parent_key: str | None
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Read a row."""
+        row = _in_utc(row)
+        same = "state name priority attempts_made attempts_started worker parent_key".split()
+        return cls(
+            at=row["snapshot_at"],
+            data_text=row["data"],
+            opts_text=row["opts"],
+            return_value_text=row["return_value"],
+            reason=row["failed_reason"],
+            stacktrace_text=row["stacktrace"],
+            delay=_seconds(row["delay_ms"]),
+            **{name: row[name] for name in same},
+        )
+
+    @property
+    def data(self) -> Any:
+        """Its data; ``None`` also for malformed JSON."""
+        return _value(self.data_text)
+
+    @property
+    def opts(self) -> Any:
+        """Its options; ``None`` also for malformed JSON."""
+        return _value(self.opts_text)
+
+    @property
+    def returnvalue(self) -> Any:
+        """Its result; ``None`` also for malformed JSON."""
+        return _value(self.return_value_text)
+
+    @property
+    def stacktrace(self) -> tuple[str, ...]:
+        """One traceback for each failed attempt."""
+        found = _value(self.stacktrace_text)
+        return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """All that the lake knows of a job.
+
+    Attributes:
+        id: of the job.
+        queue: its queue as the user spells it.
+        lives: what became of it, the newest first; none while it is not done. More than one when its id was used again.
+        attempts: of all lives, in order.
+        events: in order, those of all lives.
+        snapshot: the newest one; ``None`` when there is none.
+    """
+
+    id: str
+    queue: str
+    lives: tuple[PastJob, ...]
+    attempts: tuple[PastAttempt, ...]
+    events: tuple[PastEvent, ...]
+    snapshot: PastSnapshot | None
+
+    @property
+    def job(self) -> PastJob | None:
+        """What became of it, the newest life; ``None`` while it is not done."""
+        return self.lives[0] if self.lives else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some of the jobs that a search has found.
+
+    Attributes:
+        jobs: the newest first.
+        cursor: where the next page begins; ``None`` on the last one.
+    """
+
+    jobs: tuple[PastJob, ...]
+    cursor: str | None
+
+
+def _in_utc(row: Row) -> Row:
+    """Arrow names a zone that is looked up by its name."""
+    return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _value(text: str | None) -> Any:
+    try:
+        return codec.decode(text)
+    except DecodeError:
+        return None

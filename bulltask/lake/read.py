@@ -1,0 +1,124 @@
+"""Reading the lake's tables with Arrow, while the pipeline writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from bulltask.errors import LakeError
+from bulltask.lake.arrow import arrow_schema, partition_schema
+from bulltask.lake.layout import Layout, listed, partition_value
+from bulltask.lake.listing import listed_files
+from bulltask.lake.tables import Table
+
+__all__ = ["TableReader"]
+
+T = TypeVar("T")
+
+_LOOKS: Final = 50
+"""So often files may vanish between being listed and being read: each time a batch was replaced or compacted."""
+
+_SCAN: Final = {"batch_size": 32_768, "batch_readahead": 4, "fragment_readahead": 4}
+"""Rows of a batch, and how many batches and files are read ahead: what bounds the memory of a read."""
+
+_PARQUET: Final = ds.ParquetFileFormat()
+
+
+class TableReader:
+    """Responsible for the rows of tables, as they are on disk at one moment.
+
+    Args:
+        layout: of the lake.
+
+    Raises:
+        LakeError: there is no lake.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        if not any((layout.root / name).is_dir() for name in ("bronze", "silver", "_pipeline")):
+            raise LakeError(
+                f"there is no lake in {layout.root}: a directory with bronze/ and silver/ in it, which "
+                "'bulltask pipeline run' makes; name the directory that it was given"
+            )
+        self._layout, self._files = layout, LocalFileSystem()
+
+    def days(self, table: Table) -> list[date]:
+        """The days that a table has directories for, in order."""
+        return self._layout.days(table)
+
+    def queues(self, table: Table) -> list[str]:
+        """The queues that a table has directories for, in order."""
+        days = (self._layout.day(table, day) for day in self.days(table))
+        return sorted({partition_value(queue.name) for day in days for queue in listed(day)})
+
+    def over(
+        self,
+        table: Table,
+        days: Iterable[date],
+        reduce: Callable[[Iterator[Any]], T],
+        *,
+        where: Any = None,
+        columns: Sequence[str] | None = None,
+        queue: str | None = None,
+    ) -> T:
+        """Return what ``reduce`` makes of a table's rows in some days; they are read batch by batch.
+
+        When files vanish meanwhile, because they were compacted or their batch is written anew, ``reduce`` is called
+        once more with the rows that are there now.
+
+        Args:
+            table: which.
+            days: which; the rest is not looked at.
+            reduce: is given an iterator of record batches, in any order.
+            where: an expression of Arrow that chooses rows.
+            columns: the columns of the batches; all, partitions included, if left out.
+            queue: only this queue's.
+
+        Raises:
+            LakeError: a file cannot be read.
+        """
+        wanted = list(days)
+        for _ in range(_LOOKS):
+            try:
+                return reduce(self._batches(table, wanted, queue, where, columns))
+            except FileNotFoundError:
+                continue
+            except (pa.ArrowException, OSError) as exc:
+                raise LakeError(f"{self._layout.table(table)} cannot be read: {exc}") from exc
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files vanish again and again")
+
+    def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
+        """How many rows a table has in some days, from the files' own notes; some may be superseded.
+
+        Raises:
+            LakeError: its files vanish again and again.
+        """
+        wanted = list(days)
+        for _ in range(_LOOKS):
+            try:
+                return int(self._dataset(table, wanted, queue).count_rows())
+            except FileNotFoundError:
+                continue
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files vanish again and again")
+
+    def _batches(
+        self, table: Table, days: list[date], queue: str | None, where: Any, columns: Sequence[str] | None
+    ) -> Iterator[Any]:
+        names = list(columns) if columns is not None else arrow_schema(table).names
+        found = self._dataset(table, days, queue).scanner(columns=names, filter=where, **_SCAN)
+        return (batch for batch in found.to_batches() if batch.num_rows)
+
+    def _dataset(self, table: Table, days: list[date], queue: str | None) -> Any:
+        hive = ds.partitioning(partition_schema(table), flavor="hive")
+        root = self._layout.table(table)
+        fragments = [
+            _PARQUET.make_fragment(str(path), self._files, hive.parse(f"/{place.relative_to(root)}/"))
+            for day in days
+            for path, place in listed_files(self._layout, table, day, queue)
+        ]
+        return ds.FileSystemDataset(fragments, arrow_schema(table), _PARQUET, self._files)

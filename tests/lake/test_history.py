@@ -1,0 +1,212 @@
+"""One job whole, and numbers over jobs, from the lake."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.errors import ConfigError
+from bulltask.lake import History, JobCount, LatencyPoint, RatePoint, measures
+from tests.support.lake import LakeBuilder, at
+
+DAY = at("2026-11-20 10:00")
+MS = int(DAY.timestamp() * 1000)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path)
+
+
+def history(lake: LakeBuilder) -> History:
+    return History(lake.layout.root)
+
+
+def retried(lake: LakeBuilder) -> None:
+    """Job 7 of mail: it stalled, failed, and was completed on the next day by a retry; before, it had another life."""
+    life, later = f"{MS}-0", DAY + timedelta(days=1)
+    lake.events(
+        [
+            {"event_id": f"{MS}-1", "event": "waiting", "job_id": "7"},
+            {"event_id": f"{MS}-0", "event": "added", "job_id": "7", "name": "send"},
+            {"event_id": f"{MS + 9}-0", "event": "failed", "job_id": "7", "failed_reason": '"no"', "extra": "{}"},
+            {"event_id": f"{MS + 9}-0", "event": "failed", "job_id": "8", "queue": "other"},
+        ],
+        ingest="one",
+    )
+    lake.events([{"event_id": f"{MS + 86_400_000}-10", "event": "completed", "job_id": "7", "return_value": "1"}])
+    lake.events([{"event_id": f"{MS + 86_400_000}-9", "event": "active", "job_id": "7", "prev": "waiting"}])
+    lake.jobs([{"job_id": "7", "life": life, "state": "failed", "finished_at": DAY, "created_at": DAY}])
+    lake.jobs([{"job_id": "7", "life": life, "state": "completed", "finished_at": later, "created_at": DAY}])
+    gone = {"job_id": "7", "life": "5-0", "state": "removed"}
+    lake.jobs([{**gone, "as_of": at("2026-11-01"), "created_at": at("1970-01-01", 5)}])
+    first = {"job_id": "7", "life": life, "started_at": DAY, "queued_at": DAY}
+    lake.attempts([{**first, "outcome": "open", "as_of": DAY}])
+    stalled = {**first, "outcome": "stalled", "ended_at": at("2026-11-20 10:00", 3), "run_ms": 1500}
+    failed = {**first, "outcome": "failed", "ended_at": at("2026-11-20 10:00", 9), "wait_ms": 1, "reason": "no"}
+    lake.attempts([{**failed, "attempt": 2}, stalled])
+    lake.attempts([{**first, "attempt": 3, "started_at": later, "outcome": "completed", "ended_at": later}])
+    lake.attempts([{"job_id": "7", "queue": "other", "outcome": "completed", "ended_at": later}])
+    for moment, state in ((later, "completed"), (DAY, "failed")):
+        data = '{"to": "ada"}' if state == "completed" else "{"
+        lake.snapshots([{"id": "7", "state": state, "data": data, "return_value": "[1]", "snapshot_at": moment}])
+
+
+def test_a_job_is_told_whole_its_lives_attempts_events_and_newest_snapshot(lake: LakeBuilder) -> None:
+    retried(lake)
+    found = history(lake).job("7", "mail")
+    assert found is not None
+    assert (found.id, found.queue) == ("7", "mail")
+    assert [(life.state, life.life) for life in found.lives] == [("completed", f"{MS}-0"), ("removed", "5-0")]
+    assert found.job is found.lives[0]
+    assert [(one.attempt, one.outcome, one.wait, one.run, one.reason) for one in found.attempts] == [
+        (1, "stalled", None, 1.5, None),
+        (2, "failed", 0.001, None, "no"),
+        (3, "completed", None, None, None),
+    ]
+    assert [event.event for event in found.events] == ["added", "waiting", "failed", "active", "completed"]
+    assert [event.id.rpartition("-")[2] for event in found.events] == ["0", "1", "0", "9", "10"]
+    assert (found.events[0].name, found.events[2].reason, found.events[4].return_value) == ("send", '"no"', "1")
+    assert found.events[2].at == at("2026-11-20 10:00", 9)
+    assert found.snapshot is not None
+    assert (found.snapshot.state, found.snapshot.data, found.snapshot.returnvalue) == ("completed", {"to": "ada"}, [1])
+
+
+def test_malformed_json_of_a_snapshot_is_no_value_and_its_text_is_there(lake: LakeBuilder) -> None:
+    lake.snapshots([{"id": "1", "data": "{", "stacktrace": '["a", 1, "b"]', "delay_ms": 1500, "snapshot_at": DAY}])
+    found = history(lake).job("1")
+    assert found is not None
+    assert found.snapshot is not None
+    assert (found.snapshot.data, found.snapshot.data_text, found.snapshot.opts) == (None, "{", None)
+    assert (found.snapshot.stacktrace, found.snapshot.delay, found.job) == (("a", "b"), 1.5, None)
+
+
+def test_a_job_that_is_not_done_is_known_by_its_events(lake: LakeBuilder) -> None:
+    lake.events([{"event_id": f"{MS}-0", "event": "added", "job_id": "1"}])
+    found = history(lake).job("1")
+    assert found is not None
+    assert (found.job, found.attempts, found.snapshot, len(found.events)) == (None, (), None, 1)
+
+
+def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
+    retried(lake)
+    with pytest.raises(ConfigError, match="a job '7' in each of the queues mail, other: say which"):
+        history(lake).job("7")
+    found = history(lake).job("7", "other")
+    assert found is not None
+    assert (found.lives, len(found.attempts)) == ((), 1)
+
+
+def test_nobody_knows_a_job_that_never_was_and_a_queue_that_never_was_is_an_error(lake: LakeBuilder) -> None:
+    retried(lake)
+    assert history(lake).job("9") is None
+    assert history(lake).job("9", "mail") is None
+    with pytest.raises(ConfigError, match=re.escape("nothing of queue 'mial'; did you mean 'mail'?")):
+        history(lake).job("7", "mial")
+
+
+def test_the_days_and_queues_are_those_of_the_jobs(lake: LakeBuilder) -> None:
+    retried(lake)
+    lake.jobs([{"job_id": "1", "state": "failed", "finished_at": DAY, "queue": "{a}"}])
+    assert history(lake).days() == [date(2026, 11, 1), date(2026, 11, 20), date(2026, 11, 21)]
+    assert history(lake).queues() == ["mail", "{a}"]
+
+
+def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
+    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "_ROWS_AT_ONCE", 30)
+    first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
+    lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
+    assert history(lake).counts() == [
+        JobCount(queue="mail", name="send", state="completed", jobs=40),
+        JobCount(queue="mail", name="send", state="failed", jobs=60),
+    ]
+    assert [one.jobs for one in history(lake).counts(until=date(2026, 11, 21))] == [60]
+
+
+def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
+    """Attempts of three hours of two days, whose runs are long at times."""
+    dice, hours = random.Random(4), [DAY, at("2026-11-20 23:00"), at("2026-11-21 00:00")]
+    rows = [
+        {
+            "job_id": str(number),
+            "name": dice.choice(["send", "report"]),
+            "queue": dice.choice(["mail", "other"]),
+            "outcome": dice.choice(["completed", "completed", "failed", "retry"]),
+            "ended_at": dice.choice(hours) + timedelta(milliseconds=dice.randrange(3_600_000)),
+            "run_ms": int(dice.lognormvariate(5, 2)) if number % 50 else 0,
+            "wait_ms": None if number % 3 else dice.randrange(100),
+        }
+        for number in range(900)
+    ]
+    lake.attempts([*rows, {"job_id": "open", "outcome": "open", "started_at": DAY, "as_of": DAY}])
+    return rows
+
+
+def hour(moment: datetime) -> datetime:
+    return moment.replace(minute=0, second=0, microsecond=0)
+
+
+def test_the_ends_of_attempts_are_counted_by_hour_and_by_day(lake: LakeBuilder) -> None:
+    rows = attempts(lake)
+    ended = [hour(row["ended_at"]) for row in rows if row["outcome"] == "completed"]
+    assert history(lake).rate() == [RatePoint(one, ended.count(one)) for one in sorted(set(ended))]
+    mine = [row for row in rows if row["outcome"] == "failed" and row["queue"] == "mail" and row["name"] == "send"]
+    days = history(lake).rate("failed", every="day", queue="mail", name="send", since=at("2026-11-20 12:00"))
+    assert [(point.at, point.attempts) for point in days] == [
+        (
+            at("2026-11-20"),
+            sum(row["ended_at"] >= at("2026-11-20 12:00") and row["ended_at"].day == 20 for row in mine),
+        ),
+        (at("2026-11-21"), sum(row["ended_at"].day == 21 for row in mine)),
+    ]
+    assert history(lake).rate(until=at("2026-11-20 10:00")) == []
+
+
+def nearest(values: list[int], percentile: float) -> int:
+    return sorted(values)[-int(-len(values) * percentile // 100) - 1]
+
+
+def test_percentiles_are_right_to_one_in_a_hundred(lake: LakeBuilder) -> None:
+    rows = attempts(lake)
+    points = history(lake).latency(percentiles=(1, 50, 95, 99, 100))
+    assert [point.at for point in points] == sorted({hour(row["ended_at"]) for row in rows})
+    for point in points:
+        runs = [row["run_ms"] for row in rows if hour(row["ended_at"]) == point.at]
+        assert point.attempts == len(runs)
+        for percentile, seconds in point.percentiles.items():
+            exact = nearest(runs, percentile)
+            assert abs(seconds * 1000 - exact) <= 0.01 * exact + 0.5, percentile
+
+
+def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(lake: LakeBuilder) -> None:
+    rows = attempts(lake)
+    (point,) = history(lake).latency("wait", (50,), every=None, queue="mail", since=date(2026, 11, 20))
+    waits = [row["wait_ms"] for row in rows if row["wait_ms"] is not None and row["queue"] == "mail"]
+    assert (point.at, point.attempts) == (at("2026-11-20"), len(waits))
+    assert history(lake).latency("wait", every=None, since=date(2026, 12, 1)) == []
+    lake.attempts([{"job_id": "z", "outcome": "completed", "ended_at": at("2026-12-01"), "run_ms": 0}])
+    assert history(lake).latency(percentiles=(50,), since=date(2026, 12, 1)) == [
+        LatencyPoint(at("2026-12-01"), 1, {50: 0.0})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda lake: lake.rate(every="week"), "by 'hour' or by 'day', not by 'week'"),
+        (lambda lake: lake.latency("total"), "a wait and a run to measure, no 'total'"),
+        (lambda lake: lake.latency(percentiles=(0,)), "a percentile is above 0 and at most 100, not 0"),
+        (lambda lake: lake.latency(every="week"), "not by 'week'"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(lake: LakeBuilder, ask: Any, said: str) -> None:
+    attempts(lake)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ask(history(lake))

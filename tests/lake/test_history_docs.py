@@ -1,0 +1,34 @@
+"""What docs/history.md shows runs, on a lake."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bulltask.lake.query import JobFilter
+from tests.support.lake import LakeBuilder
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "history.md"
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    now = datetime.now(UTC)
+    failed = {"job_id": "a", "name": "mail.send", "state": "failed", "finished_at": now, "final_reason": "Timed out"}
+    lake = LakeBuilder(tmp_path).jobs([failed]).snapshots([{"id": "a", "data": '{"to": "ada"}', "snapshot_at": now}])
+    lake.attempts([{"job_id": "a", "outcome": "failed", "ended_at": now, "wait_ms": 1000}])
+    assert "/data/lake" in program
+    exec(compile(program.replace("/data/lake", str(tmp_path)), PAGE.name, "exec", dont_inherit=True), {})
+    said = capsys.readouterr().out
+    assert "failed ['failed'] []" in said
+    assert "{'to': 'ada'}" in said
+    assert "percentiles={50: 0.993, 95: 0.993}" in said
+
+
+def test_the_page_names_every_filter() -> None:
+    table = PAGE.read_text().partition("| filter | |")[2].partition("\n\n")[0]
+    first = " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 1)
+    assert set(re.findall(r"`(\w+)`", first)) == set(JobFilter.__annotations__)

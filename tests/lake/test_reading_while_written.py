@@ -1,0 +1,131 @@
+"""The lake is read while the pipeline compacts it, expires days and writes batches anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from bulltask.errors import LakeError
+from bulltask.lake import History, listing
+from bulltask.lake import read as reading
+from bulltask.lake.layout import Layout, listed
+from bulltask.lake.listing import listed_files
+from bulltask.lake.replacing import STEPS, Replacing
+from bulltask.lake.tables import JOBS
+from tests.support.lake import LakeBuilder, at
+
+DAY = date(2026, 11, 20)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    """Four jobs of two queues, in three directories."""
+    made = LakeBuilder(tmp_path)
+    for ids, queue in (("ab", "mail"), ("c", "mail"), ("d", "other")):
+        made.jobs([{"job_id": one, "state": "failed", "finished_at": at("2026-11-20"), "queue": queue} for one in ids])
+    return made
+
+
+def found(layout: Layout, queue: str | None = None) -> list[str]:
+    return [job.id for job in History(layout.root).search(queue=queue).jobs]
+
+
+def compact(layout: Layout, reached: Callable[[str], None]) -> None:
+    """Put one directory in the place of the two of queue mail, as the pipeline does."""
+    place = layout.day(JOBS, DAY) / "queue=mail"
+    old = sorted(place.iterdir())
+    with Replacing(layout, reached) as replacing:
+        new = replacing.fresh()
+        new.mkdir(parents=True)
+        for number, file in enumerate(sorted(place.glob("*/*.parquet"))):
+            shutil.copy(file, new / f"part-{number}.parquet")
+        replacing.swap(new, place / "ingest_id=compacted", old)
+
+
+def test_at_every_moment_of_a_replacement_all_rows_are_there_once(lake: LakeBuilder) -> None:
+    seen: dict[str, tuple[list[str], int]] = {}
+
+    def look(step: str) -> None:
+        files = listed_files(lake.layout, JOBS, DAY)
+        seen[step] = found(lake.layout), len({place for _, place in files})
+
+    compact(lake.layout, look)
+    assert {step: ids for step, (ids, _) in seen.items()} == {step: list("dcba") for step in STEPS}
+    assert [directories for _, directories in seen.values()] == [3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("queue", "expected"), [("mail", "cba"), ("other", "d")])
+def test_a_queue_is_read_alone_also_while_its_directory_is_replaced(
+    lake: LakeBuilder, queue: str, expected: str
+) -> None:
+    def look(step: str) -> None:
+        assert found(lake.layout, queue) == list(expected), step
+
+    compact(lake.layout, look)
+
+
+def test_a_day_that_is_being_taken_away_is_gone_when_that_is_decided(lake: LakeBuilder) -> None:
+    def look(step: str) -> None:
+        assert found(lake.layout) == (list("dcba") if step == "written" else []), step
+
+    with Replacing(lake.layout, look) as replacing:
+        replacing.swap(None, None, [lake.layout.day(JOBS, DAY)])
+
+
+def test_files_that_vanish_between_the_listing_and_the_reading_are_listed_anew(
+    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, real = list[int](), listed_files
+
+    def compacted_behind(*args: object) -> object:
+        files = real(*args)  # type: ignore[arg-type]
+        lists.append(len(files))
+        if len(lists) == 1:
+            compact(lake.layout, lambda step: None)
+        return files
+
+    monkeypatch.setattr(reading, "listed_files", compacted_behind)
+    assert found(lake.layout) == list("dcba")
+    assert lists[:2] == [3, 3]
+
+
+def test_a_replacement_that_comes_and_goes_while_directories_are_listed_is_noticed(
+    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, real = list[str](), listed
+
+    def compacted_meanwhile(path: Path) -> list[Path]:
+        names = real(path)
+        looks.append(path.name)
+        if path.name == "queue=mail" and looks.count("queue=mail") == 1:
+            compact(lake.layout, lambda step: None)
+        return names
+
+    monkeypatch.setattr(listing, "listed", compacted_meanwhile)
+    places = {place.name for _, place in listed_files(lake.layout, JOBS, DAY)}
+    assert "ingest_id=compacted" in places
+    assert len(places) == 2
+    assert looks.count("queue=mail") == 2
+
+
+def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = lake.layout.day(JOBS, DAY) / "queue=mail" / "ingest_id=x"
+    monkeypatch.setattr(reading, "listed_files", lambda *_: [(gone / "part-0.parquet", gone)])
+    with pytest.raises(LakeError, match="its files vanish again and again"):
+        found(lake.layout)
+
+
+def test_what_is_half_written_is_passed_over(lake: LakeBuilder) -> None:
+    place = lake.layout.day(JOBS, DAY) / "queue=mail"
+    (file,) = place.glob("ingest_id=test-00000001/*.parquet")
+    for name in ("_temporary/0", ".hidden"):
+        (place / name).mkdir(parents=True)
+        shutil.copy(file, place / name / "part-0.parquet")
+    for name in ("_SUCCESS", ".part-0.parquet.crc", "_half.parquet"):
+        (file.parent / name).write_bytes(b"")
+    assert len(listed_files(lake.layout, JOBS, DAY)) == 3
+    assert found(lake.layout) == list("dcba")
