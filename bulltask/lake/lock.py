@@ -10,7 +10,7 @@ from typing import Final, Self
 from bulltask.errors import LakeInUse
 from bulltask.lake.layout import Layout
 
-__all__ = ["RunLock"]
+__all__ = ["RunLock", "feeder_of"]
 
 _NAME: Final = "lock"
 
@@ -53,3 +53,20 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def feeder_of(layout: Layout) -> int | None:
+    """Return the process whose stream feeds a lake, on this machine; ``None`` when none does."""
+    try:
+        file = os.open(layout.own(_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        said = os.read(file, 20).decode("ascii", "replace").strip()
+        return int(said) if said.isdecimal() else None
+    else:
+        return None
+    finally:
+        os.close(file)

@@ -17,6 +17,8 @@ COMMANDS: Final = {
     "compact": "bulltask.cli.pipeline.compact",
     "doctor": "bulltask.cli.pipeline.doctor",
     "expire": "bulltask.cli.pipeline.expire",
+    "gaps": "bulltask.cli.pipeline.gaps",
+    "status": "bulltask.cli.pipeline.status",
 }
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "days",
     "moment",
     "open_session",
+    "redis_options",
     "root_option",
     "seconds",
     "source_of",
@@ -43,7 +44,7 @@ EXIT_LOST_FAIL: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the queues are: what bulltask's settings say, unless it is given.
+    """Where the queues are: what was given, else what bulltask's settings say.
 
     Attributes:
         queues: names with commas between them, as the user spells them, or ``*``.
@@ -52,17 +53,16 @@ class Source:
         hash_tag: ``emails`` is BullMQ's ``{emails}``.
     """
 
-    queues: str = "*"
-    url: str | None = field(default=None, repr=False)
-    prefix: str | None = None
-    hash_tag: bool | None = None
+    queues: str
+    url: str = field(repr=False)  # it may have a password
+    prefix: str
+    hash_tag: bool
 
     @property
     def texts(self) -> dict[str, str]:
         """The same as options of ``format("bulltask")``."""
-        tag = None if self.hash_tag is None else str(self.hash_tag).lower()
-        given = {"queue": self.queues, "url": self.url, "prefix": self.prefix, "queueHashTag": tag}
-        return {name: text for name, text in given.items() if text is not None}
+        tag = str(self.hash_tag).lower()
+        return {"queue": self.queues, "url": self.url, "prefix": self.prefix, "queueHashTag": tag}
 
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -112,26 +112,29 @@ def root_option(function: F) -> F:
         "--root",
         required=True,
         envvar="BULLTASK_LAKE",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
         help="Directory of the tables; else BULLTASK_LAKE.",
     )(function)
 
 
+def redis_options(function: F) -> F:
+    """Give a command ``-A``, ``-b`` and how keys are spelled; :func:`source_of` takes them."""
+    tag = click.option(
+        "--queue-hash-tag/--no-queue-hash-tag", "hash_tag", default=None, help="Whether queue 'emails' is '{emails}'."
+    )
+    return app_options(tag(click.option("--prefix", help="First part of all keys (bull).")(function)))
+
+
 def source_options(function: F) -> F:
-    """Give a command the options that say where the queues are; :func:`source_of` takes them, and ``-A`` and ``-b``."""
-    for option in (
-        click.option("--queue-hash-tag/--no-queue-hash-tag", "hash_tag", default=None, help="'emails' is '{emails}'."),
-        click.option("--prefix", help="First part of all keys (bull)."),
-        click.option(
-            "--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all."
-        ),
-    ):
-        function = option(function)
-    return app_options(function)
+    """Give a command the options of :func:`redis_options`, and ``--queues``."""
+    queues = click.option(
+        "--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all."
+    )
+    return redis_options(queues(function))
 
 
 def source_of(ctx: click.Context, given: Mapping[str, Any]) -> Source:
-    """Return where the queues are, from what a command with :func:`source_options` was given."""
+    """Return where the queues are, from what a command with these options was given."""
     around: dict[str, Any] = ctx.obj or {}
     url = given["broker"] or around.get("broker")
     app = load_app(ctx, given["app"], url)[1] if given["app"] or around.get("app") else None
@@ -140,7 +143,7 @@ def source_of(ctx: click.Context, given: Mapping[str, Any]) -> Source:
         conf.override("broker_url", url)
     config = conf.freeze()
     return Source(
-        given["queues"],
+        given.get("queues", "*"),
         embedded.resolve_url(config.broker_url),
         given["prefix"] or config.prefix,
         config.queue_hash_tag if given["hash_tag"] is None else given["hash_tag"],

@@ -1,0 +1,79 @@
+"""What is known to be missing: the gaps, and what backfills have found of them; needs no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.read import TableReader
+from bulltask.lake.tables import GAPS, REPAIRS, Table
+
+__all__ = ["GapRow", "find_gaps"]
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow:
+    """Lost events of one queue; the names are those of ``bronze.gaps``.
+
+    Attributes:
+        repaired_rows: jobs that backfills have found of it; ``None`` where none was made.
+    """
+
+    queue: str
+    after_id: str
+    first_id: str | None
+    lost: int
+    exact: bool
+    reason: str
+    after_at: datetime | None
+    first_at: datetime | None
+    detected_at: datetime
+    repaired_rows: int | None
+
+    def touches(self, since: datetime | None, until: datetime | None) -> bool:
+        """Whether events of this time may be among the lost ones."""
+        ended_at = self.first_at or self.detected_at
+        late = until is not None and self.after_at is not None and self.after_at >= until
+        return not late and (since is None or ended_at >= since)
+
+
+def find_gaps(
+    layout: Layout,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    queues: Collection[str] | None = None,
+) -> list[GapRow]:
+    """Return the gaps that touch a time, in the order in which they were found.
+
+    Args:
+        layout: the lake.
+        since: this time and later.
+        until: before this time.
+        queues: only of these.
+
+    Raises:
+        LakeError: there is no lake.
+    """
+    reader, repaired = TableReader(layout), dict[tuple[str, str], int]()
+    for row in _rows(reader, REPAIRS):
+        key = row["queue"], row["after_id"]
+        repaired[key] = repaired.get(key, 0) + row["repaired_rows"]
+    found = (_gap(row, repaired.get((row["queue"], row["after_id"]))) for row in _rows(reader, GAPS))
+    wanted = (one for one in found if one.touches(since, until) and (queues is None or one.queue in queues))
+    return sorted(wanted, key=lambda one: (one.detected_at, one.queue))
+
+
+def _gap(row: dict[str, Any], repaired_rows: int | None) -> GapRow:
+    known = {name: row[name] for name in GapRow.__dataclass_fields__ if name in row}
+    return GapRow(**known, repaired_rows=repaired_rows)
+
+
+def _rows(reader: TableReader, table: Table) -> list[dict[str, Any]]:
+    def listed(batches: Iterator[Any]) -> list[dict[str, Any]]:
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    return reader.over(table, reader.days(table), listed)

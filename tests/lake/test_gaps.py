@@ -1,0 +1,88 @@
+"""What is known to be missing, read from the lake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bulltask.cli.main import main
+from bulltask.errors import LakeError
+from bulltask.lake.gaps import find_gaps
+from bulltask.lake.layout import Layout
+from bulltask.lake.tables import REPAIRS
+from tests.support.lake import LakeBuilder, at
+
+FIRST = {
+    "after_id": "1-0", "first_id": "9-0", "lost": 8, "exact": True, "reason": "trimmed",
+    "after_at": at("2026-11-22 10:00"), "first_at": at("2026-11-22 11:00"), "detected_at": at("2026-11-22 11:05"),
+}  # fmt: skip
+GONE = {
+    "queue": "other", "after_id": "0-0", "lost": 0, "exact": False, "reason": "gone",
+    "detected_at": at("2026-11-22 12:00"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    made = LakeBuilder(tmp_path).gaps([FIRST, GONE])
+    for rows in (3, 2):
+        made.write(REPAIRS, [{"after_id": "1-0", "repaired_rows": rows, "repaired_at": at("2026-11-22 13:00")}])
+    return made
+
+
+def test_gaps_come_with_what_all_backfills_have_found_of_them(lake: LakeBuilder) -> None:
+    first, gone = find_gaps(lake.layout)
+    assert (first.queue, first.lost, first.exact, first.repaired_rows) == ("mail", 8, True, 5)
+    assert (gone.queue, gone.exact, gone.after_at, gone.first_id, gone.repaired_rows) == (
+        "other",
+        False,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "found"),
+    [
+        ("2026-11-22 10:30", "2026-11-22 10:31", ["mail", "other"]),  # nobody knows when the second one began
+        ("2026-11-22 11:30", None, ["other"]),
+        ("2026-11-22 12:30", None, []),
+        (None, "2026-11-22 10:00", ["other"]),
+        (None, "2026-11-22 10:01", ["mail", "other"]),
+    ],
+)
+def test_a_gap_is_found_by_every_time_that_its_events_may_be_of(
+    lake: LakeBuilder, since: str | None, until: str | None, found: list[str]
+) -> None:
+    gaps = find_gaps(lake.layout, since=at(since) if since else None, until=at(until) if until else None)
+    assert [gap.queue for gap in gaps] == found
+
+
+def test_gaps_of_some_queues_only(lake: LakeBuilder) -> None:
+    assert [gap.queue for gap in find_gaps(lake.layout, queues=["other"])] == ["other"]
+
+
+def test_where_there_is_no_lake_nothing_is_said_to_be_complete(tmp_path: Path) -> None:
+    with pytest.raises(LakeError):
+        find_gaps(Layout(tmp_path / "nowhere"))
+
+
+def test_the_command_ends_with_3_when_something_is_missing(lake: LakeBuilder, tmp_path: Path) -> None:
+    words = ["pipeline", "gaps", "--root", str(tmp_path)]
+    found = CliRunner().invoke(main, words)
+    assert found.exit_code == 3
+    assert "2 gaps, 8 events lost" in found.output
+    assert ">= 0" in found.output
+    as_json = json.loads(CliRunner().invoke(main, [*words, "--json"]).output)
+    assert [(one["queue"], one["lost"], one["after_at"]) for one in as_json] == [
+        ("mail", 8, "2026-11-22T10:00:00+00:00"), ("other", 0, None),
+    ]  # fmt: skip
+    fine = CliRunner().invoke(main, [*words, "--since", "2026-11-23"])
+    assert (fine.exit_code, fine.output) == (0, "No gap: every event was read.\n")
+    nowhere = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "nowhere")])
+    assert nowhere.exit_code == 1
+    assert "there is no lake" in nowhere.output
