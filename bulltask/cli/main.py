@@ -12,6 +12,7 @@ from bulltask.cli.lazy import LazyGroup
 __all__ = ["main"]
 
 COMMANDS: Final = {
+    "job": "bulltask.cli.job",
     "migrate-bull": "bulltask.cli.migrate_bull",
     "pipeline": "bulltask.cli.pipeline",
     "server": "bulltask.cli.server",

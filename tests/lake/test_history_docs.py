@@ -6,8 +6,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
+from bulltask.cli.job import search, show
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
@@ -32,3 +34,16 @@ def test_the_page_names_every_filter() -> None:
     table = PAGE.read_text().partition("| filter | |")[2].partition("\n\n")[0]
     first = " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 1)
     assert set(re.findall(r"`(\w+)`", first)) == set(JobFilter.__annotations__)
+
+
+def test_the_page_names_every_option_of_the_commands_and_no_other() -> None:
+    table = PAGE.read_text().partition("| option | of | |")[2].partition("\n\n")[0]
+    said: dict[str, set[str]] = {"show": set(), "list": set()}
+    for row in table.splitlines():
+        if row.count("|") > 3 and not row.startswith("|-"):
+            names, of = row.split("|")[1:3]
+            for command in said if of.strip() == "both" else [of.strip()]:
+                said[command] |= set(re.findall(r"`(-[\w-]+)`", names))
+    for name, module in {"show": show, "list": search}.items():
+        options = [option for option in module.command.params if isinstance(option, click.Option)]
+        assert said[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

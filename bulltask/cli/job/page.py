@@ -1,0 +1,150 @@
+"""What ``bulltask job show`` prints of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from bulltask.cli.job.wording import ago, length, one_line, safe, stamp
+from bulltask.cli.pipeline.tables import as_table
+
+if TYPE_CHECKING:
+    from bulltask.cli.job.finding import Found
+    from bulltask.lake.past import JobHistory
+
+__all__ = ["page"]
+
+_NAMES: Final = 11
+_REASON: Final = 100
+
+
+def page(job_id: str, found: Found | None, history: JobHistory | None) -> Iterator[str]:
+    """The lines for a job, of which at least one of the two knows.
+
+    Args:
+        job_id: its id.
+        found: what Redis has.
+        history: what the lake has.
+    """
+    name, state, moment = _head(found, history)
+    queue = found.job.queue if found else history.queue if history else ""
+    yield f"{one_line(name or '(name unknown)')} {one_line(job_id)}, queue {one_line(queue)}"
+    when = "" if moment is None else f", {ago(moment, datetime.now(UTC))}"
+    known = [who for who, knows in (("Redis", found), ("the lake", history)) if knows]
+    yield f"{state}{when} (known to {' and '.join(known)})"
+    yield ""
+    yield from _named(_facts(found) if found else [])
+    if history:
+        yield from _named(_past_facts(history, whole=found is None))
+    for title, lines in _sections(found, history):
+        if lines:
+            yield from ("", title, *(f"  {line}" for line in lines))
+
+
+def _head(found: Found | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
+    """Its name, its state, and since when."""
+    if found:
+        return found.job.name, found.state, found.finished_at or found.started_at or found.added_at
+    assert history is not None
+    if (job := history.job) is not None:
+        return job.name, job.state, job.seen_at
+    snapshot = history.snapshot
+    name = next((event.name for event in history.events if event.name), snapshot.name if snapshot else None)
+    if history.events:
+        return name, f"not done; its last event is {history.events[-1].event!r}", history.events[-1].at
+    if snapshot:
+        return name, f"{snapshot.state} in a snapshot", snapshot.at
+    return name, "unknown", None
+
+
+def _facts(found: Found) -> list[tuple[str, object]]:
+    job = found.job
+    return [
+        ("added", stamp(found.added_at)),
+        ("started", found.started_at and f"{stamp(found.started_at)} by {job.processed_by or 'a worker'}"),
+        ("finished", found.finished_at and stamp(found.finished_at)),
+        ("delay", job.delay_ms and length(job.delay_ms / 1000)),
+        ("priority", job.priority),
+        ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
+        ("stalls", job.stalled_count),
+        ("reason", job.failed_reason),
+        ("data", job.data_text if job.data is None else _json(job.data)),
+        ("options", _json(dict(job.opts))),
+        ("result", None if job.returnvalue is None else _json(job.returnvalue)),
+        ("progress", job.progress and _json(job.progress)),
+        ("parent", job.parent_key),
+        ("scheduler", job.scheduler_id),
+    ]
+
+
+def _past_facts(history: JobHistory, *, whole: bool) -> list[tuple[str, object]]:
+    """What the lake adds to what Redis has said; ``whole`` where that is nothing."""
+    job, snapshot = history.job, history.snapshot
+    facts: list[tuple[str, object]] = []
+    if whole and job is not None:
+        facts += [
+            ("added", stamp(job.created_at)),
+            ("started", stamp(job.started_at)),
+            ("finished", job.finished_at and stamp(job.finished_at)),
+            ("attempts", job.attempts),
+            ("stalls", job.stalls),
+            ("reason", job.reason),
+            ("parent", job.parent_key),
+        ]
+    if whole and snapshot is not None:
+        facts += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", snapshot.return_value_text)]
+    if job is not None:
+        facts.append(("in all", f"waited {length(job.wait)}, ran {length(job.run)}, took {length(job.total)}"))
+    return facts
+
+
+def _sections(found: Found | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
+    if history:
+        yield "Attempts", _attempts(history)
+        yield "Earlier lives of this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.lives[1:]]
+        yield "Events", [_event(event.at, event.event, event.prev, event.reason) for event in history.events]
+    traces = found.job.stacktrace if found else history.snapshot.stacktrace if history and history.snapshot else ()
+    for number, trace in enumerate(traces, 1):
+        yield f"Traceback {number} of {len(traces)}", safe(trace).rstrip().splitlines()
+    if found:
+        more = "" if len(found.logs) == found.log_lines else f" (the last {len(found.logs)} of {found.log_lines})"
+        yield f"Logs{more}", [line for text in found.logs for line in safe(text).splitlines()]
+
+
+def _attempts(history: JobHistory) -> list[str]:
+    if not history.attempts:
+        return []
+    rows = [
+        (
+            str(one.attempt),
+            stamp(one.started_at),
+            length(one.wait),
+            length(one.run),
+            one.outcome,
+            one_line(one.worker or "-"),
+            one_line(one.reason or "", _REASON),
+        )
+        for one in history.attempts
+    ]
+    return as_table(("", "started (UTC)", "waited", "ran", "outcome", "worker", "reason"), rows).splitlines()
+
+
+def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> str:
+    before = f" (was {one_line(prev)})" if prev else ""
+    return f"{stamp(at)}  {one_line(event)}{before}{': ' + one_line(reason, _REASON) if reason else ''}"
+
+
+def _named(facts: list[tuple[str, object]]) -> Iterator[str]:
+    """A line for each fact that there is; the lines of a long text stand below each other."""
+    for name, value in facts:
+        if value in (None, 0, "", "-"):
+            continue
+        first, *rest = safe(str(value)).splitlines() or [""]
+        yield f"{name:<{_NAMES}}{first}"
+        yield from (" " * _NAMES + line for line in rest)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

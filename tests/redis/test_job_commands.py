@@ -1,0 +1,336 @@
+"""``bulltask job``: one job from Redis and the lake, and searches of the lake."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bulltask import App
+from bulltask.cli.main import main
+from tests.support.lake import LakeBuilder, at
+
+pytestmark = pytest.mark.redis
+
+END = at("2026-11-20 10:00", 250)
+MS = int(END.timestamp() * 1000)
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("sender", broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path / "lake")
+
+
+@pytest.fixture
+def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``bulltask -b URL job …``."""
+    for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ran(*words: object) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, words)])
+
+    return ran
+
+
+def failed_job(app: App) -> str:
+    """A job that failed in its second attempt, with a log."""
+    queue = app.queue("mail")
+    job = queue.add("send", {"to": "ada"}, attempts=2, backoff=None)
+    for number in (1, 2):
+        taken = queue.get_next_job("token", worker="w-1")
+        assert taken is not None
+        taken.log(f"try {number}\n\x1b[31mred")
+        taken.update_progress({"part": number})
+        taken.move_to_failed(ConnectionError(f"refused by \x1b[2J host {number}"))
+    return job.id
+
+
+def ended(lake: LakeBuilder, job_id: str, state: str = "failed", **more: Any) -> None:
+    """What the lake has of a job of two attempts."""
+    job = {"job_id": job_id, "life": f"{MS}-0", "name": "send"}
+    start = END - timedelta(seconds=3)
+    lake.jobs(
+        [{**job, "state": state, "finished_at": END, "created_at": start, "wait_ms": 500, "run_ms": 2500, **more}]
+    )
+    lake.attempts(
+        [
+            {**job, "outcome": "retry", "started_at": start, "ended_at": END, "wait_ms": 500, "run_ms": 1000},
+            {**job, "attempt": 2, "outcome": state, "started_at": END, "ended_at": END, "reason": "no\nway"},
+        ]
+    )
+    lake.events(
+        [
+            {"event_id": f"{MS - 3000}-0", "event": "added", "job_id": job_id, "name": "send"},
+            {"event_id": f"{MS}-0", "event": state, "job_id": job_id, "prev": "active", "failed_reason": "no\x1b[2J"},
+        ]
+    )
+
+
+# ---- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_redis_has_is_shown_with_data_attempts_tracebacks_and_logs(app: App, run: Run) -> None:
+    job_id = failed_job(app)
+    shown = run("show", job_id)
+    assert shown.exit_code == 0, shown.output
+    first, second, *lines = shown.output.splitlines()
+    assert first == f"send {job_id}, queue mail"
+    assert re.fullmatch(r"failed, [\d.]+ s ago \(known to Redis\)", second)
+    facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if re.match(r"\w+\s{2,}", line))
+    assert facts["attempts"] == "2 of 2 made, 2 started"
+    assert facts["data"] == '{"to": "ada"}'
+    assert json.loads(facts["options"])["attempts"] == 2
+    assert facts["progress"] == '{"part": 2}'
+    assert facts["started"].endswith(" by w-1")
+    assert "refused by" in facts["reason"]
+    assert [line for line in lines if line.startswith("Traceback ")] == ["Traceback 1 of 2", "Traceback 2 of 2"]
+    assert lines[-5:] == ["Logs", "  try 1", "  \\x1b[31mred", "  try 2", "  \\x1b[31mred"]
+    assert "\x1b" not in shown.output
+
+
+def test_a_job_that_redis_has_is_json_for_programs(app: App, run: Run) -> None:
+    job_id = failed_job(app)
+    shown = json.loads(run("show", job_id, "--json", "--queue", "mail").output)
+    assert (shown["id"], shown["queue"], shown["history"]) == (job_id, "mail", None)
+    found = shown["redis"]
+    assert (found["state"], found["data"], found["attempts_made"], found["worker"]) == (
+        "failed",
+        {"to": "ada"},
+        2,
+        "w-1",
+    )
+    assert (len(found["stacktrace"]), found["logs"], found["log_lines"]) == (
+        2, ["try 1\n\x1b[31mred", "try 2\n\x1b[31mred"], 2,
+    )  # fmt: skip
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(found["finished_at"])) < timedelta(minutes=5)
+
+
+def test_a_job_that_redis_has_forgotten_is_shown_from_the_lake(lake: LakeBuilder, run: Run) -> None:
+    ended(lake, "gone-1", final_reason="no\nway")
+    lake.snapshots(
+        [{"id": "gone-1", "data": '{"to": "ada"}', "stacktrace": '["Traceback\\nline"]', "snapshot_at": END}]
+    )
+    shown = run("show", "gone-1", "--lake", lake.layout.root)
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[0] == "send gone-1, queue mail"
+    assert re.fullmatch(r"failed, .* \(known to the lake\)", lines[1])
+    assert "finished   2026-11-20 10:00:00.250" in lines
+    assert "in all     waited 0.500 s, ran 2.500 s, took -" in lines
+    assert lines[lines.index("reason     no") + 1] == "           way"
+    assert 'data       {"to": "ada"}' in lines
+    attempts = lines[lines.index("Attempts") + 2 : lines.index("Events") - 1]
+    assert [line.split() for line in attempts] == [
+        ["1", "2026-11-20", "09:59:57.250", "0.500", "s", "1.000", "s", "retry", "-"],
+        ["2", "2026-11-20", "10:00:00.250", "-", "-", "failed", "-", "no", "way"],
+    ]
+    events = lines[lines.index("Events") + 1 :]
+    assert events[:2] == [
+        "  2026-11-20 09:59:57.250  added",
+        "  2026-11-20 10:00:00.250  failed (was active): no\\x1b[2J",
+    ]
+    assert lines[-3:] == ["Traceback 1 of 1", "  Traceback", "  line"]
+
+
+def test_the_lake_adds_its_attempts_and_events_to_what_redis_has(app: App, lake: LakeBuilder, run: Run) -> None:
+    job_id = failed_job(app)
+    ended(lake, job_id)
+    ended(lake, "another")
+    shown = run("show", job_id, "--lake", lake.layout.root)
+    assert "(known to Redis and the lake)" in shown.output
+    assert 'data       {"to": "ada"}' in shown.output
+    assert shown.output.count("retry") == 1
+    whole = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
+    assert [one["outcome"] for one in whole["history"]["attempts"]] == ["retry", "failed"]
+    assert whole["history"]["lives"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
+    assert whole["history"]["attempts"][0]["wait"] == 0.5
+
+
+def test_a_job_of_a_queue_that_the_lake_has_never_seen_is_shown_from_redis(
+    app: App, lake: LakeBuilder, run: Run
+) -> None:
+    ended(lake, "1")
+    job = app.queue("new").add("send", {})
+    shown = run("show", job.id, "--lake", lake.layout.root)
+    assert shown.exit_code == 0, shown.output
+    assert "waiting," in shown.output
+    assert "(known to Redis)" in shown.output
+
+
+def test_a_job_that_is_not_done_is_shown_by_its_events(lake: LakeBuilder, run: Run) -> None:
+    lake.events([{"event_id": f"{MS}-0", "event": "added", "job_id": "1", "name": "send"}])
+    shown = run("show", "1", "--lake", lake.layout.root)
+    assert shown.output.startswith("send 1, queue mail\nnot done; its last event is 'added', ")
+
+
+def test_earlier_lives_of_an_id_are_told(lake: LakeBuilder, run: Run) -> None:
+    ended(lake, "1")
+    lake.jobs(
+        [{"job_id": "1", "life": "1-0", "state": "removed", "as_of": at("2026-11-01"), "created_at": at("2026-11-01")}]
+    )
+    shown = run("show", "1", "--lake", lake.layout.root)
+    assert "Earlier lives of this id\n  2026-11-01 00:00:00.000  removed\n" in shown.output
+
+
+def test_a_job_that_nobody_knows_is_exit_code_1_and_says_who_was_asked(lake: LakeBuilder, run: Run) -> None:
+    ended(lake, "1")
+    alone = run("show", "nobody")
+    assert (alone.exit_code, alone.stdout) == (1, "")
+    assert "No job 'nobody': Redis (all queues) knows nothing of it" in alone.output
+    assert "say where it is, with --lake" in alone.output
+    both = run("show", "nobody", "--queue", "mail", "--lake", lake.layout.root)
+    assert (both.exit_code, both.stdout) == (1, "")
+    assert f"Redis (queue mail) and the lake {lake.layout.root} know nothing of it" in both.output
+
+
+def test_a_queue_that_is_misspelled_is_named(lake: LakeBuilder, run: Run) -> None:
+    ended(lake, "1")
+    shown = run("show", "1", "--queue", "mial", "--lake", lake.layout.root)
+    assert shown.exit_code == 1
+    assert "nothing of queue 'mial'; did you mean 'mail'?" in shown.output
+
+
+@pytest.mark.parametrize("hash_tag", [True, False])
+def test_an_id_that_jobs_of_several_queues_have_needs_the_queue(
+    broker_url: str, run: Run, redis_client: Any, hash_tag: bool
+) -> None:
+    with_tag = [] if hash_tag else ["--no-queue-hash-tag"]
+    app = App("sender", broker_url, queue_hash_tag=hash_tag)
+    for name in ("mail", "reports"):
+        app.queue(name).add("send", {"queue": name}, job_id="same")
+    app.close()
+    shown = run("show", "same", *with_tag)
+    assert shown.exit_code == 2
+    assert "a job 'same' in each of the queues mail, reports: say which with --queue" in shown.output
+    assert '{"queue": "reports"}' in run("show", "same", "--queue", "reports", *with_tag).output
+
+
+def test_the_app_says_where_redis_is_and_how_keys_are_spelled(
+    app: App, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_of_job_tests.py").write_text(
+        f"from bulltask import App\napp = App('shop', {broker_url!r}, prefix='shop')\n"
+    )
+    shop = App("shop", broker_url, prefix="shop")
+    job = shop.queue("mail").add("send", {"to": "ada"})
+    shop.close()
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-m", "bulltask", "job", "show", job.id, "-A", "shop_of_job_tests"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert 'data       {"to": "ada"}' in ran.stdout
+    assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url, "--prefix", "shop"]).exit_code == 0
+    assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url]).exit_code == 1
+
+
+def test_a_redis_that_cannot_be_reached_leaves_the_lake(lake: LakeBuilder) -> None:
+    ended(lake, "1")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # nothing listens there
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        shown = CliRunner().invoke(main, ["-b", url, "job", "show", "1", "--lake", str(lake.layout.root)])
+        alone = CliRunner().invoke(main, ["-b", url, "job", "show", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert "Redis could not be asked, so this is from the lake alone" in shown.stderr
+    assert shown.stdout.startswith("send 1, queue mail\nfailed")
+    assert alone.exit_code == 1
+    assert alone.stdout == ""
+
+
+def test_redis_is_left_alone_when_that_is_said(lake: LakeBuilder) -> None:
+    ended(lake, "1")
+    url = "redis://127.0.0.1:1/0"
+    words = ["-b", url, "job", "show", "1", "--no-redis"]
+    shown = CliRunner().invoke(main, [*words, "--lake", str(lake.layout.root)])
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert CliRunner().invoke(main, words).exit_code == 2
+
+
+# ---- list ------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_by_what_is_asked_for_page_by_page(lake: LakeBuilder, run: Run) -> None:
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "job_id": f"job-{n}", "name": "send", "state": "failed", "attempts": 3, "run_ms": 2500,
+            "finished_at": now - timedelta(hours=n), "final_reason": f"refused\n\x1b[2J by host {n}",
+        }
+        for n in range(5)
+    ]  # fmt: skip
+    lake.jobs([*rows, {**rows[0], "job_id": "done", "state": "completed"}, {**rows[0], "job_id": "x", "name": "other"}])
+    words = ["list", "--lake", lake.layout.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
+    words += ["--since", "210m", "--limit", "3"]
+    shown = run(*words)
+    assert shown.exit_code == 0, shown.output
+    head, *lines, empty, more = shown.output.splitlines()
+    assert head.split() == ["done", "(UTC)", "state", "queue", "name", "id", "attempts", "ran", "reason"]
+    assert [line.split()[5] for line in lines] == ["job-0", "job-1", "job-2"]
+    assert lines[0].endswith("  failed  mail   send  job-0         3  2.500 s  refused \\x1b[2J by host 0")
+    assert empty == ""
+    cursor = more.rpartition(" ")[2]
+    rest = json.loads(run(*words, "--cursor", cursor, "--json").output)
+    assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["job-3"], None)
+    assert rest["jobs"][0]["run"] == 2.5
+
+
+def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(lake, "1")
+    assert run("list").exit_code == 2
+    monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
+    assert " 1 " in run("list", "--since", "2026-11-20", "--until", "2026-11-20T10:01").output
+    assert run("list", "--since", "2026-11-21").output == "No job was found.\n"
+    assert run("show", "1").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--state", "fialed"], 1, "there is no state 'fialed'; did you mean 'failed'?"),
+        (["--since", "yesterday"], 2, "'yesterday' is no time; one looks like 2026-11-22, 2026-11-22T14:00 or 1d"),
+        (["--since", "1x"], 2, "'1x' is no time"),
+        (["--since", "99999999999d"], 2, "longer ago than there are dates"),
+        (["--limit", "0"], 1, "limit must be from 1 to 1,000"),
+        (["--cursor", "x"], 1, "is no cursor"),
+        (["--queue", "mial"], 1, "did you mean 'mail'?"),
+    ],
+)
+def test_what_makes_no_sense_is_said(lake: LakeBuilder, run: Run, words: list[str], code: int, said: str) -> None:
+    ended(lake, "1")
+    shown = run("list", "--lake", lake.layout.root, *words)
+    assert shown.exit_code == code
+    assert said in shown.output
+
+
+def test_a_directory_that_is_no_lake_is_named(run: Run, tmp_path: Path) -> None:
+    shown = run("list", "--lake", tmp_path)
+    assert shown.exit_code == 1
+    assert f"there is no lake in {tmp_path}" in shown.output
+
+
+def test_help_needs_no_arrow() -> None:
+    program = (
+        "import sys, importlib, bulltask.cli.job as job; "
+        "[importlib.import_module(module) for module in job.COMMANDS.values()]; print('pyarrow' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    assert ran.stdout.strip() == "False"
