@@ -1,0 +1,105 @@
+"""A standalone cluster of Spark on this machine whose workers are on two hosts, 127.0.0.1 and 127.0.0.2.
+
+Spark runs speculative copies of a task on another host only, which a local session does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from bulltask.testing.wait import wait_until
+
+__all__ = ["SparkCluster"]
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+MASTER = "org.apache.spark.deploy.master.Master"
+WORKER = "org.apache.spark.deploy.worker.Worker"
+
+
+class SparkCluster:
+    """Responsible for a master and two workers with a core each; a context manager that starts and ends them.
+
+    Args:
+        home: a SPARK_HOME.
+        place: for logs, and for what the workers need.
+        java: options of their JVMs.
+
+    Attributes:
+        url: of the master.
+    """
+
+    def __init__(self, home: Path, place: Path, java: str) -> None:
+        self._home, self._place = home, place
+        self._environ = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": java,
+            "SPARK_LOCAL_DIRS": str(place / "local"),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        self._port, self._web_port = free_port(), free_port()
+        self.url = f"spark://{HOSTS[0]}:{self._port}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._start(MASTER, HOSTS[0], "--port", str(self._port), "--webui-port", str(self._web_port))
+        wait_until(lambda: self._status() is not None, 90.0, "the master")
+        for host in HOSTS:
+            work = ["--work-dir", str(self._place / f"work-{host}")]
+            self._start(WORKER, host, "--cores", "1", "--memory", "600m", "--webui-port", "0", *work, self.url)
+        wait_until(lambda: (self._status() or {}).get("aliveworkers") == len(HOSTS), 90.0, "two workers")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):  # workers end their executors
+            process.terminate()
+        for process in self._processes:
+            process.wait(60)
+
+    def run(self, program: str, *args: str, conf: Mapping[str, str]) -> Any:
+        """Run a program with ``spark`` as its session on the cluster; return the JSON that it prints last."""
+        begin = "import sys\nfrom bulltask.spark import session\n"
+        begin += f"spark = session('tests', {self.url!r}, conf={dict(conf)!r})\n"
+        done = subprocess.run(
+            [sys.executable, "-c", begin + program + "\nspark.stop()\n", *args],
+            env=self._environ, cwd=self._place, capture_output=True, text=True, check=False, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def _start(self, kind: str, host: str, *args: str) -> None:
+        with (self._place / f"{kind.rpartition('.')[2]}-{host}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [self._home / "bin" / "spark-class", kind, "--host", host, *args],
+                    env={**self._environ, "SPARK_LOCAL_IP": host},
+                    cwd=self._place,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            with urlopen(f"http://{HOSTS[0]}:{self._web_port}/json/", timeout=10) as page:
+                found: dict[str, Any] = json.load(page)
+                return found
+        except (URLError, ConnectionError, TimeoutError):
+            return None
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind((HOSTS[0], 0))
+        port: int = taken.getsockname()[1]
+        return port
