@@ -16,6 +16,7 @@
     │   ├── BrokerAuthError    wrong password, or a command the ACL forbids
     │   ├── BrokerNotReady     it answers, but cannot serve now: LOADING, READONLY, MISCONF …
     │   ├── BrokerFull         maxmemory is reached and nothing may be evicted
+    │   ├── SlotElsewhere      another node of the Redis Cluster has the key
     │   └── ScriptIntegrityError  a Lua script is not the one of the manifest
     ├── JobError               a script refused an operation on one job
     │   ├── JobNotFound        -1
@@ -182,6 +183,22 @@ class BrokerNotReady(BrokerError):
 
 class BrokerFull(BrokerError):
     """Redis has reached maxmemory and may not evict anything."""
+
+
+class SlotElsewhere(BrokerError):
+    """Another node of the Redis Cluster has the key.
+
+    Attributes:
+        slot: of the key.
+        host: the node's address, ``""`` for the host that was asked.
+        port: of the node.
+        moving: the slot is just on its way there.
+    """
+
+    slot = -1
+    host = ""
+    port = 0
+    moving = False
 
 
 REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError)

@@ -1,7 +1,8 @@
 """One connection of a reader: opened where it is used, closed with the ``with`` block, and patient.
 
 Spark makes readers in one process and uses copies of them in others, so no reader keeps a connection. Everything that
-is asked here only reads, so a call whose answer got lost may simply be made again.
+is asked here only reads, so a call whose answer got lost may simply be made again. A server says itself whether it is
+a node of a cluster; there every call goes to the node that has its keys.
 """
 
 from __future__ import annotations
@@ -11,25 +12,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
+from bulltask import embedded
 from bulltask.backoff import reconnect_delay_ms
+from bulltask.clock import mono_ms
 from bulltask.config import Config
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable
+from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
+from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.hello import SILENT, Hello, hello
 from bulltask.transport.scripts_history import READING
 from bulltask.transport.transaction import atomic
 
-__all__ = ["Connection"]
+__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of"]
 
 R = TypeVar("R")
 
+Walk = Callable[[str], Call[tuple[str, list[str]]]]
+"""Makes the call that goes on behind a cursor."""
+
+CLUSTER_PATIENCE_MS: Final = 60_000
+"""So long a cluster may need to put a replica in the place of a node; Redis' default makes it some 20 seconds."""
+
 _TRIES: Final = 4
+_CLUSTER_PAUSE_MS: Final = 1_000
 
 
 class Connection:
-    """Responsible for asking one server, again where that helps.
+    """Responsible for asking one server or cluster, again where that helps.
 
     Args:
         config: where the server is, and how long anything may take.
@@ -38,6 +50,7 @@ class Connection:
     def __init__(self, config: Config) -> None:
         self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url)
         self._client = Client(self._endpoint, None)
+        self._cluster: ClusterClient | None = None
         self._hello: Hello | None = None
 
     def __enter__(self) -> Self:
@@ -45,24 +58,26 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
 
     def run(self, call: Call[R]) -> R:
         """Make one call; the errors are those of ``Client.run``."""
-        return self._patiently(lambda: self._client.run(self._fit(call)))
+        return self._patiently(lambda way: way.run(self._fit(call)))
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip."""
-        return self._patiently(lambda: self._client.run_many(list(map(self._fit, calls))))
+        """Make several calls, in one round trip for each node that is asked."""
+        return self._patiently(lambda way: way.run_many(list(map(self._fit, calls)))) if calls else []
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls in one round trip; what one of them raised stands in its place."""
-        return self._patiently(lambda: self._client.try_many(list(map(self._fit, calls))))
+        """:meth:`run_many`, where what a call raised stands in its place."""
+        return self._patiently(lambda way: way.try_many(list(map(self._fit, calls)))) if calls else []
 
     def try_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls between which nobody else comes; what one of them raised stands in its place."""
 
-        def ask() -> list[Any]:
-            results: list[Any] = self._client.run_many(atomic(list(map(self._fit, calls)), self._endpoint.shown))[-1]
+        def ask(way: Client | ClusterClient) -> list[Any]:
+            results: list[Any] = way.run_many(atomic(list(map(self._fit, calls)), self._endpoint.shown))[-1]
             return results
 
         return self._patiently(ask)
@@ -75,13 +90,34 @@ class Connection:
                 raise result
         return results
 
+    def walk(self, step: Walk) -> set[str]:
+        """All that some calls without keys find, each behind the cursor of the one before, on every node.
+
+        What was on its way from one node to another is not missed: where slots have moved, the walk begins again.
+        """
+
+        def walk(way: Client | ClusterClient) -> set[str]:
+            if isinstance(way, Client):
+                return _walked(step, way.run)
+            found, seen = set[str](), None
+            while seen != (seen := way.nodes()):
+                for address in seen.primaries():
+                    found |= _walked(step, lambda call, there=address: way.run_at(there, call))  # type: ignore[misc]
+            return found
+
+        return self._patiently(walk)
+
+    def said(self) -> Hello:
+        """What the server says of itself."""
+        return self._patiently(lambda _: self._greet())
+
     def _fit(self, call: Call[R]) -> Call[R]:
         """The call in the words that this server knows and that its user may say."""
-        if call.script is None or call.script.name not in READING or not self._said().may_keep_from_writing:
+        if call.script is None or call.script.name not in READING or not self._greet().may_keep_from_writing:
             return call
         return replace(call, script=call.script.only_reading())
 
-    def _said(self) -> Hello:
+    def _greet(self) -> Hello:
         if self._hello is None:
             try:
                 self._hello = self._client.run(hello())
@@ -89,18 +125,51 @@ class Connection:
                 raise
             except BrokerError:
                 self._hello = SILENT
+            if self._hello.clustered:
+                self._cluster = ClusterClient(self._endpoint, None)
         return self._hello
 
-    def _patiently(self, ask: Callable[[], R]) -> R:
-        failed = 0
+    def _patiently(self, ask: Callable[[Client | ClusterClient], R]) -> R:
+        failed, until_ms = 0, mono_ms() + CLUSTER_PATIENCE_MS
         while True:
             try:
-                return ask()
+                self._greet()
+                return ask(self._cluster or self._client)
             except (BrokerUnavailable, BrokerNotReady) as exc:
                 failed += 1
-                if failed == _TRIES or getattr(exc, "refused", False):
+                over = failed >= _TRIES if self._cluster is None else mono_ms() >= until_ms
+                if over or getattr(exc, "refused", False):
                     raise
-                pause_ms = reconnect_delay_ms(
-                    failed, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.reconnect_delay_max_ms
-                )
-                threading.Event().wait(pause_ms / 1000)
+                self._pause(failed)
+
+    def _pause(self, failed: int) -> None:
+        longest_ms = self._config.reconnect_delay_max_ms
+        if self._cluster is not None:
+            longest_ms = min(longest_ms, _CLUSTER_PAUSE_MS)
+        pause_ms = reconnect_delay_ms(failed, first_ms=self._config.reconnect_delay_ms, cap_ms=longest_ms)
+        threading.Event().wait(pause_ms / 1000)
+
+
+def broker_of(config: Config) -> Broker:
+    """What sends to the server or cluster of some settings; in a cluster with the patience that it needs."""
+    url = embedded.resolve_url(config.broker_url)
+    with Connection(replace(config, broker_url=url)) as connection:
+        clustered = connection.said().clustered
+    if clustered:
+        limit_ms = config.publish_timeout_ms
+        config = replace(
+            config,
+            publish_retries=100,
+            publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_PATIENCE_MS),
+            reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _CLUSTER_PAUSE_MS),
+        )
+    return Broker(config, url, clustered=clustered)
+
+
+def _walked(step: Walk, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
+    found, cursor = set[str](), "0"
+    while True:
+        cursor, some = run(step(cursor))
+        found.update(some)
+        if cursor == "0":
+            return found

@@ -31,7 +31,7 @@ def find_queues(connection: Connection, options: ReadOptions, narrowing: Narrowi
         return [options.keys(queue) for queue in sorted(options.queues) if _wanted(queue, narrowing)]
     prefix = options.config.prefix
     found: dict[str, str] = {}
-    for wire in _all_names(connection, prefix):
+    for wire in sorted(connection.walk(lambda cursor: some_queues(prefix, cursor))):
         queue = options.user_name(wire) or wire
         if queue in found:
             raise ConfigError(
@@ -44,13 +44,3 @@ def find_queues(connection: Connection, options: ReadOptions, narrowing: Narrowi
 
 def _wanted(queue: str, narrowing: Narrowing | None) -> bool:
     return narrowing is None or narrowing.queue(queue)
-
-
-def _all_names(connection: Connection, prefix: str) -> list[str]:
-    names: set[str] = set()
-    cursor = "0"
-    while True:
-        cursor, some = connection.run(some_queues(prefix, cursor))
-        names.update(some)
-        if cursor == "0":
-            return sorted(names)

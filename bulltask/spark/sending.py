@@ -8,8 +8,8 @@ from itertools import islice
 
 import pyarrow as pa
 
-from bulltask import embedded
 from bulltask.job import NewJob
+from bulltask.spark.connection import broker_of
 from bulltask.spark.rows import Columns, JobMaker, columns_of
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts_fence import Fence, Sent
@@ -67,7 +67,7 @@ class Sending:
                 way back for jobs that may have run. The same write again adds what is missing. This and whatever else
                 comes in between has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
-        broker = Broker(self.maker.config, embedded.resolve_url(self.maker.config.broker_url))
+        broker = broker_of(self.maker.config)
         rows = 0
         try:
             for batch in batches:

@@ -12,6 +12,7 @@ from bulltask.config import Config
 from bulltask.names import wire_name
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer
@@ -46,9 +47,10 @@ class Broker:
     Args:
         config: the app's settings.
         url: the server; ``config.broker_url`` unless that was ``embedded://``.
+        clustered: it is a node of a cluster; what is sent finds its way there, all else does not yet.
     """
 
-    def __init__(self, config: Config, url: str) -> None:
+    def __init__(self, config: Config, url: str, *, clustered: bool = False) -> None:
         self.config = config
         self.endpoint = Endpoint.from_config(config, url)
         self.clock = ServerClock()
@@ -58,7 +60,8 @@ class Broker:
         self._aclients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
         aclient = self._aclients.get
         watches = _PerLoop[dict[str, Watch]](dict)
-        self.producer = Producer(self.pool, aclient, self.keys, self.clock, config)
+        self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
+        self.producer = Producer(self._senders, aclient, self.keys, self.clock, config)
         self.results = Results(
             self.pool, self._waiters, aclient, lambda queue: self._watch(watches.get(), queue), self.keys
         )
@@ -90,6 +93,7 @@ class Broker:
     def close(self) -> None:
         """Close idle connections; the broker may be used again."""
         self.pool.close()
+        self._senders.close()
         self._waiters.close()
 
     async def aclose(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -56,6 +57,19 @@ class Endpoint:
             connect_timeout_ms=min(self.connect_timeout_ms, timeout_ms),
             command_timeout_ms=min(self.command_timeout_ms, timeout_ms),
         )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "localhost", parts.port or 6379
+
+    def at(self, host: str, port: int) -> Endpoint:
+        """The same user, options and timeouts for another server: a node of a cluster."""
+        parts = urlsplit(self.url)
+        login, mark, _ = parts.netloc.rpartition("@")
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return replace(self, url=parts._replace(netloc=f"{login}{mark}{place}").geturl())
 
     @property
     def shown(self) -> str:

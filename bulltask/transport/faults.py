@@ -11,8 +11,16 @@ from typing import Final
 
 from redis import exceptions
 
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerFull,
+    BrokerNotReady,
+    BrokerUnavailable,
+    SlotElsewhere,
+)
 from bulltask.transport import grants, tls
+from bulltask.transport.cluster_slots import CROSS_SLOT
 
 __all__ = ["CONNECTION_FAULTS", "ERROR_REPLIES", "is_noscript", "no_connection", "refused", "worth_showing"]
 
@@ -96,4 +104,18 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
         return BrokerAuthError(f"Redis at {url} refused a command: {text}{grants.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
+    if isinstance(fault, exceptions.AskError):  # and MovedError, which is one to redis-py
+        return _elsewhere(fault, url)
+    if isinstance(fault, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
+        return BrokerError(f"Redis at {url} refused a command: {text}. {CROSS_SLOT}")
     return BrokerError(f"Redis at {url} refused a command: {text}")
+
+
+def _elsewhere(fault: exceptions.AskError, url: str) -> SlotElsewhere:
+    error = SlotElsewhere(
+        f"Redis at {url} is a node of a cluster, and {fault.host}:{fault.port} has this key; of bulltask only Spark's "
+        "reads and writes find their way in a cluster so far"
+    )
+    error.slot, error.host, error.port = fault.slot_id, fault.host, fault.port
+    error.moving = not isinstance(fault, exceptions.MovedError)
+    return error

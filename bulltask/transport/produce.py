@@ -14,6 +14,7 @@ from bulltask.job import NewJob
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
+from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_job, describe_queue
 from bulltask.transport.scripts_fence import Fence, Sent, add_fenced_job
@@ -44,7 +45,7 @@ class Producer:
     when it is taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
 
     Args:
-        pool: clients for sync sends.
+        pool: clients for sync sends, to one server or to a cluster.
         aclient: gives the running loop's client for async sends.
         keys: gives a queue's keys by the user's spelling.
         clock: the server's time.
@@ -53,7 +54,7 @@ class Producer:
 
     def __init__(
         self,
-        pool: ClientPool,
+        pool: ClientPool | ClusterPool,
         aclient: Callable[[], AsyncClient],
         keys: Callable[[str], QueueKeys],
         clock: ServerClock,

@@ -13,10 +13,28 @@ from pyspark.sql.datasource import DataSourceReader
 from bulltask.queue.queue import Queue
 from bulltask.spark.source import BulltaskSource
 from bulltask.transport.broker import Broker
+from tests.conftest import FLAVOUR
 from tests.support.hand import Hand
+from tests.support.redis_cluster import Cluster
 
 Rows = list[dict[str, Any]]
 Read = Callable[..., Rows]
+
+
+@pytest.fixture(scope="session")
+def lasting_cluster(
+    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as made:
+        lasting_processes.update(server.pid for server in made.servers)
+        yield made
+
+
+@pytest.fixture
+def cluster(lasting_cluster: Cluster) -> Cluster:
+    """A cluster of three nodes, which is empty when the test starts. Do not harm it, and give slots back."""
+    lasting_cluster.flush()
+    return lasting_cluster
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""Which slot of a Redis Cluster a call belongs to, which calls stay together, and which node has which slots.
+
+A cluster cuts all keys into 16,384 slots by what stands in the braces of a key, and each slot is on one node. The keys
+of a queue with braces (``bull:{emails}:…``) are in one slot.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.crc import key_slot
+
+from bulltask.errors import BrokerError, BrokerNotReady
+from bulltask.transport.call import Call, command
+
+__all__ = ["CROSS_SLOT", "Address", "Errand", "SlotMap", "errands", "slot_of", "slots"]
+
+Address = tuple[str, int]
+"""Host and port of a node."""
+
+CROSS_SLOT: Final = (
+    "A cluster takes only keys of one slot in a call. Spell the queue with braces (queue_hash_tag=True, which is the "
+    "default: queue 'emails' is BullMQ's '{emails}'), or give all queues a prefix with braces ('{bull}')"
+)
+
+_NO_KEY: Final = frozenset("ASKING CLIENT CLUSTER CONFIG DBSIZE EXEC HELLO INFO MULTI PING SCAN SCRIPT TIME".split())
+_SCRIPTS: Final = frozenset("EVAL EVALSHA EVAL_RO EVALSHA_RO".split())
+_SUBCOMMANDS: Final = frozenset("MEMORY OBJECT XINFO".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Calls that go to one node together: a single one, or a transaction.
+
+    Attributes:
+        places: where the calls stand among all.
+        slot: of their keys; ``None`` when they have none.
+        ask: the node that a slot is just being moved to, which has the key already.
+    """
+
+    places: tuple[int, ...]
+    slot: int | None
+    ask: Address | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Which node has which slots, as one of the nodes says it.
+
+    Attributes:
+        starts: first slot of each range, in their order.
+        ends: last one.
+        addresses: the primary that has the range.
+    """
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    addresses: tuple[Address, ...]
+
+    def address(self, slot: int | None) -> Address:
+        """The node that has a slot; of calls without keys, any.
+
+        Raises:
+            BrokerNotReady: no node has it.
+        """
+        if slot is None:
+            return self.addresses[0]
+        place = bisect_right(self.starts, slot) - 1
+        if place < 0 or self.ends[place] < slot:
+            raise BrokerNotReady(f"no node of the Redis Cluster has slot {slot} now; see redis-cli --cluster check")
+        return self.addresses[place]
+
+    def primaries(self) -> list[Address]:
+        """All nodes that have slots."""
+        return sorted(set(self.addresses))
+
+
+def slots(asked: Address) -> Call[SlotMap]:
+    """``CLUSTER SLOTS``: the map as a node sees it.
+
+    Args:
+        asked: the node; one that does not know its own address leaves it out.
+
+    Raises:
+        BrokerNotReady: no node has any slots (as the call's result is judged).
+    """
+
+    def judge(reply: Any) -> SlotMap:
+        ranges = sorted((int(one[0]), int(one[1]), _address(one[2], asked)) for one in reply)
+        if not ranges:
+            raise BrokerNotReady("the Redis Cluster has no slots yet; redis-cli --cluster create gives them out")
+        starts, ends, addresses = zip(*ranges, strict=True)
+        return SlotMap(starts, ends, addresses)
+
+    return command("CLUSTER", "SLOTS", judge=judge)
+
+
+def _address(node: Sequence[Any], asked: Address) -> Address:
+    host = (node[0] or b"").decode()
+    return (asked[0] if host in {"", "?"} else host), int(node[1])
+
+
+def errands(calls: Sequence[Call[Any]]) -> Iterator[Errand]:
+    """Cut calls into errands; ``MULTI``, ``EXEC`` and what is between them are one.
+
+    Raises:
+        BrokerError: what has to go together has keys of several slots.
+    """
+    together: list[int] = []
+    for place, call in enumerate(calls):
+        together.append(place)
+        opened = calls[together[0]].args[0] == "MULTI"
+        if not opened or call.args[0] == "EXEC":
+            yield Errand(tuple(together), slot_of([calls[one] for one in together]))
+            together = []
+
+
+def slot_of(calls: Sequence[Call[Any]]) -> int | None:
+    """The slot of all keys of some calls; ``None`` when they have none.
+
+    Raises:
+        BrokerError: there are several.
+    """
+    keys = [key for call in calls for key in _keys(call)]
+    found = {key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}
+    if len(found) > 1:
+        raise BrokerError(f"the keys {keys[0]} and others belong on several nodes of the Redis Cluster. {CROSS_SLOT}")
+    return found.pop() if found else None
+
+
+def _keys(call: Call[Any]) -> Sequence[str]:
+    if call.script is not None:
+        return [str(key) for key in call.args[1 : call.script.key_count + 1]]
+    name = call.args[0]
+    if name in _NO_KEY:
+        return ()
+    if name in _SCRIPTS:
+        return [str(key) for key in call.args[3 : int(call.args[2]) + 3]]
+    return [str(call.args[2 if name in _SUBCOMMANDS else 1])]

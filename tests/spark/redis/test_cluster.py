@@ -1,0 +1,159 @@
+"""Reads and writes on a Redis Cluster of three nodes, with queues on each of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bulltask.errors import BrokerError, SlotElsewhere
+from bulltask.queue.queue import Queue
+from bulltask.spark.connection import Connection
+from bulltask.spark.gathering import Look
+from bulltask.spark.options import WriteOptions, read_options
+from bulltask.spark.sending import Sums
+from bulltask.spark.sink import JobsWriter, Wrote
+from bulltask.transport.scripts_stream import history
+from tests.support.hand import Hand
+from tests.support.query import Query
+from tests.support.queue_contents import add
+from tests.support.redis_cluster import Cluster
+
+pytestmark = pytest.mark.redis
+
+COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "id", "name", "data")])
+
+
+@pytest.fixture
+def broker_url(cluster: Cluster) -> str:
+    """One node, by which the others are found."""
+    return cluster.url
+
+
+@pytest.fixture
+def queues(cluster: Cluster) -> list[str]:
+    """Two queues on each node."""
+    return cluster.queues(2)
+
+
+@pytest.fixture
+def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
+    """Ids of ten jobs in each queue."""
+    ids: dict[str, list[str]] = {}
+    for name in queues:
+        with Queue(name, cluster.url_of(name)) as queue:
+            ids[name] = add(queue, 10)
+    return ids
+
+
+def write(url: str, queues: list[str], first: int, last: int, **options: str) -> Sums:
+    """Write jobs ``s<n>`` to all queues."""
+    rows = [
+        {"queue": name, "id": f"s{n}", "name": "send", "data": json.dumps({"n": n})}
+        for n in range(first, last)
+        for name in queues
+    ]
+    writer = JobsWriter(read_options(WriteOptions, {"url": url, "batch": "7", **options}), COLUMNS, overwrite=False)
+    wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert isinstance(wrote, Wrote)
+    return wrote.sums
+
+
+def by_queue(rows: list[dict[str, Any]], column: str = "id") -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["queue"], []).append(row[column])
+    return found
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_jobs_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]], named: bool) -> None:
+    rows = read(queue=",".join(filled) if named else "*", state="wait,completed", batch="3")
+    assert {name: sorted(ids) for name, ids in by_queue(rows).items()} == filled
+
+
+def test_jobs_that_have_ended_are_read_in_parallel(
+    read: Callable[..., Any], reader_of: Callable[..., DataSourceReader], cluster: Cluster
+) -> None:
+    name = cluster.queues(1)[2]
+    with Queue(name, cluster.url_of(name)) as queue:
+        add(queue, 20)
+        hand = Hand(queue.link.broker, queue.link.broker.keys(name))
+        ended = {hand.complete({"n": 1}) for _ in range(12)} | {hand.fail() for _ in range(8)}
+        hand.close()
+    options = {"queue": name, "numPartitions": "4", "minRowsPerPartition": "2"}
+    assert len(reader_of(**options).partitions()) > 2
+    assert {row["id"] for row in read(**options)} == ended
+
+
+def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]]) -> None:
+    events = read(table="events", queue="*", eventsPerPartition="7")
+    added = [row for row in events if row["event"] == "added"]
+    assert by_queue(added, "job_id") == filled
+    waiting = {row["queue"]: row["jobs"] for row in read(table="counts", queue="*") if row["state"] == "wait"}
+    assert waiting == dict.fromkeys(filled, 10)
+
+
+def test_every_event_of_all_nodes_comes_once_in_a_stream(broker_url: str, queues: list[str]) -> None:
+    chance = random.Random(3)
+    query = Query(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    for number in range(10):
+        some = chance.sample(queues, 3)
+        write(broker_url, some, 10 * number, 10 * number + chance.randrange(1, 6))
+        query.batch(chance.randrange(5, 30))
+    query.run_dry()
+    assert not query.gaps()
+    options = read_options(WriteOptions, {"url": broker_url})
+    with Connection(options.config) as connection:
+        for name in queues:
+            assert query.events(name) == [one for one, _ in connection.run(history(options.keys(name), "-"))]
+
+
+def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
+    broker_url: str, queues: list[str], cluster: Cluster
+) -> None:
+    assert write(broker_url, queues, 0, 20, writeId="w1") == Sums(120, 120, 0)
+    assert write(broker_url, queues, 0, 25, writeId="w1") == Sums(150, 30, 120)
+    for name in queues:
+        assert cluster.client_of(name).llen(f"bull:{{{name}}}:wait") == 25
+        assert cluster.client_of(name).ttl(f"bulltask:{{{name}}}:spark:w1") > 0
+
+
+def test_what_became_of_jobs_is_gathered(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
+    name = queues[3]
+    with Queue(name, cluster.url_of(name)) as queue:
+        ids = add(queue, 3)
+        hand = Hand(queue.link.broker, queue.link.broker.keys(name))
+        hand.complete(5)
+        hand.close()
+    options = read_options(WriteOptions, {"url": broker_url, "queue": name})
+    [found] = Look(options.config, options.keys(name), None, 1).up(iter([pa.array([*ids, "nobody"])]))
+    assert [one["state"] for one in found.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
+
+
+def test_a_queue_without_braces_is_refused_with_advice(
+    broker_url: str, reader_of: Callable[..., DataSourceReader]
+) -> None:
+    with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
+        write(broker_url, ["mail"], 0, 1, queueHashTag="false")
+    with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
+        reader_of(queueHashTag="false", state="wait,active").partitions()
+
+
+def test_a_prefix_with_braces_serves_queues_without(broker_url: str, read: Callable[..., Any]) -> None:
+    spelled = {"prefix": "{bull}", "queueHashTag": "false"}
+    assert write(broker_url, ["mail", "news"], 0, 5, **spelled) == Sums(10, 10, 0)
+    assert len(read(queue="*", state="wait", **spelled)) == 10
+
+
+def test_who_knows_no_clusters_says_so(cluster: Cluster, queues: list[str]) -> None:
+    other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
+    with Queue(queues[0], other) as queue, pytest.raises(SlotElsewhere, match="is a node of a cluster") as elsewhere:
+        queue.add("send", {})
+    assert elsewhere.value.port == int(cluster.url_of(queues[0]).rpartition(":")[2].partition("/")[0])

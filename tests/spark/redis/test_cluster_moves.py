@@ -1,0 +1,247 @@
+"""Slots that move and nodes that die while a cluster is read and written: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bulltask.errors import BrokerNotReady
+from bulltask.queue.queue import Queue
+from bulltask.spark.connection import Connection
+from bulltask.spark.options import WriteOptions, read_options
+from bulltask.spark.sending import Sums
+from bulltask.spark.sink import JobsWriter, Wrote
+from bulltask.testing.wait import wait_until
+from bulltask.transport.inspect import STATES
+from bulltask.transport.scripts_history import count_in, job_fields, span_end
+from tests.conftest import FLAVOUR
+from tests.support.query import Query
+from tests.support.queue_contents import add
+from tests.support.redis_cluster import Cluster
+
+pytestmark = pytest.mark.redis
+
+COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "name", "data")])
+
+
+@pytest.fixture(scope="module")
+def moving(
+    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster whose slots move."""
+    with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOUR) as made:
+        lasting_processes.update(server.pid for server in made.servers)
+        yield made
+
+
+@pytest.fixture
+def cluster(moving: Cluster) -> Cluster:
+    moving.flush()
+    return moving
+
+
+@pytest.fixture
+def broker_url(cluster: Cluster) -> str:
+    return cluster.url
+
+
+@pytest.fixture
+def ids(cluster: Cluster) -> list[str]:
+    """Jobs of the queue ``mail``."""
+    with Queue("mail", cluster.url_of("mail")) as queue:
+        return add(queue, 30)
+
+
+@pytest.fixture
+def options(broker_url: str) -> WriteOptions:
+    return read_options(WriteOptions, {"url": broker_url, "queue": "mail"})
+
+
+@pytest.fixture
+def in_thread() -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+    """Begin something beside the test; what is returned waits for its result."""
+    threads: list[threading.Thread] = []
+
+    def begin(work: Callable[[], Any]) -> Callable[[], Any]:
+        results: list[Any] = []
+        threads.append(threading.Thread(target=lambda: results.append(work())))
+        threads[-1].start()
+
+        def result() -> Any:
+            threads[-1].join(60)
+            return results[0]
+
+        return result
+
+    yield begin
+    for thread in threads:
+        thread.join(60)
+
+
+def somewhere_else(cluster: Cluster, slot: int) -> int:
+    return (cluster.owner(slot) + 1) % 3
+
+
+def refusals(client: redis.Redis, word: str) -> int:
+    stats: Any = client.info("errorstats")
+    return int(stats.get(f"errorstat_{word}", {"count": 0})["count"])
+
+
+def write(url: str, first: int, last: int, **options: str) -> Sums:
+    rows = [{"queue": "mail", "name": "send", "data": f'{{"n":{n}}}'} for n in range(first, last)]
+    writer = JobsWriter(read_options(WriteOptions, {"url": url, "writeId": "w1", **options}), COLUMNS, overwrite=False)
+    wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert isinstance(wrote, Wrote)
+    return wrote.sums
+
+
+def move(cluster: Cluster, slot: int) -> None:
+    to = somewhere_else(cluster, slot)
+    cluster.begin_move(slot, to)
+    cluster.move_keys(slot, to)
+    cluster.end_move(slot, to)
+
+
+def test_an_open_connection_follows_a_slot_that_has_moved(
+    cluster: Cluster, ids: list[str], options: WriteOptions
+) -> None:
+    keys = options.keys("mail")
+    with Connection(options.config) as connection:
+        assert connection.run(count_in(keys, "wait")) == 30
+        for _ in range(3):
+            move(cluster, cluster.slot("mail"))
+            assert connection.run(count_in(keys, "wait")) == 30
+            assert connection.run_at_once([count_in(keys, state) for state in STATES])[0] == 30
+
+
+def test_a_slot_that_is_half_moved_is_read_on_both_nodes(
+    cluster: Cluster, ids: list[str], options: WriteOptions
+) -> None:
+    slot, keys = cluster.slot("mail"), options.keys("mail")
+    to = somewhere_else(cluster, slot)
+    with Connection(options.config) as connection:
+        cluster.begin_move(slot, to)
+        assert cluster.move_keys(slot, to, 15) == 15
+        found = connection.run_many([job_fields(keys, one, ("name",)) for one in ids])
+        assert found == [[b"send"]] * 30
+        assert refusals(cluster.client_of("mail"), "ASK") > 0
+    cluster.move_keys(slot, to)
+    cluster.end_move(slot, to)
+
+
+def test_a_plan_waits_until_its_slot_has_arrived(
+    cluster: Cluster, ids: list[str], read: Callable[..., Any], in_thread: Callable[..., Any]
+) -> None:
+    slot = cluster.slot("mail")
+    to, source = somewhere_else(cluster, slot), cluster.client_of("mail")
+    cluster.begin_move(slot, to)
+    cluster.move_keys(slot, to)
+    before = refusals(source, "ASK")
+    rows = in_thread(lambda: read(queue="mail", state="wait,active,delayed"))
+    wait_until(lambda: refusals(source, "ASK") > before, 20, "a transaction that was sent away")
+    cluster.end_move(slot, to)
+    assert {row["id"] for row in rows()} == set(ids)
+
+
+def test_a_write_waits_until_its_slot_has_arrived_and_adds_each_job_once(
+    cluster: Cluster, ids: list[str], broker_url: str, in_thread: Callable[..., Any]
+) -> None:
+    slot = cluster.slot("mail")
+    to, source = somewhere_else(cluster, slot), cluster.client_of("mail")
+    assert write(broker_url, 0, 10) == Sums(10, 10, 0)
+    cluster.begin_move(slot, to)
+    cluster.move_keys(slot, to, 20)
+    before = refusals(source, "TRYAGAIN")
+    sums = in_thread(lambda: write(broker_url, 0, 40))
+    wait_until(lambda: refusals(source, "TRYAGAIN") > before, 20, "a script that was told to try again")
+    while cluster.move_keys(slot, to):
+        pass
+    cluster.end_move(slot, to)
+    assert sums() == Sums(40, 30, 10)
+    assert cluster.client_of("mail").llen("bull:{mail}:wait") == 70
+
+
+def test_a_script_that_the_new_node_does_not_know_is_run_there_while_the_slot_moves(
+    cluster: Cluster, ids: list[str], options: WriteOptions
+) -> None:
+    slot, keys = cluster.slot("mail"), options.keys("mail")
+    to = somewhere_else(cluster, slot)
+    cluster.clients[to].script_flush()
+    cluster.begin_move(slot, to)
+    cluster.move_keys(slot, to)
+    with Connection(options.config) as connection:
+        assert connection.run(span_end(keys, "0-0", "+", 5)).count == 5
+    cluster.end_move(slot, to)
+
+
+def test_a_write_that_waits_too_long_says_why(
+    cluster: Cluster, ids: list[str], broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.spark.connection.CLUSTER_PATIENCE_MS", 500)
+    monkeypatch.setenv("BULLTASK_BROKER_PUBLISH_TIMEOUT", "0.5")
+    slot = cluster.slot("mail")
+    to = somewhere_else(cluster, slot)
+    cluster.begin_move(slot, to)
+    with pytest.raises(BrokerNotReady, match=r"Multiple keys|is being moved"):
+        write(broker_url, 0, 5)
+    cluster.move_keys(slot, to)
+    cluster.end_move(slot, to)
+    assert write(broker_url, 0, 5) == Sums(5, 5, 0)
+
+
+def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster: Cluster, broker_url: str) -> None:
+    slot = cluster.slot("mail")
+    query = Query(broker_url, queue="*", batch="5", eventsPerPartition="9")
+    for number in range(6):
+        write(broker_url, 10 * number, 10 * (number + 1))
+        end = query.plan(most=15)
+        move(cluster, slot)
+        query.rows += query.read(end)
+        query.offset = end
+    query.run_dry()
+    entries: Any = cluster.client_of("mail").xrange("bull:{mail}:events")
+    assert query.events() == [one for one, _ in entries]
+    assert len(query.events()) == 120
+
+
+def test_a_connection_gives_up_on_a_slot_that_nobody_has(
+    cluster: Cluster, ids: list[str], options: WriteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bulltask.spark.connection.CLUSTER_PATIENCE_MS", 300)
+    slot = cluster.slot("mail")
+    owner = cluster.owner(slot)
+    for client in cluster.clients:
+        client.config_set("cluster-require-full-coverage", "no")
+    try:
+        for client in cluster.clients:
+            client.execute_command("CLUSTER DELSLOTS", slot)
+        with Connection(options.config) as connection, pytest.raises(BrokerNotReady, match=f"slot {slot}|not served"):
+            connection.run(count_in(options.keys("mail"), "wait"))
+    finally:
+        for client in cluster.clients:
+            client.execute_command("CLUSTER SETSLOT", slot, "NODE", cluster.ids[owner])
+
+
+def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: Path) -> None:
+    with Cluster.started(tmp_path, FLAVOUR, replicas=1, node_timeout_ms=2_000) as cluster:
+        number = cluster.owner(cluster.slot("mail"))
+        url = cluster.servers[(number + 1) % 3].url
+        query = Query(url)
+        assert write(url, 0, 10) == Sums(10, 10, 0)
+        assert cluster.clients[number].wait(1, 20_000) == 1
+        options = read_options(WriteOptions, {"url": url, "queue": "mail"})
+        with Connection(options.config) as connection:
+            assert connection.run(count_in(options.keys("mail"), "wait")) == 10
+            cluster.servers[number].kill()
+            assert connection.run(count_in(options.keys("mail"), "wait")) == 10
+        assert write(url, 0, 20) == Sums(20, 10, 10)
+        query.run_dry()
+        assert sum(row["event"] == "added" for row in query.rows) == 20
+        assert not query.gaps()

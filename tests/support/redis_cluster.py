@@ -1,0 +1,174 @@
+"""A Redis Cluster of real servers on this machine, made of one program, and what happens to clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+
+from bulltask.embedded.binary import Flavour
+from bulltask.embedded.launch import pick_port
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+
+__all__ = ["Cluster"]
+
+_SLOTS = 16_384
+
+
+class Cluster:
+    """Three primaries with a third of the slots each, perhaps with replicas; made by `Cluster.started`.
+
+    Args:
+        servers: the nodes, primaries first.
+        primaries: how many they are.
+
+    Attributes:
+        servers: the nodes.
+        clients: a connection to each of them.
+    """
+
+    def __init__(self, servers: Sequence[RedisServer], primaries: int) -> None:
+        self.servers, self._primaries = list(servers), primaries
+        self.clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
+        self.ids = [self._ask(number, "MYID") for number in range(len(servers))]
+
+    @classmethod
+    @contextmanager
+    def started(
+        cls,
+        directory: Path,
+        flavour: Flavour,
+        *,
+        replicas: int = 0,
+        node_timeout_ms: int = 60_000,
+        extra: Sequence[Sequence[str]] = ((), (), ()),
+    ) -> Iterator[Self]:
+        """Start a cluster, and stop it at the end.
+
+        Args:
+            directory: for the files of its nodes.
+            flavour: which program.
+            replicas: of each primary.
+            node_timeout_ms: after so much silence a node counts as dead; on a busy machine nodes are silent at times.
+            extra: more arguments of each primary.
+        """
+        with ExitStack() as stack:
+            servers = []
+            for number in range(3 * (1 + replicas)):
+                settings = {"enabled": "yes", "port": str(pick_port()), "node-timeout": str(node_timeout_ms)}
+                own = [word for name, value in settings.items() for word in (f"--cluster-{name}", value)]
+                more = [*own, *extra[number % 3]]
+                server = RedisServer.start(directory / f"node-{number}", flavour=flavour, extra=more)
+                servers.append(stack.enter_context(server))
+            made = cls(servers, 3)
+            stack.callback(made.close)
+            made._join()
+            yield made
+
+    @property
+    def url(self) -> str:
+        """Of one node."""
+        return self.servers[0].url
+
+    def owner(self, slot: int) -> int:
+        """Number of the primary that has a slot, as the first node that answers sees it."""
+        for client in self.clients:
+            try:
+                ranges: Any = client.execute_command("CLUSTER", "SLOTS")
+            except redis.ConnectionError:
+                continue
+            return next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1])
+        raise AssertionError("no node answers")
+
+    def client_of(self, queue: str) -> redis.Redis:
+        """A connection to the node that has a queue."""
+        return self.clients[self.owner(self.slot(queue))]
+
+    def url_of(self, queue: str) -> str:
+        """The node that has a queue, for those who know no clusters."""
+        return self.servers[self.owner(self.slot(queue))].url
+
+    def slot(self, queue: str) -> int:
+        """The slot of a queue."""
+        return int(self._ask(0, "KEYSLOT", f"{{{queue}}}"))
+
+    def queues(self, each: int = 1) -> list[str]:
+        """Names of queues, ``each`` on every node."""
+        found: dict[int, list[str]] = {}
+        for number in range(1_000):
+            name = f"q{number}"
+            found.setdefault(self.owner(self.slot(name)), []).append(name)
+            if len(found) == 3 and all(len(names) >= each for names in found.values()):
+                break
+        return sorted(name for names in found.values() for name in names[:each])
+
+    def begin_move(self, slot: int, to: int) -> None:
+        """Open a slot: what is asked of keys that are not there (any more) is sent to the new node."""
+        source = self.owner(slot)
+        self._ask(to, "SETSLOT", slot, "IMPORTING", self.ids[source])
+        self._ask(source, "SETSLOT", slot, "MIGRATING", self.ids[to])
+
+    def move_keys(self, slot: int, to: int, count: int = 1_000_000) -> int:
+        """Move up to so many keys of a slot that is open; how many there were."""
+        source = self.clients[self.owner(slot)]
+        keys: Any = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, count)
+        if keys:
+            source.execute_command("MIGRATE", "127.0.0.1", self.servers[to].port, "", 0, 10_000, "KEYS", *keys)
+        return len(keys)
+
+    def end_move(self, slot: int, to: int) -> None:
+        """Give the slot to the new node; the third node hears of it later."""
+        source = self.owner(slot)
+        for number in (to, source):
+            self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])
+
+    def flush(self) -> None:
+        """Delete everything."""
+        for client in self.clients[: self._primaries]:
+            client.flushall()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self.clients:
+            client.close()
+
+    def _join(self) -> None:
+        bounds = [_SLOTS * number // self._primaries for number in range(self._primaries + 1)]
+        for number in range(len(self.servers)):
+            self._ask(number, "SET-CONFIG-EPOCH", number + 1)
+            if number < self._primaries:
+                self._ask(number, "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+        for server in self.servers[1:]:
+            bus: Any = self.clients[self.servers.index(server)].config_get("cluster-port")
+            self._ask(0, "MEET", "127.0.0.1", server.port, bus["cluster-port"])
+        wait_until(self._all_know_all, 30, "nodes that know each other")
+        for number in range(self._primaries, len(self.servers)):
+            self._ask(number, "REPLICATE", self.ids[number % self._primaries])
+        wait_until(self._ready, 30, "a cluster that is ready")
+
+    def _all_know_all(self) -> bool:
+        return all(
+            len(self._ask(number, "NODES").splitlines()) == len(self.servers) for number in range(len(self.servers))
+        ) and not any("handshake" in self._ask(number, "NODES") for number in range(len(self.servers)))
+
+    def _ready(self) -> bool:
+        states = [self._ask(number, "INFO") for number in range(len(self.servers))]
+        links: Any = [client.info("replication") for client in self.clients]
+        up = all(link["role"] == "master" or link["master_link_status"] == "up" for link in links)
+        return up and all("cluster_state:ok" in state for state in states)
+
+    def _number(self, port: int) -> int:
+        return next(number for number, server in enumerate(self.servers) if server.port == port)
+
+    def _ask(self, number: int, *words: Any) -> str:
+        return _text(self.clients[number].execute_command("CLUSTER " + str(words[0]), *words[1:]))
+
+
+def _text(reply: Any) -> str:
+    if isinstance(reply, dict):  # what redis-py makes of INFO and NODES
+        return "\n".join(f"{name}:{value}" for name, value in reply.items())
+    return str(reply)
