@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from bulltask import App, PermanentError
 from bulltask.errors import Interrupt, WaitJob
 from bulltask.job import ActiveJob
+from bulltask.spark import current_session
 from bulltask.spark.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.spark_tasks import SparkRun, SparkTasks
@@ -83,6 +84,10 @@ def test_the_job_group_is_the_jobs_id_with_the_tasks_name_and_none_afterwards(
         inside = [context.getLocalProperty(name) for name in names]
     assert inside == ["named", "mail", "true"]
     assert [context.getLocalProperty(name) for name in names[:2]] == [None, None]
+
+
+def test_a_task_that_is_called_directly_has_the_session_of_its_process(spark: SparkSession) -> None:
+    assert current_session() is spark
 
 
 def test_the_last_progress_says_that_all_stages_and_tasks_are_done_and_leaves_out_skipped_ones(

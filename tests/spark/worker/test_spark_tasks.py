@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.redis,
     pytest.mark.process,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
 ]
 
 PATIENCE = 120.0
@@ -53,7 +53,7 @@ def wait_for_run(stage: Stage, job: AsyncResult[Any], gate: str, time: int = 1) 
     return {name: int(start[name]) for name in ("jvm", "child")}, [int(entry["pid"]) for entry in at_gate]
 
 
-def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is(
+def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is_while_its_lock_is_held(
     stage: Stage, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker()
@@ -77,46 +77,47 @@ def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is(
 
     again = stage.app.send_task("add_up", kwargs={"numbers": 10}).get(timeout=PATIENCE)
     assert (again["total"], again["jvm"], again["child"]) == (45, jvm, found["child"])
-    assert worker.stop(PATIENCE) == Exit.OK
-    assert ended(jvm), "the child waits for its JVM"
     assert worker.complaints() == []
 
+    lost = run_long(stage, "lost")
+    _, tasks = wait_for_run(stage, lost, "lost")
+    stage.redis.set(stage.keys.lock(lost.id), "another worker's")
+    for pid in tasks:
+        wait_until_gone(pid, 60)
+    worker.wait_for_line("Lock lost", timeout=60, job_id=lost.id)
 
-def test_the_jvm_is_gone_with_its_child_and_the_job_runs_again_or_is_given_back(
+    assert worker.stop(PATIENCE) == Exit.OK
+    assert ended(jvm), "the child waits for its JVM"
+
+
+def test_a_job_runs_again_when_its_child_or_its_jvm_dies_and_is_given_back_at_a_deadline_and_no_jvm_is_left(
     stage: Stage, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker(shutdown_timeout=0.5)
-    killed = run_long(stage, "killed")
-    first, tasks = wait_for_run(stage, killed, "killed")
+    job = run_long(stage, "crashes")
+    first, tasks = wait_for_run(stage, job, "crashes")
     os.kill(first["child"], signal.SIGKILL)
     stage.note(jvm_gone_s=round(max(wait_until_gone(pid, 30) for pid in [first["jvm"], *tasks]), 2))
-    second, _ = wait_for_run(stage, killed, "killed", 2)
-    assert second["jvm"] != first["jvm"]
-    stage.open_gate("killed", 2)
-    assert killed.get(timeout=PATIENCE) == 2
-    assert stage.field(killed, "atm") == "1", "the run that was cut off is no attempt"
+
+    second, tasks = wait_for_run(stage, job, "crashes", 2)
+    assert stage.field(job, "atm") in {None, "0"}, "the run that was cut off is no attempt"
+    os.kill(second["jvm"], signal.SIGKILL)
+    for pid in (second["child"], *tasks):
+        wait_until_gone(pid, 30)
+
+    third, _ = wait_for_run(stage, job, "crashes", 3)
+    assert len({run[name] for run in (first, second, third) for name in run}) == 6
+    assert "the JVM of this child has ended (signal 9)" in stage.field(job, "stacktrace")
+    stage.open_gate("crashes", 2)
+    assert job.get(timeout=PATIENCE) == 2
 
     cut_off = run_long(stage, "cut off")
-    _, tasks = wait_for_run(stage, cut_off, "cut off")
+    last, tasks = wait_for_run(stage, cut_off, "cut off")
+    assert last == third
     assert worker.stop(PATIENCE) == Exit.OK
+    stage.note(jvm_gone_after_stop_s=round(max(wait_until_gone(pid, 30) for pid in [last["jvm"], *tasks]), 2))
     assert stage.redis.lrange(stage.keys.wait, 0, -1) == [cut_off.id]
     assert stage.field(cut_off, "atm") in {None, "0"}
-    stage.note(jvm_gone_after_stop_s=round(max(wait_until_gone(pid, 30) for pid in [second["jvm"], *tasks]), 2))
-
-
-def test_a_job_whose_jvm_dies_is_tried_again_in_another_child(stage: Stage, spark_worker: StartWorker) -> None:
-    worker = spark_worker()
-    job = run_long(stage, "dead")
-    first, tasks = wait_for_run(stage, job, "dead")
-    os.kill(first["jvm"], signal.SIGKILL)
-    for pid in (first["child"], *tasks):
-        wait_until_gone(pid, 30)
-    second, _ = wait_for_run(stage, job, "dead", 2)
-    assert second["child"] != first["child"]
-    stage.open_gate("dead", 2)
-    assert job.get(timeout=PATIENCE) == 2
-    assert "the JVM of this child has ended (signal 9)" in stage.field(job, "stacktrace")
-    assert worker.stop(PATIENCE) == Exit.OK
 
 
 def test_without_java_a_job_fails_once_and_says_what_to_install(stage: Stage, tmp_path: Path) -> None:
