@@ -11,7 +11,7 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bulltask.errors import ConfigError, DecodeError, InvalidName
+from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidName, PayloadTooLarge
 from bulltask.queue.queue import Queue
 from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.sending import Sums
@@ -83,6 +83,20 @@ def test_a_row_becomes_the_job_that_queue_add_would_make(writer: Make, plain: Qu
     assert json.loads(added.pop("opts")) == json.loads(expected.pop("opts"))
     assert int(expected.pop("timestamp")) - int(added.pop("timestamp")) < 60_000
     assert added == expected
+
+
+def test_times_count_from_when_a_row_is_sent(writer: Make, redis_client: Any) -> None:
+    """And not from when the writer was made, which is another process some time before."""
+    made = writer(jobOpts='{"delay":3600,"expires":7200}')
+    seconds, micros = redis_client.time()
+    redis_client.blpop("never", 0.2)
+    assert write(made, rows(0, 2)) == Sums(2, 2, 0)
+    for one, due in redis_client.zrange("bull:{mail}:delayed", 0, -1, withscores=True):
+        job = redis_client.hgetall(f"bull:{{mail}}:{one}")
+        sent = int(job["timestamp"])
+        assert sent > seconds * 1_000 + micros // 1_000 + 100
+        assert due // 4096 == sent + 3_600_000
+        assert json.loads(job["opts"])["bulltask"]["expires"] == sent + 7_200_000
 
 
 def test_a_task_that_runs_again_adds_what_is_missing(writer: Make, redis_client: Any) -> None:
@@ -178,7 +192,11 @@ def test_a_row_that_makes_no_job_is_named_and_its_round_trip_is_not_sent(writer:
         ({"name": None}, ConfigError, "ROW_INCOMPLETE.*no name"),
         ({"id": None}, ConfigError, "ROW_INCOMPLETE.*no id"),
         ({"id": "12"}, InvalidName, "'12' is a number"),
+        ({"name": "a\nb"}, InvalidName, "control characters"),
         ({"data": "{"}, DecodeError, "job send in queue mail.*'{'"),
+        ({"data": '{"n":9007199254740993}'}, EncodeError, r"data of job send\['n'\].*beyond"),
+        ({"data": '{"n":1e999}'}, EncodeError, "is inf"),
+        ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLarge, "data of job send"),
     ]
     for bad, error, told in wrong:
         columns = schema("name", "data", "id")
@@ -187,7 +205,7 @@ def test_a_row_that_makes_no_job_is_named_and_its_round_trip_is_not_sent(writer:
             pa.schema([(name, pa.string()) for name in columns.names]),
         )
         with pytest.raises(error, match=told):
-            write(writer(columns), batch)
+            write(writer(columns, jobOpts='{"size_limit":24}'), batch)
     assert ids(redis_client) == []
 
 
