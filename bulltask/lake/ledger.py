@@ -63,7 +63,10 @@ class BatchRecord:
         lost: how many events were ever lost of each queue.
         attempts: rows it added to ``silver.attempts``.
         jobs: rows it added to ``silver.jobs``.
-        carried: events of open jobs that it left to the next batch.
+        carry: the ``ingest_id`` of the batch that wrote the events of jobs which are open behind this one; ``None``
+            for none.
+        carried: how many events those are.
+        oldest_ms: time of the oldest of them; 0 for none.
         steps_ms: how long each of its steps took.
     """
 
@@ -77,7 +80,9 @@ class BatchRecord:
     lost: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     jobs: int = 0
+    carry: str | None = None
     carried: int = 0
+    oldest_ms: int = 0
     steps_ms: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod

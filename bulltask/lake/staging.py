@@ -40,9 +40,19 @@ class Staging:
         """Where a table's rows are written, under ``dt=…/queue=…``."""
         return self.place(table.full_name)
 
-    def rows(self, table: Table) -> int:
-        """How many rows are there for a table."""
-        return sum(pq.read_metadata(file).num_rows for file in _files(self.table(table)))
+    def rows(self, name: str) -> int:
+        """How many rows are in a place; for a table, by its full name."""
+        return sum(pq.read_metadata(file).num_rows for file in _files(self.place(name)))
+
+    def least(self, name: str, column: str) -> int:
+        """The least number of a column in a place, as the files say; 0 where there is none."""
+        found = []
+        for file in _files(self.place(name)):
+            data = pq.read_metadata(file)
+            at = data.schema.names.index(column)
+            parts = [data.row_group(number).column(at).statistics for number in range(data.num_row_groups)]
+            found += [part.min for part in parts if part is not None and part.has_min_max]
+        return min(found, default=0)
 
     def add(self, table: Table, partition: str, rows: pa.Table) -> None:
         """Write rows for a table.

@@ -11,24 +11,34 @@ any moment: done again, it first takes away what it had put into the tables.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
-from bulltask.lake.layout import Layout, ingest_id
+from bulltask.lake.layout import Layout, ingest_id, listed
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.staging import Staging
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark import bronze
+from bulltask.spark.bronze import read_events
+from bulltask.spark.past import earlier_events, read_carry
+from bulltask.spark.silver import silver_of
 
 __all__ = ["Batches"]
+
+_CARRY: Final = "carry"  # under staging
+
+_PIECE: Final = 50_000
+"""Events that are told by one task; of fewer, a further task costs more than it saves."""
 
 _WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 
@@ -50,10 +60,12 @@ class Batches:
     Attributes:
         root: directory of the lake.
         max_open_ms: how long a job may be without an event until it is given up.
+        pieces: into how many pieces many rows are shuffled.
     """
 
     root: str
     max_open_ms: int
+    pieces: int
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch.
@@ -72,17 +84,17 @@ class Batches:
                 f"than the lake. Remove {layout.checkpoint}, and the stream goes on behind the lake's last event"
             )
         _mend(layout, ledger)
-        _Batch(layout, ledger, head, ingest, self.max_open_ms).write(batch)
+        _Batch(self, layout, ledger, head, ingest).write(batch)
 
 
 class _Batch:
     """Responsible for one batch, from its rows to its record."""
 
-    def __init__(self, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str, max_open_ms: int) -> None:
-        self._layout, self._ledger, self._ingest = layout, ledger, ingest
+    def __init__(self, rules: Batches, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str) -> None:
+        self._rules, self._layout, self._ledger, self._ingest = rules, layout, ledger, ingest
         self._head = head or BatchRecord("", number=0)
-        self._max_open_ms = max_open_ms
         self._staging = Staging(layout, ingest)
+        self._carry, self._carried, self._oldest_ms = self._head.carry, self._head.carried, self._head.oldest_ms
         self._steps_ms: dict[str, int] = {}
 
     def write(self, batch: DataFrame) -> None:
@@ -91,17 +103,49 @@ class _Batch:
             spark.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
-        self._told(spark, read)
+        if read.events:
+            self._tell(spark, read)
+        counts = {table: self._staging.rows(table.full_name) for table in (ATTEMPTS, JOBS)}
         with self._step("publish"):
             self._ledger.announce(self._ingest)
             self._staging.publish(_WRITTEN)
-        self._ledger.finish(self._record(read))
+            self._publish_carry()
+        self._ledger.finish(self._record(read, counts))
         self._staging.clear()
+        for old in listed(self._layout.carry):
+            if old.name != self._carry:
+                shutil.rmtree(old)
 
-    def _told(self, spark: SparkSession, read: bronze.Bronze) -> None:
-        pass
+    def _tell(self, spark: SparkSession, read: bronze.Bronze) -> None:
+        """Write what the events say of attempts and jobs, and what is left of them."""
+        pieces = math.ceil((read.events + self._carried) / _PIECE)
+        spark.conf.set("spark.sql.shuffle.partitions", str(min(pieces, self._rules.pieces)))
+        carry = None if self._carry is None else read_carry(spark, self._layout, self._carry)
+        look_up = partial(earlier_events, spark, self._layout)
+        give_up_ms = self._give_up_ms(read)
+        with ExitStack() as stack:
+            with self._step("tell"):
+                told = stack.enter_context(silver_of(read_events(spark, self._staging), carry, look_up, give_up_ms))
+            for table, rows in ((ATTEMPTS, told.attempts), (JOBS, told.jobs)):
+                with self._step(table.name):
+                    rows.write.partitionBy("dt", "queue").parquet(str(self._staging.table(table)))
+            with self._step("carry"):
+                told.carry.write.parquet(str(self._staging.place(_CARRY)))
+        self._carried, self._oldest_ms = self._staging.rows(_CARRY), self._staging.least(_CARRY, "event_ms")
+        self._carry = self._ingest if self._carried else None
 
-    def _record(self, read: bronze.Bronze) -> BatchRecord:
+    def _give_up_ms(self, read: bronze.Bronze) -> int:
+        """Since when a job must have had an event; 0 where nothing is as old: Spark compiles each number anew."""
+        give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._rules.max_open_ms
+        oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
+        return give_up_ms if oldest_ms < give_up_ms else 0
+
+    def _publish_carry(self) -> None:
+        if self._carry == self._ingest:
+            self._layout.carry.mkdir(exist_ok=True)
+            self._staging.place(_CARRY).rename(self._layout.carry / self._ingest)
+
+    def _record(self, read: bronze.Bronze, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
         lost = {queue: head.lost.get(queue, 0) + seen.lost for queue, seen in read.queues.items() if seen.lost}
         return BatchRecord(
@@ -113,6 +157,11 @@ class _Batch:
             queues=read.queues,
             ends={**head.ends, **{queue: seen.last for queue, seen in read.queues.items() if seen.last}},
             lost={**head.lost, **lost},
+            attempts=counts[ATTEMPTS],
+            jobs=counts[JOBS],
+            carry=self._carry,
+            carried=self._carried,
+            oldest_ms=self._oldest_ms,
             steps_ms=self._steps_ms,
         )
 

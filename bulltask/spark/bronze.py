@@ -41,10 +41,12 @@ class Bronze:
     Attributes:
         queues: of each queue, by the user's spelling.
         newest_ms: time of its newest event; 0 where there is none.
+        oldest_ms: time of its oldest event; 0 where there is none.
     """
 
     queues: Mapping[str, QueueRecord]
     newest_ms: int
+    oldest_ms: int
 
     @property
     def events(self) -> int:
@@ -73,7 +75,8 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
     if events.is_dir():
         events.rename(staging.table(EVENTS))
     newest_ms = max((StreamId.parse(seen.last).ms for seen in queues.values() if seen.last), default=0)
-    return Bronze(queues, newest_ms)
+    oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
+    return Bronze(queues, newest_ms, oldest_ms)
 
 
 def read_events(spark: SparkSession, staging: Staging) -> DataFrame:

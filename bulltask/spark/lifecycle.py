@@ -10,10 +10,15 @@ the two equal. What BullMQ's scripts write, and what follows from it:
 * ``delayed`` and ``waiting-children`` are also told of jobs that nobody runs: then they end no attempt.
 * ``added`` begins a new life: the id was free, as that of a job removed when it was done. A living id that is added
   again makes ``duplicated`` and nothing else. A finished job that is retried goes on with its life and its count.
+* ``removed`` ends the life of a job that was not done. Of one that was done it tells nothing new, and neither does it
+  of a job of which nothing else is known.
 * A stream has holes where it was trimmed. An attempt whose end is missing is ``open``, as is one that still runs; an
   end whose beginning is missing is an attempt of its own, without a start. No time is made up.
 
 Times are those of the stream, Redis' clock. The job's hash has those of the clients' clocks.
+
+A row says how far it knows: ``as_of`` is the last event that it is told from. The same row told later, with more
+events, has the same ``as_of`` or a later one, and the later one is right.
 """
 
 from __future__ import annotations
@@ -74,6 +79,11 @@ class Event:
         """The id of the entry in its stream."""
         return f"{self.event_ms}-{self.event_seq}"
 
+    @property
+    def as_of_us(self) -> int:
+        """Its time in microseconds; events of one millisecond are kept apart as far as there is room."""
+        return self.event_ms * 1000 + min(self.event_seq, 999)
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -90,6 +100,7 @@ class Attempt:
         ended_ms: when it ended.
         outcome: ``retry`` is every way back to the queue but a stall; ``open`` has no end that was seen.
         reason: why it failed for good. Events do not have the reason of an attempt that is made again.
+        as_of_us: `Event.as_of_us` of the event that decided the outcome, or of the last one that is known.
     """
 
     queue: str
@@ -102,6 +113,7 @@ class Attempt:
     ended_ms: int | None = None
     outcome: Outcome = "open"
     reason: str | None = None
+    as_of_us: int = 0
 
     @property
     def wait_ms(self) -> int | None:
@@ -133,6 +145,7 @@ class JobRow:
         finished_ms: when it was done, if it is.
         final_reason: why it failed, if it did.
         attempts: its attempts, in order.
+        as_of_us: `Event.as_of_us` of its last event; that a finished job was removed does not count.
     """
 
     queue: str
@@ -144,6 +157,7 @@ class JobRow:
     finished_ms: int | None = None
     final_reason: str | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    as_of_us: int = 0
 
     @property
     def first_started_ms(self) -> int | None:
@@ -186,18 +200,23 @@ def lifecycle(events: Iterable[Event]) -> list[JobRow]:
         A row for each life of each job, in order of queue, job id and time.
     """
     told = sorted(
-        (event for event in events if event.event in EVENTS),
+        (event for event in events if _tells(event)),
         key=lambda event: (event.queue, event.job_id, event.event_ms, event.event_seq),
     )
-    rows: list[JobRow] = []
+    folds: list[_Fold] = []
     for (queue, job_id), of_job in groupby(told, key=lambda event: (event.queue, event.job_id)):
         fold: _Fold | None = None
         for event in of_job:
             if fold is None or event.event == "added":
                 fold = _Fold(JobRow(queue, job_id))
-                rows.append(fold.job)
+                folds.append(fold)
             fold.take(event)
-    return rows
+    return [fold.job for fold in folds if fold.is_known]
+
+
+def _tells(event: Event) -> bool:
+    """Whether an event says something of its job's life."""
+    return event.event in EVENTS and not (event.event == "removed" and event.prev in FINISHED)
 
 
 class _Fold:
@@ -205,16 +224,24 @@ class _Fold:
 
     def __init__(self, job: JobRow) -> None:
         self.job = job
+        self.is_known = False
         self._open: Attempt | None = None
+        self._undecided: Attempt | None = None
         self._queued_ms: int | None = None
         self._last: Event | None = None
 
     def take(self, event: Event) -> None:
         """Go on by one event."""
+        self.is_known = self.is_known or event.event != "removed"
+        before, given_back = self._undecided, _is_given_back(event)
+        if before is not None:
+            before.as_of_us = event.as_of_us
+            if self._open is None or not given_back:
+                self._undecided = None
         if event.event == "added":
             self.job.life, self.job.name, self.job.created_ms = event.event_id, event.name, event.event_ms
         elif event.event == "active":
-            self._begin(event.event_ms)
+            self._begin(event, event.event_ms)
         elif event.event == "stalled" and self._was_given_back():
             self.job.attempts[-1].outcome = "stalled"
         else:
@@ -223,16 +250,21 @@ class _Fold:
         self._settle(event)
         self._last = event
 
-    def _begin(self, started_ms: int | None) -> None:
+    def _begin(self, event: Event, started_ms: int | None) -> None:
         job = self.job
         number = len(job.attempts) + 1
         queued_ms = self._queued_ms if started_ms is not None else None
         self._open = Attempt(job.queue, job.job_id, job.life, number, job.name, queued_ms, started_ms)
+        self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
+        if started_ms is not None or _is_given_back(
+            event
+        ):  # what comes next decides: its end, or why it was given back
+            self._undecided = self._open
 
     def _end(self, event: Event) -> None:
         if self._open is None and self._ends_an_unseen_one(event):
-            self._begin(None)
+            self._begin(event, None)
         if self._open is not None and _ends_attempt(event):
             self._open.ended_ms = event.event_ms
             self._open.outcome = _ENDS[event.event]
@@ -249,7 +281,7 @@ class _Fold:
         return event.event in {"completed", "failed", "stalled"}
 
     def _was_given_back(self) -> bool:
-        return self._last is not None and self._last.event == "waiting" and self._last.prev == "active"
+        return self._last is not None and _is_given_back(self._last)
 
     def _queue_up(self, event: Event) -> None:
         if event.event == "waiting":
@@ -261,9 +293,14 @@ class _Fold:
         job = self.job
         if event.event == "removed" and job.state in FINISHED:
             return
+        job.as_of_us = event.as_of_us
         job.state = EVENTS[event.event]
         job.finished_ms = event.event_ms if job.state in FINISHED else None
         job.final_reason = plain_reason(event.failed_reason) if job.state == "failed" else None
+
+
+def _is_given_back(event: Event) -> bool:
+    return event.event == "waiting" and event.prev == "active"
 
 
 def _ends_attempt(event: Event) -> bool:

@@ -32,10 +32,15 @@ def at(ms: int | None) -> datetime | None:
     return None if ms is None else EPOCH + timedelta(milliseconds=ms)
 
 
+def at_us(us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=us)
+
+
 def attempt_row(job: JobRow, one: Attempt) -> tuple[Any, ...]:
     return (
         one.queue, one.job_id, one.life, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
         at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_key, None, "events",
+        at_us(one.as_of_us),
     )  # fmt: skip
 
 
@@ -43,7 +48,7 @@ def job_row(job: JobRow) -> tuple[Any, ...]:
     return (
         job.queue, job.job_id, job.life, job.name, at(job.created_ms), at(job.first_started_ms), at(job.finished_ms),
         job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms, job.final_reason,
-        job.error_key, None, None, "events",
+        job.error_key, None, None, "events", at_us(job.as_of_us),
     )  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     for row in frame.withColumns(times).collect():
         values = row.asDict()
         for name in times:
-            values[name] = None if values[name] is None else at(int(values[name] * 1000))
+            values[name] = None if values[name] is None else at_us(int(values[name] * 1_000_000))
         found.append(tuple(values.values()))
     return found
 

@@ -14,15 +14,15 @@ import pyarrow.dataset as ds
 import pytest
 import redis
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.errors import ConfigError, LakeInUse
 from bulltask.lake.arrow import partition_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.tables import EVENTS, GAPS, Table
-from bulltask.spark import Pipeline
-from bulltask.spark.lake_tables import read_table
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
+from bulltask.spark import Pipeline, lifecycle_sql
+from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.lifecycle import Event
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
@@ -143,10 +143,12 @@ def test_a_batch_that_was_killed_among_its_renames_is_taken_away_and_written_ane
     write_events(redis_client, events[:20])
     run(pipeline())
     layout, before = pipeline().layout, (pipeline().layout.own("head.json")).read_text()
+    shutil.copytree(layout.carry, layout.own("kept"))
     write_events(redis_client, events[20:])
     run(pipeline())
     ingest = json.loads(layout.own("head.json").read_text())["ingest"]
     layout.own("head.json").write_text(before)
+    shutil.copytree(layout.own("kept"), layout.carry, dirs_exist_ok=True)
     layout.own("batches", f"{ingest}.json").unlink()
     layout.own("publishing.json").write_text(json.dumps({"ingest": ingest}))
     shutil.rmtree(layout.checkpoint)  # so another batch than that one comes next
@@ -202,6 +204,40 @@ def test_a_lake_is_fed_by_one_stream_at_a_time(pipeline: Make, redis_client: red
     finally:
         query.stop()
     run(pipeline())
+
+
+def test_silver_of_batches_is_silver_of_all_events(
+    pipeline: Make, redis_client: redis.Redis, spark: SparkSession
+) -> None:
+    mails, photos = told("mail", 12, 30), told("{photos}", 13, 20)
+    write_events(redis_client, mails[:110])
+    write_events(redis_client, photos[:30])
+    run(pipeline(max_events_per_trigger=60, max_open=0.5))
+    write_events(redis_client, mails[110:])
+    write_events(redis_client, photos[30:])
+    run(pipeline(max_open=0.5))
+    late = replace(mails[-1], job_id="last", event_ms=mails[-1].event_ms + 60_000, event="added")
+    write_events(redis_client, [late])
+    run(pipeline(max_open=0.5))  # gives up all that is open
+    layout = pipeline().layout
+    assert ids_in(layout) == ids([*mails, *(replace(event, queue="photos") for event in photos), late])
+    events = read_table(spark, layout, EVENTS)
+    for table, at_once in ((ATTEMPTS, lifecycle_sql.attempts(events)), (JOBS, lifecycle_sql.jobs(events))):
+        names = [name for name in at_once.columns if name != "dt"]
+        found = rows_of(latest(read_table(spark, layout, table), table).select(names))
+        expected = rows_of(at_once.where("job_id <> 'last'").select(names))
+        assert found == expected
+        assert len(found) > 50
+    head = Ledger(layout).head()
+    assert head is not None
+    assert head.carried == 1, "the last one is open"
+    assert [path.name for path in layout.carry.iterdir()] == [head.carry]
+    assert sum(record.jobs for record in Ledger(layout).records()) == len(arrow_rows(layout, JOBS))
+
+
+def rows_of(frame: DataFrame) -> set[tuple[object, ...]]:
+    columns = [column.to_pylist() for column in frame.toArrow().columns]
+    return set(zip(*columns, strict=True))
 
 
 def test_files_lie_under_their_day_queue_and_batch(pipeline: Make, redis_client: redis.Redis) -> None:
