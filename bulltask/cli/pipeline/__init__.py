@@ -14,11 +14,17 @@ from bulltask.cli.lazy import LazyGroup
 __all__ = ["COMMANDS", "command"]
 
 COMMANDS: Final = {
+    "backfill": "bulltask.cli.pipeline.backfill",
     "compact": "bulltask.cli.pipeline.compact",
     "doctor": "bulltask.cli.pipeline.doctor",
     "expire": "bulltask.cli.pipeline.expire",
     "gaps": "bulltask.cli.pipeline.gaps",
+    "gather": "bulltask.cli.pipeline.gather",
+    "replay": "bulltask.cli.pipeline.replay",
+    "run": "bulltask.cli.pipeline.run",
+    "snapshot": "bulltask.cli.pipeline.snapshot",
     "status": "bulltask.cli.pipeline.status",
+    "submit": "bulltask.cli.pipeline.submit",
 }
 
 

@@ -1,0 +1,49 @@
+"""``bulltask pipeline gather``: what became of the jobs of a write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bulltask.cli.pipeline.options import open_session, redis_options, seconds, source_of, spark_options
+from bulltask.cli.pipeline.tables import as_table
+
+__all__ = ["command"]
+
+
+@click.command("gather")
+@click.argument("write_id")
+@redis_options
+@click.option("--queue", required=True, help="Where the jobs went.")
+@click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
+@click.option("--wait", type=seconds, metavar="TIME", help="How long to wait for jobs that have not ended.")
+@spark_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    write_id: str,
+    queue: str,
+    out: str,
+    wait: float | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    **where: Any,
+) -> None:
+    """Write what became of the jobs of WRITE_ID as Parquet: id, state, return_value, failed_reason, finished_at.
+
+    There is a row for every job; its state is completed, failed, unfinished, or missing when Redis has it no more.
+    """
+    source = source_of(ctx, where)
+    spark = open_session(master, conf)
+    from bulltask.spark import EnqueueReport, gather  # noqa: PLC0415 - slow
+
+    report = EnqueueReport(write_id, queue, rows=1, added=0, duplicated=0, seconds=0.0, partitions=0)
+    found = gather(
+        report, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
+    )  # fmt: skip
+    found.write.parquet(out)
+    counts = spark.read.parquet(out).groupBy("state").count().orderBy("state").collect()
+    click.echo(as_table(("state", "jobs"), [(row["state"], f"{row['count']:,}") for row in counts]))

@@ -1,0 +1,78 @@
+"""``bulltask pipeline replay``: finished jobs, sent anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bulltask.cli.pipeline.options import open_session, root_option, source_of, source_options, spark_options
+from bulltask.cli.pipeline.tables import as_table
+
+if TYPE_CHECKING:
+    from bulltask.spark.replay import ReplayReport
+
+__all__ = ["command"]
+
+_WIDE = 60
+
+
+@click.command("replay")
+@root_option
+@source_options
+@click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition over silver.jobs.")
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--yes", is_flag=True, help="Do it. Without this nothing is sent.")
+@spark_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    root: Path,
+    condition: str,
+    queue: str | None,
+    limit: int | None,
+    yes: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    **where: Any,
+) -> None:
+    """Send finished jobs anew, with their names, data and options but ids of their own; a dry run unless --yes is said.
+
+    To say it again adds nothing that it has added before. Jobs whose data nobody has any more are counted and named.
+
+    Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
+    """
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+
+    source = source_of(ctx, where)
+    spark = open_session(master, conf)
+    from bulltask.spark.replay import Selection, replay  # noqa: PLC0415 - slow
+
+    selection = Selection(condition, queue, limit)
+    report = replay(spark, Layout(root), source.texts, selection, dry_run=not yes)
+    _show(report)
+
+
+def _show(report: ReplayReport) -> None:
+    click.echo(f"{report.selected:,} finished jobs fit, {report.ready:,} of them can be sent")
+    if report.open_again:
+        click.echo(f"{report.open_again:,} are not done any more, as somebody retried them: they are left alone")
+    if report.unknown:
+        named = ", ".join(report.unknown_ids) + (", ..." if report.unknown > len(report.unknown_ids) else "")
+        click.echo(f"{report.unknown:,} cannot be sent, as their data is neither in Redis nor in a snapshot: {named}")
+    if report.sample:
+        heads = ("queue", "job_id", "name", "state", "final_reason", "data")
+        click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in report.sample]))
+    if report.dry_run:
+        click.echo("\nThis was a dry run: nothing was sent. To do it, say it again with --yes.")
+    else:
+        click.echo(f"\n{report.added:,} jobs were added, {report.duplicated:,} had been; write id {report.write_id}")
+
+
+def _cut(value: object) -> str:
+    text = "" if value is None else str(value).replace("\n", " ")
+    return text if len(text) <= _WIDE else text[: _WIDE - 3] + "..."

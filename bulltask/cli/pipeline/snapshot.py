@@ -1,0 +1,46 @@
+"""``bulltask pipeline snapshot``: the jobs that Redis has now."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bulltask.cli.pipeline.options import moment, open_session, root_option, source_of, source_options, spark_options
+
+__all__ = ["command"]
+
+
+@click.command("snapshot")
+@root_option
+@source_options
+@click.option("--states", default="completed,failed", show_default=True, help="Comma-separated.")
+@click.option("--since", type=moment, metavar="TIME", help="Only jobs that were done at this time (UTC) or later.")
+@spark_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    root: Path,
+    states: str,
+    since: datetime | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    **where: Any,
+) -> None:
+    """Write the jobs that Redis has now to bronze.jobs: with their data, options and stacktraces.
+
+    A replay needs them of jobs that Redis will have removed by then.
+    """
+    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
+    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
+
+    source = source_of(ctx, where)
+    spark = open_session(master, conf)
+    from bulltask.spark.snapshot import snapshot  # noqa: PLC0415 - slow
+
+    report = snapshot(spark, Layout(root), source.texts, states=names_of(states, "--states"), since=since)
+    click.echo(f"{report.rows:,} jobs were written to bronze.jobs, ingest_id {report.ingest}")

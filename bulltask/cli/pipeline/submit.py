@@ -1,0 +1,55 @@
+"""``bulltask pipeline submit``: the rows of a Parquet file as jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bulltask.cli.pipeline.options import open_session, redis_options, source_of, spark_options
+
+__all__ = ["command"]
+
+
+@click.command("submit")
+@click.argument("file", metavar="FILE.parquet")
+@redis_options
+@click.option("--queue", required=True, help="Where the jobs go.")
+@click.option("--name", help="Name of all jobs: of a task.")
+@click.option("--name-col", help="The column with their names.")
+@click.option("--data-cols", required=True, help="Columns that become a job's data, comma-separated.")
+@click.option("--id-col", help="The column with their ids; made from the row if left out.")
+@click.option("--write-id", help="Makes it repeatable: the same rows with the same id add nothing twice.")
+@spark_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    file: str,
+    queue: str,
+    name: str | None,
+    name_col: str | None,
+    data_cols: str,
+    id_col: str | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    **more: Any,
+) -> None:
+    """Add a job to a queue for each row of a Parquet file (or a directory of them), each once.
+
+    The write id that it prints is for `gather`, and to say the same again after an error.
+    """
+    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
+
+    if (name is None) == (name_col is None):
+        raise click.UsageError("say either --name or --name-col")
+    source, write_id = source_of(ctx, more), more["write_id"]
+    spark = open_session(master, conf)
+    from bulltask.spark.submitting import RowNames, submit  # noqa: PLC0415 - slow
+
+    names = RowNames(names_of(data_cols, "--data-cols"), name, name_col, id_col)
+    where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
+    report = submit(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
+    click.echo(f"{report.rows:,} rows: {report.added:,} jobs added, {report.duplicated:,} were there before")
+    click.echo(f"write id {report.write_id}")

@@ -1,0 +1,239 @@
+"""What a gap hides is found again as far as it is known, and finished jobs are sent anew: through a real session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from bulltask.errors import ConfigError
+from bulltask.lake.gaps import find_gaps
+from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
+from bulltask.queue.queue import Queue
+from bulltask.spark.backfill import BackfillReport, backfill
+from bulltask.spark.lake_tables import latest, read_table
+from bulltask.spark.replay import ReplayReport, Selection, replay
+from bulltask.spark.snapshot import snapshot
+from bulltask.transport.broker import Broker
+from tests.support.hand import Hand
+from tests.support.lake import LakeBuilder
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+@pytest.fixture
+def hand(queue: Queue) -> Iterator[Hand]:
+    broker: Broker = queue.link.broker
+    made = Hand(broker, broker.keys("mail"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def source(broker_url: str) -> Mapping[str, str]:
+    return {"url": broker_url, "queue": "*"}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def add(queue: Queue, *ids: str, **options: Any) -> None:
+    for job_id in ids:
+        queue.add("send", {"to": job_id, "n": 1.5, "list": []}, job_id=job_id, **options)
+
+
+def jobs_of(spark: SparkSession, lake: LakeBuilder) -> list[dict[str, Any]]:
+    return [row.asDict() for row in latest(read_table(spark, lake.layout, JOBS), JOBS).collect()]
+
+
+def gap(began: datetime) -> Mapping[str, Any]:
+    return {
+        "after_id": "1-0", "first_id": "9-0", "lost": 40, "exact": True, "reason": "trimmed",
+        "after_at": began, "first_at": now(), "detected_at": now(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def cut(
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
+    redis_client: redis.Redis,
+) -> Mapping[str, str]:  # fmt: skip
+    """Seven jobs have ended within a gap, one of them is in a snapshot only; the lives that were seen of two."""
+    began = now()
+    add(queue, "known", "open", "hidden", "broken", "gone", "early", "again", "waiting")
+    for _ in range(3):
+        hand.complete({"done": True})
+    assert hand.fail("no such user 'x9'") == "broken"
+    assert [hand.complete(), hand.complete(), hand.complete()] == ["gone", "early", "again"]
+    snapshot(spark, lake.layout, source)
+    queue.remove("gone")
+    redis_client.hset("bull:{mail}:early", "finishedOn", int((began - HOUR).timestamp() * 1000))
+    redis_client.zadd("bull:{mail}:completed", {"early": int((began - HOUR).timestamp() * 1000)})
+    lake.gaps([gap(began)])
+    lives = {"open": began, "again": began - 3 * HOUR}
+    ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in lives.items()}
+    lake.events([{"event_id": life, "event": "added", "job_id": job_id} for job_id, life in ids.items()])
+    # What the stream knew: one job whole; one that it gave up as open; an earlier life of one whose id was used again.
+    lake.jobs(
+        [
+            {"job_id": "known", "life": "7-7", "name": "send", "state": "completed", "finished_at": now()},
+            {"job_id": "open", "life": ids["open"], "name": "send", "state": "active", "as_of": began},
+            {"job_id": "again", "life": ids["again"], "state": "completed", "finished_at": began - 2 * HOUR},
+        ]
+    )
+    return ids
+
+
+def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_once(
+    spark: SparkSession, lake: LakeBuilder, cut: Mapping[str, str], source: Mapping[str, str]
+) -> None:
+    opened, old = cut["open"], cut["again"]
+
+    def fill() -> BackfillReport:
+        return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
+
+    report = fill()
+    assert (report.gaps, report.lost, report.looked_at, report.jobs, report.repaired) == (1, 40, 6, 5, 1)
+    rows = jobs_of(spark, lake)
+    lives = {(row["job_id"], row["life"]): (row["state"], row["source"]) for row in rows}
+    assert len(rows) == 7
+    assert lives == {
+        ("known", "7-7"): ("completed", "events"),
+        ("open", opened): ("completed", "snapshot"),
+        ("hidden", None): ("completed", "snapshot"),
+        ("broken", None): ("failed", "snapshot"),
+        ("gone", None): ("completed", "snapshot"),
+        ("again", old): ("completed", "events"),
+        ("again", None): ("completed", "snapshot"),
+    }
+    [broken] = [row for row in rows if row["job_id"] == "broken"]
+    assert (broken["queue"], broken["name"], broken["attempts"], broken["stalls"]) == ("mail", "send", 1, 0)
+    assert (broken["final_reason"], broken["error_key"]) == ("no such user 'x9'", "no such user #")
+    assert broken["data_bytes"] == len(json.dumps({"to": "broken", "n": 1.5, "list": []}, separators=(",", ":")))
+    attempts = read_table(spark, lake.layout, ATTEMPTS).where("job_id = 'broken'").collect()
+    assert [(row["attempt"], row["outcome"], row["source"], row["queued_at"]) for row in attempts] == [
+        (1, "failed", "snapshot", None)
+    ]
+    assert attempts[0]["run_ms"] >= 0
+    assert fill().jobs == 0, "a second backfill finds nothing new"
+    assert [one.repaired_rows for one in find_gaps(lake.layout)] == [5]
+    assert len(jobs_of(spark, lake)) == 7
+
+
+def test_without_a_gap_there_is_nothing_to_fill(
+    spark: SparkSession, lake: LakeBuilder, source: Mapping[str, str]
+) -> None:
+    lake.gaps([gap(now() - HOUR)])
+    later = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
+    assert (later.gaps, later.jobs) == (0, 0)
+    assert not lake.layout.days(SNAPSHOTS)
+    with pytest.raises(ConfigError, match="must be later than since"):
+        backfill(spark, lake.layout, source, since=now(), until=now() - HOUR)
+
+
+def test_a_snapshot_of_some_states_since_a_time(
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
+) -> None:
+    add(queue, "a", "b", "c")
+    hand.complete(7)
+    assert snapshot(spark, lake.layout, source, states=["waiting", "completed"]).rows == 3
+    assert snapshot(spark, lake.layout, source, since=now() + HOUR).rows == 0
+    report = snapshot(spark, lake.layout, source, since=now() - HOUR)
+    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{report.ingest}'").collect()
+    assert [(row["id"], row["return_value"], row["state"], row["queue"]) for row in rows] == [
+        ("a", "7", "completed", "mail")
+    ]
+
+
+Replay = Callable[..., ReplayReport]
+
+
+@pytest.fixture
+def failed(spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]) -> Replay:
+    """Six jobs have failed: three are in Redis, one in a snapshot, one nowhere, and one was retried by hand."""
+    add(queue, "r1", "r2", priority=5, attempts=2, backoff={"type": "fixed", "delay": 1000})
+    add(queue, "r3", "kept", "lost", "open")
+    ids = [hand.fail(f"no {n}") for n in range(6)]
+    assert sorted(ids) == sorted(["r1", "r2", "r3", "kept", "lost", "open"])
+    done, made = now(), now()
+    lake.jobs(
+        [
+            {"job_id": one, "life": f"{n}-1", "name": "send", "state": "failed", "created_at": made,
+             "finished_at": done, "error_key": "no #", "final_reason": f"no {n}"}
+            for n, one in enumerate(ids)
+        ]
+        + [{"job_id": "fine", "life": "9-1", "name": "send", "state": "completed", "finished_at": done}]
+    )  # fmt: skip
+    queue.remove("lost")
+    snapshot(spark, lake.layout, source)
+    queue.remove("kept")
+    job = queue.get_job("open")
+    assert job is not None
+    job.retry()
+    assert hand.take() == "open"
+
+    def run(where: str = "state = 'failed'", **more: Any) -> ReplayReport:
+        dry_run = more.pop("dry_run", False)
+        return replay(spark, lake.layout, source, Selection(where, **more), dry_run=dry_run)
+
+    return run
+
+
+def test_a_replay_is_shown_first_and_then_sends_each_job_once_as_it_was(
+    failed: Replay, queue: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    shown = failed(dry_run=True)
+    assert (shown.selected, shown.ready, shown.open_again, shown.unknown, shown.unknown_ids) == (
+        6, 4, 1, 1, ["mail/lost"],
+    )  # fmt: skip
+    assert {row["job_id"] for row in shown.sample} == {"r1", "r2", "r3", "kept"}
+    assert redis_client.zcard("bull:{mail}:prioritized") == redis_client.llen("bull:{mail}:wait") == 0
+    first = failed()
+    assert (first.added, first.duplicated, first.unknown) == (4, 0, 1)
+    waiting = [str(one) for one in redis_client.lrange("bull:{mail}:wait", 0, -1) if not str(one).startswith("0:")]
+    prioritized = [str(one) for one in redis_client.zrange("bull:{mail}:prioritized", 0, -1)]
+    assert (len(waiting), len(prioritized)) == (2, 2)
+    assert all(one.startswith("s") and len(one) == 25 for one in waiting + prioritized)
+    for one in prioritized:
+        found: Any = redis_client.hgetall(f"bull:{{mail}}:{one}")
+        opts = json.loads(found["opts"])
+        assert (opts["priority"], opts["attempts"], opts["backoff"]["delay"], opts["jobId"]) == (5, 2, 1_000_000, one)
+        assert json.loads(found["data"])["to"] in {"r1", "r2"}
+        assert '"n":1.5,"list":[]' in found["data"]
+    second = failed()
+    assert (second.added, second.duplicated) == (0, 4)
+    for _ in range(4):
+        hand.complete()
+    redis_client.delete(*[f"bull:{{mail}}:{one}" for one in waiting + prioritized])
+    assert failed(where="state   = 'failed'").added == 0, "the fence knows what has run and is gone"
+
+
+def test_a_replay_may_be_of_some_jobs_only_and_a_wrong_condition_sends_nothing(failed: Replay) -> None:
+    assert failed("job_id IN ('r1', 'fine')", dry_run=True).selected == 2
+    assert failed("job_id IN ('r1', 'fine') AND state = 'failed'", dry_run=True).selected == 1
+    assert failed(queue="other").selected == 0
+    assert failed(limit=1).added == 1
+    with pytest.raises(ConfigError, match=r"makes no sense over silver\.jobs.*nothing_like_it"):
+        failed("nothing_like_it = 1")
+    with pytest.raises(ConfigError, match=r"makes no sense over silver\.jobs"):
+        failed("state = = 1")

@@ -1,0 +1,142 @@
+"""``bulltask pipeline``: the commands that need a session, one after the other, in the session of the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from bulltask.cli.main import main
+from bulltask.cli.pipeline import run as run_command
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import Ledger
+from bulltask.queue.queue import Queue
+from bulltask.testing.wait import wait_until
+from bulltask.transport.broker import Broker
+from tests.support.hand import Hand
+from tests.support.lake import LakeBuilder
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(spark: SparkSession, broker_url: str) -> Run:
+    """Run a command; it uses the session that is there."""
+
+    def ran(*words: str) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "pipeline", *words])
+
+    return ran
+
+
+@pytest.fixture
+def hand(broker_url: str) -> Iterator[Hand]:
+    with Queue("mail", broker_url) as queue:
+        broker: Broker = queue.link.broker
+        made = Hand(broker, broker.keys("mail"))
+        yield made
+        made.close()
+
+
+def ok(result: Result, code: int = 0) -> str:
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+CONF = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2")
+
+
+def test_rows_of_a_file_become_jobs_and_what_became_of_them_another_file(
+    run: Run, spark: SparkSession, tmp_path: Path, hand: Hand
+) -> None:
+    rows = str(tmp_path / "rows")
+    spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
+    words = ("submit", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
+    assert "3 rows: 3 jobs added, 0 were there before\nwrite id one" in ok(run(*words))
+    assert "3 rows: 0 jobs added, 3 were there before" in ok(run(*words))
+    hand.complete("done")
+    found = ok(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
+    assert [line.split() for line in found.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
+    assert spark.read.parquet(str(tmp_path / "out")).where("state = 'completed'").first()["return_value"] == '"done"'  # type: ignore[index]
+    wrong = run("submit", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
+    assert "has no column 'm'" in ok(wrong, 1)
+    assert "either --name or --name-col" in ok(run("submit", rows, "--queue", "mail", "--data-cols", "n"), 2)
+
+
+def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_on(
+    run: Run, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    root, events = str(tmp_path / "lake"), "bull:{mail}:events"
+    redis_client.hset("bull:{mail}:meta", "opts.maxLenEvents", 10_000)
+    for _ in range(10):
+        redis_client.xadd(events, {"event": "paused"})
+    ledger = Ledger(Layout(root))
+
+    def end() -> None:
+        wait_until(lambda: ledger.head() is not None, 120, "the first batch")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=end)
+    asking.start()
+    found = ok(run("run", "--root", root, "--trigger", "0.2s", *CONF))
+    asking.join()
+    assert "10 events" in found
+    assert "stopping behind this batch" in found
+    redis_client.xtrim(events, maxlen=0, approximate=False)
+    for _ in range(30):
+        redis_client.xadd(events, {"event": "paused"})
+    redis_client.xtrim(events, maxlen=20, approximate=False)
+    assert "10 LOST" in ok(run("run", "--root", root, "--once", *CONF), 3)
+    assert "1 gaps, 10 events lost" in ok(run("gaps", "--root", root), 3)
+    ok(run("run", "--root", root, "--once", *CONF))
+    redis_client.xadd(events, {"event": "paused"})
+    redis_client.xtrim(events, maxlen=0, approximate=False)
+    failed = ok(run("run", "--root", root, "--once", "--on-loss", "fail", *CONF), 4)
+    assert "Error: [BULLTASK_EVENTS_LOST] queue={mail}" in failed
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_snapshot_is_written_and_a_replay_is_shown(run: Run, tmp_path: Path, hand: Hand, broker_url: str) -> None:
+    with Queue("mail", broker_url) as queue:
+        for number in range(2):
+            queue.add("send", {"n": number}, job_id=f"job{number}")
+    hand.fail("no")
+    hand.complete()
+    LakeBuilder(tmp_path).jobs([])
+    assert "2 jobs were written to bronze.jobs" in ok(run("snapshot", "--root", str(tmp_path), *CONF))
+    words = ("replay", "--root", str(tmp_path), "--where", "state = 'failed'", *CONF)
+    assert "0 finished jobs fit" in ok(run(*words))
+    found = ok(run("backfill", "--root", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF))
+    assert found.startswith("0 gaps")
+    assert "must be later" in ok(
+        run("backfill", "--root", str(tmp_path), "--since", "2026-01-02", "--until", "2026-01-01"), 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Py4J\n  x.EventsLost: [BULLTASK_EVENTS_LOST] queue=a\n at java", "[BULLTASK_EVENTS_LOST] queue=a"),
+        ("\nfirst\nsecond", "first"),
+    ],
+)  # fmt: skip
+def test_of_a_failed_stream_the_line_that_says_most_is_told(text: str, said: str) -> None:
+    assert run_command._first_line(text) == said
+
+
+def test_a_setting_that_is_none_is_wrong_usage_and_without_java_one_line_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "must be NAME=VALUE" in ok(run("snapshot", "--root", str(tmp_path), "--conf", "nonsense"), 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert "Spark needs Java 17 or newer" in ok(run("snapshot", "--root", str(tmp_path)), 1)
