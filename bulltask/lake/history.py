@@ -156,7 +156,7 @@ class History:
 
         Args:
             metric: ``run``, or ``wait``: for a worker.
-            percentiles: above 0, up to 100; right to one in a hundred.
+            percentiles: 0 to 100; right to one in a hundred.
             every: ``hour``, ``day``, or ``None`` for one point of the whole time.
             where: see :class:`Span`.
 

@@ -123,8 +123,8 @@ def latency(
         raise ConfigError(f"attempts have a wait and a run to measure, no {metric!r}")
     if every is not None:
         _check_every(every)
-    if bad := [one for one in percentiles if not 0 < one <= 100]:
-        raise ConfigError(f"a percentile is above 0 and at most 100, not {bad[0]!r}")
+    if bad := [one for one in percentiles if not 0 <= one <= 100]:
+        raise ConfigError(f"a percentile is from 0 to 100, not {bad[0]!r}")
     column = f"{metric}_ms"
     found = reader.over(
         ATTEMPTS,

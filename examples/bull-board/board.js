@@ -5,6 +5,7 @@
 //   HOST, PORT             where it listens; 127.0.0.1, 3000
 //   BOARD_USER, BOARD_PASSWORD   who may come in; without a password it listens on 127.0.0.1 only
 //   READ_ONLY=1            it shows everything and changes nothing
+//   HISTORY_URL            where `bulltask job serve` listens, for charts over months; none if not set
 
 import { createHash, timingSafeEqual } from 'node:crypto';
 import { createBullBoard } from '@bull-board/api';
@@ -12,6 +13,7 @@ import { BullMQAdapter } from '@bull-board/api/bullMQAdapter';
 import { ExpressAdapter } from '@bull-board/express';
 import { Queue } from 'bullmq';
 import express from 'express';
+import { LakeHistory } from './history.js';
 
 const connection = { url: process.env.REDIS_URL ?? 'redis://127.0.0.1:6379' };
 const prefix = process.env.BULLMQ_PREFIX ?? 'bull';
@@ -20,6 +22,7 @@ const port = Number(process.env.PORT ?? 3000);
 const user = process.env.BOARD_USER ?? 'admin';
 const password = process.env.BOARD_PASSWORD ?? '';
 const readOnlyMode = process.env.READ_ONLY === '1';
+const historyProvider = process.env.HISTORY_URL ? new LakeHistory(process.env.HISTORY_URL) : undefined;
 const LOOK_EVERY_MS = 10_000;
 
 if (!password && host !== '127.0.0.1') {
@@ -28,7 +31,7 @@ if (!password && host !== '127.0.0.1') {
 }
 
 const serverAdapter = new ExpressAdapter();
-const board = createBullBoard({ queues: [], serverAdapter });
+const board = createBullBoard({ queues: [], serverAdapter, options: { historyProvider } });
 const shown = new Map();
 
 function show(name) {

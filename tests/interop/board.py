@@ -46,10 +46,11 @@ class Board:
     Args:
         url: the server.
         queues: what is shown: ``name`` as Node spells it, and options of the board's adapter.
+        history: where ``bulltask job serve`` listens, for the board's charts over months.
     """
 
-    def __init__(self, url: str, queues: Sequence[Mapping[str, Any]]) -> None:
-        config = {"connection": connection_of(url), "prefix": "bull", "queues": list(queues)}
+    def __init__(self, url: str, queues: Sequence[Mapping[str, Any]], history: str | None = None) -> None:
+        config = {"connection": connection_of(url), "prefix": "bull", "queues": list(queues), "history": history}
         # Not a pipe: Node would stop when it is full, as nobody reads it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._process = subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from bulltask.cli.job import search, show
+from bulltask.cli.job import search, serve, show
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
@@ -38,12 +38,12 @@ def test_the_page_names_every_filter() -> None:
 
 def test_the_page_names_every_option_of_the_commands_and_no_other() -> None:
     table = PAGE.read_text().partition("| option | of | |")[2].partition("\n\n")[0]
-    said: dict[str, set[str]] = {"show": set(), "list": set()}
+    said: dict[str, set[str]] = {"show": set(), "list": set(), "serve": set()}
     for row in table.splitlines():
         if row.count("|") > 3 and not row.startswith("|-"):
             names, of = row.split("|")[1:3]
-            for command in said if of.strip() == "both" else [of.strip()]:
-                said[command] |= set(re.findall(r"`(-[\w-]+)`", names))
-    for name, module in {"show": show, "list": search}.items():
+            for command in of.split(","):
+                said[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
+    for name, module in {"show": show, "list": search, "serve": serve}.items():
         options = [option for option in module.command.params if isinstance(option, click.Option)]
         assert said[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

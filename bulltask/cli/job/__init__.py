@@ -15,6 +15,7 @@ __all__ = ["COMMANDS", "command"]
 
 COMMANDS: Final = {
     "list": "bulltask.cli.job.search",
+    "serve": "bulltask.cli.job.serve",
     "show": "bulltask.cli.job.show",
 }
 

@@ -1,6 +1,7 @@
 // bull-board over queues that a test fills (see board.py): its HTTP API on a port of its own choice, on loopback only.
 //
-//   argv   {"connection": {host, port, db}, "prefix": "bull", "queues": [{"name": "{mail}", …options of the adapter}]}
+//   argv   {"connection": {host, port, db}, "prefix": "bull", "queues": [{"name": "{mail}", …options of the adapter}],
+//           "history": "http://127.0.0.1:3001/" of `bulltask job serve`, or null}
 //   out    {"port": 45123}   once it listens
 //
 // The process ends when stdin does, so it cannot outlive the test that started it.
@@ -10,10 +11,11 @@ import { BullMQAdapter } from '@bull-board/api/bullMQAdapter';
 import { ExpressAdapter } from '@bull-board/express';
 import { Queue } from 'bullmq';
 import express from 'express';
+import { LakeHistory } from '../../../examples/bull-board/history.js';
 
 const EXIT_AFTER_MS = 2_000; // closing waits for Redis, which a test may have killed
 
-const { connection, prefix, queues } = JSON.parse(process.argv[2]);
+const { connection, prefix, queues, history } = JSON.parse(process.argv[2]);
 
 const adapters = queues.map(({ name, ...options }) => {
   const queue = new Queue(name, { connection, prefix });
@@ -25,7 +27,10 @@ const serverAdapter = new ExpressAdapter();
 createBullBoard({
   queues: adapters,
   serverAdapter,
-  options: { validateResponses: true }, // what does not look as the board's own schemas say is an error 500
+  options: {
+    validateResponses: true, // what does not look as the board's own schemas say is an error 500
+    historyProvider: history ? new LakeHistory(history) : undefined,
+  },
 });
 
 const server = express().use(serverAdapter.getRouter()).listen(0, '127.0.0.1', () => {
