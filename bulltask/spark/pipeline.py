@@ -6,25 +6,34 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, TypedDict, Unpack, get_args
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, to_ms
+from bulltask.lake.compacting import CompactReport, compact
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
+from bulltask.lake.status import PipelineStatus
 from bulltask.parsers import choice
+from bulltask.spark.backfill import BackfillReport, backfill
 from bulltask.spark.batches import Batches
+from bulltask.spark.gap_rows import gap_rows
+from bulltask.spark.replay import ReplayReport, Selection, replay
+from bulltask.spark.snapshot import FINISHED, snapshot
 from bulltask.spark.start import register
+from bulltask.spark.status import pipeline_status
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions"]
 
 OnLoss = Literal["gap", "fail"]
+
+_WHERE: Final = ("url", "prefix", "queue", "queueHashTag")
 
 _FEEDING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
 """The last query of this process for each lake, and its lock."""
@@ -111,6 +120,78 @@ class Pipeline:
         _FEEDING[self.layout.root] = query, lock
         threading.Thread(target=_release_at_end, args=(query, lock), name="bulltask-pipeline", daemon=True).start()
         return query
+
+    def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
+        """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stacktraces.
+
+        Args:
+            states: of the jobs.
+            since: only jobs that were done at this time or later.
+
+        Returns:
+            How many there were.
+        """
+        return snapshot(self.spark, self.layout, self._queues_of(), states=states, since=since).rows
+
+    def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
+        """Write to silver what is still known of jobs that ended in gaps: the last attempt of each.
+
+        To do it again adds nothing.
+
+        Args:
+            since: gaps that touch this time or later.
+            until: and before this time.
+            queues: only gaps of these.
+
+        Raises:
+            ConfigError: ``until`` is not behind ``since``.
+            LakeError: there is no lake.
+        """
+        where = self._queues_of()
+        return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
+
+    def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
+        """Write the days of a table that are over into few files; in silver without the rows that were superseded.
+
+        Args:
+            table: by its full name: ``silver.jobs``.
+            before: days before this one, UTC.
+            target_mb: megabytes of a file, about.
+
+        Raises:
+            ConfigError: there is no such table of bronze or silver, or the size is none.
+        """
+        return compact(self.layout, table, before=before, target_mb=target_mb)
+
+    def replay(
+        self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
+    ) -> ReplayReport:
+        """Send finished jobs anew, with their names, data and options but ids of their own, each once.
+
+        Args:
+            where: a condition of SQL over the columns of ``silver.jobs``.
+            queue: only jobs of this queue.
+            dry_run: only say what would be sent.
+            limit: at most so many jobs, in order of queue and id.
+
+        Raises:
+            ConfigError: the condition is none.
+            LakeError: there is no lake.
+        """
+        selection = Selection(where, queue, limit)
+        return replay(self.spark, self.layout, self._queues_of(), selection, dry_run=dry_run)
+
+    def gaps(self) -> DataFrame:
+        """``bronze.gaps`` and, in ``repaired_rows``, how many jobs backfills have found; null for no backfill."""
+        return gap_rows(self.spark, self.layout)
+
+    def status(self) -> PipelineStatus:
+        """How far the lake is behind its queues, how long their rings hold what is not read, what was lost."""
+        return pipeline_status(self.layout, self._queues_of())
+
+    def _queues_of(self) -> dict[str, str]:
+        """Options of the source that say where the queues are."""
+        return {name: text for name, text in self._source().items() if name in _WHERE}
 
     def _start(self, available_now: bool) -> StreamingQuery:
         register(self.spark)

@@ -1,0 +1,99 @@
+"""A lake over a gap: real jobs, the stream, a backfill, a replay; every job that is done is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from bulltask.lake.tables import JOBS
+from bulltask.queue.queue import Queue
+from bulltask.spark import Pipeline
+from bulltask.spark.lake_tables import latest, read_table
+from bulltask.transport.broker import Broker
+from tests.support.hand import Hand
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+@pytest.fixture
+def hand(queue: Queue) -> Iterator[Hand]:
+    broker: Broker = queue.link.broker
+    made = Hand(broker, broker.keys("mail"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, broker_url: str, tmp_path: Path) -> Pipeline:
+    return Pipeline(spark, tmp_path / "lake", url=broker_url)
+
+
+def feed(pipeline: Pipeline) -> None:
+    pipeline.run(available_now=True).awaitTermination()
+
+
+def known(pipeline: Pipeline) -> list[tuple[str, str, str]]:
+    rows = latest(read_table(pipeline.spark, pipeline.layout, JOBS), JOBS).collect()
+    return sorted((row["job_id"], row["state"], row["source"]) for row in rows)
+
+
+def live_over_a_gap(pipeline: Pipeline, queue: Queue, hand: Hand, client: redis.Redis) -> None:
+    """Of a2 the end is lost, of b1 and b3 all, of b2 the beginning; c1 comes behind the gap."""
+
+    def add(*ids: str) -> None:
+        for job_id in ids:
+            queue.add("send", job_id, job_id=job_id)
+
+    add("a1", "a2")
+    hand.complete()
+    feed(pipeline)
+    add("b1", "b2", "b3")
+    assert [hand.complete(), hand.complete(), hand.take()] == ["a2", "b1", "b2"]
+    assert hand.fail("no") == "b3"
+    client.xtrim("bull:{mail}:events", maxlen=0, approximate=False)
+    hand.end("b2")
+    add("c1", "late")
+    hand.complete()
+    feed(pipeline)
+
+
+def test_a_backfill_tells_each_job_that_redis_has_done_once_and_later_events_agree_with_it(
+    pipeline: Pipeline, queue: Queue, hand: Hand, redis_client: redis.Redis
+) -> None:
+    live_over_a_gap(pipeline, queue, hand, redis_client)
+    told = [("a1", "completed", "events"), ("b2", "completed", "events"), ("c1", "completed", "events")]
+    assert known(pipeline) == told
+    now = datetime.now(UTC)
+    assert pipeline.backfill(since=now - DAY, until=now + DAY).jobs == 3
+    hidden = [("a2", "completed", "snapshot"), ("b1", "completed", "snapshot"), ("b3", "failed", "snapshot")]
+    assert known(pipeline) == sorted(told + hidden)
+    assert hand.complete() == "late"
+    feed(pipeline)
+    every = sorted([*told, *hidden, ("late", "completed", "events")])
+    assert known(pipeline) == every
+    in_redis = {
+        str(one) for state in ("completed", "failed") for one in redis_client.zrange(f"bull:{{mail}}:{state}", 0, -1)
+    }
+    assert {job_id for job_id, _, _ in every} == in_redis
+    report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
+    assert (report.files_after, known(pipeline)) == (1, every)
+    [gap] = pipeline.gaps().collect()
+    assert (gap["queue"], gap["reason"], gap["repaired_rows"]) == ("mail", "trimmed", 3)
+    status = pipeline.status()
+    assert (status.lost, status.feeder, status.queues[0].lag_events) == (gap["lost"], None, 0)
+    shown = pipeline.replay("state = 'failed'")
+    assert (shown.selected, shown.ready, shown.added) == (1, 1, 0)
+    assert pipeline.snapshot(["failed"]) == 1
