@@ -12,7 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bulltask.spark import session
+from tests.support.certificates import Certificates
 from tests.support.processes import MARK
+from tests.support.redis_cluster import Cluster
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that lives for a minute gains nothing by compiling well: the whole of a small run takes a third less."""
@@ -42,6 +44,27 @@ def spark(
         gateway.shutdown()
         jvm.stdin.close()  # at the end of its input the JVM ends
         jvm.wait(30)
+
+
+@pytest.fixture(scope="session")
+def lasting_tls_cluster(
+    certificates: Certificates,
+    session_mark: str,
+    lasting_processes: set[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    if shutil.which("redis-server") is None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
+    with Cluster.started(tmp_path_factory.mktemp("tls-cluster"), "redis", certificates=certificates) as made:
+        lasting_processes.update(server.pid for server in made.servers)
+        yield made
+
+
+@pytest.fixture
+def tls_cluster(lasting_tls_cluster: Cluster) -> Cluster:
+    """A cluster of three nodes that speak TLS; it is empty when the test starts. Give slots back."""
+    lasting_tls_cluster.flush()
+    return lasting_tls_cluster
 
 
 def settings(place: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from bulltask.embedded.binary import Flavour
 from bulltask.embedded.launch import pick_port
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
+from tests.support.certificates import Certificates
 
 __all__ = ["Cluster"]
 
@@ -25,14 +26,16 @@ class Cluster:
     Args:
         servers: the nodes, primaries first.
         primaries: how many they are.
+        tls_ports: of the nodes, beside the plain ones; none if they speak no TLS.
 
     Attributes:
         servers: the nodes.
         clients: a connection to each of them.
+        tls_ports: as above.
     """
 
-    def __init__(self, servers: Sequence[RedisServer], primaries: int) -> None:
-        self.servers, self._primaries = list(servers), primaries
+    def __init__(self, servers: Sequence[RedisServer], primaries: int, tls_ports: Sequence[int] = ()) -> None:
+        self.servers, self._primaries, self.tls_ports = list(servers), primaries, tls_ports
         self.clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
         self.ids = [self._ask(number, "MYID") for number in range(len(servers))]
 
@@ -45,7 +48,7 @@ class Cluster:
         *,
         replicas: int = 0,
         node_timeout_ms: int = 60_000,
-        extra: Sequence[Sequence[str]] = ((), (), ()),
+        certificates: Certificates | None = None,
     ) -> Iterator[Self]:
         """Start a cluster, and stop it at the end.
 
@@ -54,17 +57,19 @@ class Cluster:
             flavour: which program.
             replicas: of each primary.
             node_timeout_ms: after so much silence a node counts as dead; on a busy machine nodes are silent at times.
-            extra: more arguments of each primary.
+            certificates: the nodes speak TLS too, also to each other.
         """
         with ExitStack() as stack:
-            servers = []
+            servers, tls_ports = [], list[int]()
             for number in range(3 * (1 + replicas)):
                 settings = {"enabled": "yes", "port": str(pick_port()), "node-timeout": str(node_timeout_ms)}
                 own = [word for name, value in settings.items() for word in (f"--cluster-{name}", value)]
-                more = [*own, *extra[number % 3]]
-                server = RedisServer.start(directory / f"node-{number}", flavour=flavour, extra=more)
+                if certificates is not None:
+                    tls_ports.append(pick_port())
+                    own += [*certificates.arguments(tls_ports[-1]), "--tls-cluster", "yes"]
+                server = RedisServer.start(directory / f"node-{number}", flavour=flavour, extra=own)
                 servers.append(stack.enter_context(server))
-            made = cls(servers, 3)
+            made = cls(servers, 3, tls_ports)
             stack.callback(made.close)
             made._join()
             yield made
@@ -117,7 +122,7 @@ class Cluster:
         source = self.clients[self.owner(slot)]
         keys: Any = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, count)
         if keys:
-            source.execute_command("MIGRATE", "127.0.0.1", self.servers[to].port, "", 0, 10_000, "KEYS", *keys)
+            source.execute_command("MIGRATE", "127.0.0.1", self._ports[to], "", 0, 10_000, "KEYS", *keys)
         return len(keys)
 
     def end_move(self, slot: int, to: int) -> None:
@@ -142,13 +147,18 @@ class Cluster:
             self._ask(number, "SET-CONFIG-EPOCH", number + 1)
             if number < self._primaries:
                 self._ask(number, "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
-        for server in self.servers[1:]:
-            bus: Any = self.clients[self.servers.index(server)].config_get("cluster-port")
-            self._ask(0, "MEET", "127.0.0.1", server.port, bus["cluster-port"])
+        for number in range(1, len(self.servers)):
+            bus: Any = self.clients[number].config_get("cluster-port")
+            self._ask(0, "MEET", "127.0.0.1", self._ports[number], bus["cluster-port"])
         wait_until(self._all_know_all, 30, "nodes that know each other")
         for number in range(self._primaries, len(self.servers)):
             self._ask(number, "REPLICATE", self.ids[number % self._primaries])
         wait_until(self._ready, 30, "a cluster that is ready")
+
+    @property
+    def _ports(self) -> Sequence[int]:
+        """By which the nodes find each other."""
+        return self.tls_ports or [server.port for server in self.servers]
 
     def _all_know_all(self) -> bool:
         return all(

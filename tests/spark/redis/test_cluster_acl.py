@@ -1,0 +1,102 @@
+"""Users of a Redis Cluster that may do only what ``bulltask.spark.acl`` lists, and come with a certificate."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bulltask.errors import BrokerAuthError
+from bulltask.job import JobOptions, NewJob
+from bulltask.queue.queue import Queue
+from bulltask.spark.acl import READER, WRITER, Grants
+from bulltask.spark.connection import Connection, broker_of
+from bulltask.spark.options import WriteOptions, read_options
+from bulltask.transport.scripts_fence import Fence
+from bulltask.transport.scripts_history import count_in
+from tests.support.certificates import Certificates
+from tests.support.query import Query
+from tests.support.queue_contents import add
+from tests.support.redis_cluster import Cluster
+
+pytestmark = pytest.mark.redis
+
+MakeUser = Callable[..., str]
+
+
+@pytest.fixture
+def cluster(tls_cluster: Cluster) -> Cluster:
+    return tls_cluster
+
+
+@pytest.fixture
+def user(cluster: Cluster, certificates: Certificates) -> Iterator[MakeUser]:
+    """Make a user on all nodes, perhaps without one of its grants; a URL with it and certificates."""
+    name = f"spark-{secrets.token_hex(4)}"
+
+    def make(grants: Grants, *, without: str = "") -> str:
+        words = [word for word in grants.words(cluster=True) if word != f"+{without}"]
+        for client in cluster.clients:
+            assert client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
+        return f"rediss://{name}:secret@localhost:{cluster.tls_ports[0]}/0?{certificates.query()}"
+
+    yield make
+    for client in cluster.clients:
+        client.acl_deluser(name)
+
+
+@pytest.fixture
+def queues(cluster: Cluster) -> list[str]:
+    """A queue on each node, with five jobs."""
+    names = cluster.queues(1)
+    for name in names:
+        with Queue(name, cluster.url_of(name)) as queue:
+            add(queue, 5)
+    return names
+
+
+def options(url: str) -> WriteOptions:
+    return read_options(WriteOptions, {"url": url})
+
+
+def test_a_reader_finds_all_nodes_over_tls(user: MakeUser, queues: list[str]) -> None:
+    query = Query(user(READER), queue="*")
+    query.run_dry()
+    assert sorted(row["queue"] for row in query.rows if row["event"] == "added") == sorted(queues * 5)
+
+
+def test_a_writer_finds_all_nodes_over_tls(user: MakeUser, queues: list[str], cluster: Cluster) -> None:
+    broker = broker_of(options(user(WRITER)).config)
+    try:
+        jobs = [NewJob(name, f"s{number}", "send", b"{}", JobOptions()) for name in queues for number in range(3)]
+        assert [one.outcome for one in broker.producer.send_fenced(jobs, Fence("w1", 60_000))] == ["added"] * 9
+    finally:
+        broker.close()
+    assert [cluster.client_of(name).llen(f"bull:{{{name}}}:wait") for name in queues] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("grants", [READER, WRITER], ids=["reader", "writer"])
+def test_both_need_to_ask_for_the_slots(user: MakeUser, queues: list[str], grants: Grants) -> None:
+    url = user(grants, without="cluster|slots")
+    with Connection(options(url).config) as connection, pytest.raises(BrokerAuthError, match=r"\+cluster\|slots"):
+        connection.run(count_in(options(url).keys(queues[0]), "wait"))
+
+
+def test_while_a_slot_moves_both_need_to_ask_the_new_node(user: MakeUser, cluster: Cluster, queues: list[str]) -> None:
+    slot = cluster.slot(queues[0])
+    to = (cluster.owner(slot) + 1) % 3
+    cluster.begin_move(slot, to)
+    cluster.move_keys(slot, to)
+    try:
+        for without in ("asking", ""):
+            url = user(READER, without=without)
+            with Connection(options(url).config) as connection:
+                call = count_in(options(url).keys(queues[0]), "wait")
+                if without:
+                    with pytest.raises(BrokerAuthError, match=r"Grant it: .* \+asking"):
+                        connection.run(call)
+                else:
+                    assert connection.run(call) == 5
+    finally:
+        cluster.end_move(slot, to)
