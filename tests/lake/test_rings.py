@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from bulltask.cli.main import main
+from bulltask.cli.pipeline import COMMANDS
 from bulltask.lake.rings import Need, Ring, advised_length, busiest_rate, sizes
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "pipeline.md"
 
 
 def test_a_ring_holds_what_is_written_as_long_as_its_length_lasts() -> None:
@@ -40,3 +48,16 @@ def test_the_table_of_sizes_has_the_measured_example() -> None:
     [line] = [one for one in sizes() if one.jobs_per_s == 200]
     assert (line.quarter_hour, round(line.quarter_hour_mb)) == (747_000, 46)
     assert round(line.default_holds_s) == 12
+
+
+def test_the_documentation_and_the_doctor_have_the_same_numbers() -> None:
+    printed = CliRunner().invoke(main, ["pipeline", "doctor", "--sizes"]).output.splitlines()
+    said = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines()]
+    begin = next(number for number, row in enumerate(said) if row[0] == "jobs/s")
+    table = [said[begin], *said[begin + 2 : begin + 2 + len(sizes())]]
+    assert [re.split(r" {2,}", line.strip()) for line in printed] == table
+
+
+def test_every_command_of_the_pipeline_is_documented() -> None:
+    said = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert COMMANDS.keys() - said == set()
