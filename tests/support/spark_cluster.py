@@ -72,7 +72,7 @@ class SparkCluster:
         begin += f"spark = session('tests', {self.url!r}, conf={dict(conf)!r})\n"
         done = subprocess.run(
             [sys.executable, "-c", begin + program + "\nspark.stop()\n", *args],
-            env=self._environ, cwd=self._place, capture_output=True, text=True, check=False, timeout=240,
+            env=self._environ, cwd=self._place, capture_output=True, text=True, check=False, timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

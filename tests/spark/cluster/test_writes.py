@@ -1,4 +1,7 @@
-"""A task that hangs on one host is copied to another one, which wins: both have sent, and every job is there once."""
+"""Writes on a cluster: a task that hangs on one host is copied to another one, and an executor dies in mid-write.
+
+The first has sent a part of its jobs, the second sends all of them, and every job is there once.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(600),
     pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for half a minute: CI=1 runs it"),
 ]
 
-SPECULATION = {
+CONF = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.5",
@@ -38,6 +41,8 @@ SPECULATION = {
 
 PROGRAM = """
 import json
+import os
+import signal
 
 import redis
 from pyspark import TaskContext
@@ -49,30 +54,35 @@ URL, ROWS = sys.argv[1], 400
 HALF = ROWS // 2
 
 
-def data_of(number):
+def data_of(number, end):
     task = TaskContext.get()
     part, copy = task.partitionId(), task.attemptNumber()
     if number % HALF == 0 or (part, copy, number) == (0, 0, HALF - 1):
         with redis.Redis.from_url(URL) as plain:
             plain.sadd("tries", f"{part}:{copy}")
-            if number % HALF:
-                plain.blpop("never", 200)  # hangs until Spark ends it, because the copy has won
-            while (part, copy) == (0, 1) and plain.llen("bull:{default}:wait") < HALF + 20:
+            # Until all jobs of the other part have been sent, and some of this one.
+            while part == 0 and (number or copy) and plain.llen("bull:{default}:wait") < HALF + 20:
                 plain.blpop("never", 0.1)
+            if number % HALF and end == "hang":
+                plain.blpop("never", 200)  # until Spark ends it, because the copy has won
+            elif number % HALF:
+                # This process is a child of Spark's Python daemon, which is one of the executor.
+                executor = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
+                os.kill(executor, signal.SIGKILL)
     # Long, as Spark hands rows over by the 64 kB.
     return json.dumps({"n": number, "text": "x" * 4_000})
 
 
 rows = spark.range(ROWS, numPartitions=2)
-data = F.udf(data_of, "string", useArrow=False)("id")
+made = F.udf(data_of, "string", useArrow=False)
 told = []
 with redis.Redis.from_url(URL, decode_responses=True) as plain:
-    for way in ("enqueue", "format"):
+    for way, end in (("enqueue", "hang"), ("format", "hang"), ("enqueue", "kill")):
         plain.flushdb()
-        report = [ROWS, None, None]
+        data, report = made("id", F.lit(end)), [ROWS, None, None]
         if way == "enqueue":
-            made = enqueue(rows, "default", name="count", data=data, url=URL)
-            report = [made.rows, made.added, made.duplicated]
+            found = enqueue(rows, "default", name="count", data=data, url=URL)
+            report = [found.rows, found.added, found.duplicated]
         else:
             jobs = rows.select(F.lit("count").alias("name"), data.alias("data"))
             jobs.write.format("bulltask").option("url", URL).option("queue", "default").mode("append").save()
@@ -81,16 +91,17 @@ print(json.dumps(told))
 """
 
 
-def test_a_task_and_its_copy_on_another_host_add_each_job_once(
+def test_what_hangs_or_dies_on_one_host_is_done_on_another_and_each_job_is_added_once(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     if shutil.which("java") is None:
         pytest.fail("the Spark tests need Java (a JRE, 17 or newer)")
     with SparkCluster(thin_home(tmp_path / "home"), tmp_path, QUICK_JVM) as cluster:
-        told: Any = cluster.run(PROGRAM, broker_url, conf=SPECULATION)
+        told: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
+    assert len(told) == 3
     for _, jobs, tries in told:
-        assert {"0:0", "0:1"} <= set(tries), "nothing was copied"
+        assert {"0:0", "0:1"} <= set(tries), "nothing ran again"
         assert len(set(jobs)) == len(jobs) == 400
-    rows, added, duplicated = told[0][0]
-    assert rows == added + duplicated == 400
-    assert duplicated >= 20, "the copy has found nothing that the task had sent"
+    for (rows, added, duplicated), _, _ in (told[0], told[2]):
+        assert rows == added + duplicated == 400
+        assert duplicated >= 20, "the second has found nothing that the first had sent"
