@@ -11,14 +11,12 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from bulltask import embedded
 from bulltask.config import Config
 from bulltask.errors import DecodeError
 from bulltask.job import OWN_KEY, JobOptions, NewJob
 from bulltask.spark.columns import job_batch, job_fields_of
-from bulltask.spark.connection import Connection
+from bulltask.spark.connection import Connection, broker_of
 from bulltask.spark.options import WriteOptions
-from bulltask.transport.broker import Broker
 from bulltask.transport.scripts_fence import Fence
 from bulltask.transport.scripts_history import job_fields
 
@@ -119,7 +117,7 @@ class Replayer:
             BulltaskError: Redis cannot be reached, or a job's options are broken. What was sent before stays; the
                 same replay again adds what is missing.
         """
-        broker = Broker(self.config, embedded.resolve_url(self.config.broker_url))
+        broker = broker_of(self.config)
         fence = Fence(self.write_id, self.fence_ttl_ms)
         try:
             for batch in batches:

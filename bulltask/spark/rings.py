@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from bulltask.errors import BulltaskError
 from bulltask.lake.rings import DEFAULT_LENGTH, Ring, busiest_rate
 from bulltask.spark.connection import Connection
 from bulltask.spark.positions import Facts, StreamId
@@ -33,9 +32,8 @@ def look_at_rings(connection: Connection, queues: Sequence[QueueKeys]) -> Mappin
 
 
 def redis_version(connection: Connection) -> str | None:
-    """Return which version of Redis the server is compatible with; ``None`` if it does not say, or not to us."""
-    said = connection.try_many([command("INFO", "server", judge=_version)])[0]
-    return None if isinstance(said, BulltaskError) else said
+    """Return the version of the server, which may be Redis or Valkey; ``None`` if it does not say."""
+    return ".".join(map(str, connection.said().version)) or None
 
 
 def _rate(connection: Connection, keys: QueueKeys, facts: Facts) -> float | None:
@@ -51,8 +49,3 @@ def _rate(connection: Connection, keys: QueueKeys, facts: Facts) -> float | None
 def _limit(stored: bytes | None) -> int:
     # Without it BullMQ's scripts keep the default, as they do with what is no number.
     return int(stored) if stored is not None and stored.isdigit() else DEFAULT_LENGTH
-
-
-def _version(reply: Any) -> str | None:
-    lines = dict(line.split(":", 1) for line in reply.decode("utf-8", "replace").splitlines() if ":" in line)
-    return lines.get("redis_version")
