@@ -1,0 +1,49 @@
+"""The options of a job that is sent anew: what belonged to the one job only does not come along."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bulltask.errors import DecodeError
+from bulltask.spark.replay import Selection
+from bulltask.spark.replaying import replay_options
+
+
+def test_what_says_how_the_job_is_run_comes_along_as_it_was_stored() -> None:
+    stored = {
+        "attempts": 5, "backoff": {"type": "custom", "delay": 250}, "priority": 7, "lifo": True, "kl": 3,
+        "removeOnFail": {"age": 60}, "de": {"id": "same"}, "bulltask": {"v": 1, "headers": "{}"},
+    }  # fmt: skip
+    found = replay_options(json.dumps(stored))
+    assert found.to_wire(1) == stored
+    assert (found.priority, found.delay_at(0), found.deduplication_id) == (7, 0, "same")
+
+
+def test_what_belonged_to_the_one_job_stays_behind() -> None:
+    only = {
+        "jobId": "x", "delay": 60_000, "timestamp": 5, "parent": {"id": "p", "queue": "bull:q"}, "fpof": True,
+        "cpof": True, "idof": True, "rdof": True, "repeat": {"every": 5}, "repeatJobKey": "k", "prevMillis": 7,
+        "bulltask": {"v": 1, "expires": 99},
+    }  # fmt: skip
+    assert replay_options(json.dumps(only)).to_wire(1) == {"bulltask": {"v": 1}}
+
+
+def test_a_job_of_another_client_gets_no_mark_of_ours() -> None:
+    assert replay_options('{"attempts":0}').to_wire(1) == {"attempts": 0}
+    assert replay_options(None).to_wire(1) == {}
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", "7"])
+def test_options_that_nobody_can_read_are_an_error_and_not_left_out(broken: str) -> None:
+    with pytest.raises(DecodeError, match="no JSON"):
+        replay_options(broken)
+
+
+def test_the_same_condition_is_the_same_write_however_it_is_spaced() -> None:
+    one = Selection("state = 'failed'  and\n name = 'x'").write_id
+    assert Selection("state = 'failed' and name = 'x'", limit=7).write_id == one
+    assert (
+        len({one, Selection("state = 'failed' and name = 'x'", queue="mail").write_id, Selection("true").write_id}) == 3
+    )
