@@ -112,6 +112,33 @@ def test_a_replacement_that_comes_and_goes_while_directories_are_listed_is_notic
     assert looks.count("queue=mail") == 2
 
 
+def test_a_new_directory_that_goes_to_its_place_while_others_are_listed_is_noticed(
+    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[str]()
+
+    def look(step: str) -> None:
+        if step != "intended":
+            return
+        place = lake.layout.day(JOBS, DAY) / "queue=mail"
+        (new,) = (path for path in lake.layout.own("new").glob("*/*") if path.is_dir())
+
+        def moved_meanwhile(path: Path) -> list[Path]:
+            names = listed(path)
+            looks.append(path.name)
+            if path == place and looks.count(place.name) == 1:
+                shutil.rmtree(place)  # what another command does that finds the intent
+                place.mkdir()
+                new.rename(place / "ingest_id=compacted")
+            return names
+
+        monkeypatch.setattr(listing, "listed", moved_meanwhile)
+        assert {one.name for _, one in listed_files(lake.layout, JOBS, DAY)} >= {"ingest_id=compacted"}
+
+    compact(lake.layout, look)
+    assert looks.count("queue=mail") == 2
+
+
 def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = lake.layout.day(JOBS, DAY) / "queue=mail" / "ingest_id=x"
     monkeypatch.setattr(reading, "listed_files", lambda *_: [(gone / "part-0.parquet", gone)])
