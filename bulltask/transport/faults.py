@@ -39,6 +39,7 @@ _NOT_READY_KINDS: Final = (
     exceptions.TryAgainError,
 )
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+_NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 _IN_EXEC: Final = "because of: NOPERM"
 
 
@@ -55,12 +56,8 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         url: the server, password already hidden.
         connecting: the connection was never made; the advice is then how to get a server.
     """
-    if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return BrokerAuthError(f"Redis at {url} refused the login: {fault}")
-    if isinstance(fault, exceptions.BusyLoadingError):
-        return BrokerNotReady(f"Redis at {url} is still loading its data: {fault}")
-    if "max number of clients" in str(fault):
-        return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {fault}")
+    if (refusal := _turned_away(fault, url)) is not None:
+        return refusal
     text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
     if what_to_do := tls.advice(fault):
         return BrokerAuthError(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
@@ -73,6 +70,20 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     )
     error.refused = _nothing_listens(fault)
     return error
+
+
+def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
+    """The error for a server that answers, but lets nobody in; ``None`` when the fault is another one."""
+    text = str(fault)
+    if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return BrokerAuthError(f"Redis at {url} refused the login: {text}")
+    if isinstance(fault, exceptions.BusyLoadingError):
+        return BrokerNotReady(f"Redis at {url} is still loading its data: {text}")
+    if "max number of clients" in text:
+        return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {text}")
+    if any(said in text for said in _NO_DATABASE):
+        return BrokerError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
+    return None
 
 
 def worth_showing(fault: BaseException) -> BaseException | None:

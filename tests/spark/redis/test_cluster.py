@@ -152,6 +152,11 @@ def test_a_prefix_with_braces_serves_queues_without(broker_url: str, read: Calla
     assert len(read(queue="*", state="wait", **spelled)) == 10
 
 
+def test_another_database_than_the_first_is_refused(broker_url: str, read: Callable[..., Any]) -> None:
+    with pytest.raises(BrokerError, match=r"no such database: .* A cluster has only number 0"):
+        read(url=broker_url.removesuffix("0") + "3")
+
+
 def test_who_knows_no_clusters_says_so(cluster: Cluster, queues: list[str]) -> None:
     other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
     with Queue(queues[0], other) as queue, pytest.raises(SlotElsewhere, match="is a node of a cluster") as elsewhere:
