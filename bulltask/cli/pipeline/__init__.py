@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "gaps": "bulltask.cli.pipeline.gaps",
     "gather": "bulltask.cli.pipeline.gather",
     "replay": "bulltask.cli.pipeline.replay",
+    "report": "bulltask.cli.pipeline.report",
     "run": "bulltask.cli.pipeline.run",
     "snapshot": "bulltask.cli.pipeline.snapshot",
     "status": "bulltask.cli.pipeline.status",

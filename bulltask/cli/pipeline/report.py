@@ -1,0 +1,154 @@
+"""``bulltask pipeline report``: what happened, as a page, as Markdown, or as one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from bulltask.cli.pipeline.options import day, days, root_option, seconds
+from bulltask.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from bulltask.lake.layout import Layout
+    from bulltask.lake.report.grids import Grid
+    from bulltask.lake.report.numbers import Report
+
+__all__ = ["command"]
+
+_TOPICS: Final = ("slo", "capacity", "cost", "errors")
+_PAGES: Final = ("html", "md")
+_TABLES: Final = ("table", "json", "csv", "md")
+_BY_ENDING: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "json", ".csv": "csv", ".txt": "table"}
+
+
+@click.command("report")
+@click.argument("topic", type=click.Choice(_TOPICS), required=False)
+@root_option
+@click.option("--day", "one_day", type=day, metavar="DAY", help="A day (UTC); the last one in the lake by default.")
+@click.option("--days", "several", type=days, metavar="DAY..DAY", help="Several days, the last one included.")
+@click.option("--queues", help="Names of queues, comma-separated; all by default.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["html", "md", "table", "json", "csv"]),
+    help="By the ending of -o, else html, or table for a TOPIC.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; - is the terminal."
+)
+@click.option("--within", type=seconds, default="2s", show_default=True, help="How long jobs may wait for a worker.")
+@click.option("--share", type=float, default=0.99, show_default=True, help="Part of them that may not wait longer.")
+@click.option("--peak-factor", type=float, default=1.2, show_default=True, help="More than in the busiest minute.")
+def command(
+    *,
+    topic: str | None,
+    root: Path,
+    one_day: date | None,
+    several: list[date] | None,
+    queues: str | None,
+    kind: str | None,
+    output: Path | None,
+    within: float,
+    share: float,
+    peak_factor: float,
+) -> None:
+    """Write a report of a day or of several, from the gold tables: one HTML file that needs nothing else.
+
+    With a TOPIC, print its table. The three last options are about the number of workers that is recommended. It needs
+    the extra report (pip install 'bulltask[report]') and no Java.
+    """
+    kind = _kind(topic, kind, output)
+    if one_day is not None and several is not None:
+        raise click.UsageError("--day and --days exclude each other")
+    try:
+        from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, as the others
+        from bulltask.lake.report.advice import Wish  # noqa: PLC0415
+        from bulltask.lake.report.making import make_report  # noqa: PLC0415
+        from bulltask.lake.report.period import Period  # noqa: PLC0415
+
+        layout = Layout(root)
+        asked = several or [one_day or _last_day(layout)]
+        names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
+        made = make_report(layout, Period(asked[0], asked[-1], names), Wish(within, share, peak_factor))
+        text = _table(made, topic, kind) if topic else _page(made, kind)
+    except ModuleNotFoundError as exc:
+        if exc.name not in {"pyarrow", "jinja2", "markupsafe"}:
+            raise
+        raise MissingExtra(
+            f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
+        ) from exc
+    _show(made, text, output or (Path(f"bulltask-report-{made.data.period}.html") if kind == "html" else None))
+
+
+def _kind(topic: str | None, kind: str | None, output: Path | None) -> str:
+    """The format that is meant.
+
+    Raises:
+        click.UsageError: there is none such of what is to be shown.
+    """
+    found = kind or (_BY_ENDING.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
+    if found not in (_TABLES if topic else _PAGES):
+        raise click.UsageError(
+            f"a topic comes as {', '.join(_TABLES)}, not as {found}: the page is that of all topics"
+            if topic
+            else f"the whole report comes as {' or '.join(_PAGES)}; {found} is for one topic: {', '.join(_TOPICS)}"
+        )
+    return found
+
+
+def _last_day(layout: Layout) -> date:
+    from bulltask.lake.read import TableReader  # noqa: PLC0415 - slow
+    from bulltask.lake.tables import EVENTS, TASK_MINUTE  # noqa: PLC0415
+
+    reader = TableReader(layout)
+    found = reader.days(TASK_MINUTE) or reader.days(EVENTS)
+    if not found:
+        raise click.ClickException(f"{layout.root} has no events yet: 'bulltask pipeline run' reads them")
+    return found[-1]
+
+
+def _page(made: Report, kind: str) -> str:
+    if kind == "md":
+        from bulltask.lake.report.markdown import markdown  # noqa: PLC0415 - slow
+
+        return markdown(made)
+    from bulltask.lake.report.page import html  # noqa: PLC0415 - slow
+
+    return html(made)
+
+
+def _table(made: Report, topic: str, kind: str) -> str:
+    from bulltask.lake.report import grids, topics, views  # noqa: PLC0415 - slow
+
+    short = kind in {"table", "md"}
+    found: Mapping[str, Grid] = {
+        "slo": topics.slo(made.data),
+        "capacity": views.advised(made.queues, made.advice),
+        "cost": topics.cost(topics.costs(made.data)),
+        "errors": views.errors_in_short(made.failures) if short else topics.errors(made.failures),
+    }
+    told = views.told(made.advice) if topic == "capacity" and short else ""
+    writers = {"table": grids.as_text, "json": grids.as_json, "csv": grids.as_csv, "md": grids.as_markdown}
+    return writers[kind](found[topic]) + told
+
+
+def _show(made: Report, text: str, output: Path | None) -> None:
+    for alert in made.alerts:
+        click.echo(f"{alert.title}. {alert.text}", err=True)
+    if output is None or str(output) == "-":
+        click.echo(text, nl=False)
+        return
+    # Whoever reads the file meanwhile finds the old one, or this one whole.
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(output)
+    except OSError as exc:
+        unfinished.unlink(missing_ok=True)
+        raise click.ClickException(f"{output} cannot be written: {exc.strerror}") from exc
+    click.echo(f"The report of {made.data.period} is in {output}")

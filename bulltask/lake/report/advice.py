@@ -1,0 +1,83 @@
+"""How many workers the report advises: for all queues together, and for each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bulltask.lake.capacity import Recommendation, recommend
+from bulltask.lake.report.data import Row
+from bulltask.lake.report.grids import Column, Grid
+from bulltask.lake.report.wording import Unit
+
+__all__ = ["Advice", "Wish", "advise", "expectations"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the workers should be able to do.
+
+    Attributes:
+        within: seconds that a job may wait.
+        share: part of the attempts that may not wait longer.
+        peak_factor: by how much more may come than in the busiest minute.
+    """
+
+    within: float = 2.0
+    share: float = 0.99
+    peak_factor: float = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Recommended numbers of workers.
+
+    Attributes:
+        together: when the same workers serve all queues; None where nothing has run.
+        by_queue: when each queue has its own.
+    """
+
+    together: Recommendation | None = None
+    by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
+
+
+def advise(task_minutes: Iterable[Row], queue_minutes: Iterable[Row], wish: Wish) -> Advice:
+    """Say how many workers are needed.
+
+    Args:
+        task_minutes: rows of gold.task_minute.
+        queue_minutes: rows of gold.capacity_minute.
+        wish: how long jobs may wait.
+
+    Raises:
+        ConfigError: the wish is out of range.
+    """
+    tasks, queues = _by_queue(task_minutes), _by_queue(queue_minutes)
+    whole = _recommended([row for rows in tasks.values() for row in rows], queues, wish)
+    if len(tasks) == 1:
+        return Advice(whole, {queue: whole for queue in tasks if whole})
+    each = {queue: _recommended(rows, {queue: queues.get(queue, [])}, wish) for queue, rows in tasks.items()}
+    return Advice(whole, {queue: found for queue, found in each.items() if found})
+
+
+def _recommended(rows: list[Row], queues: Mapping[str, list[Row]], wish: Wish) -> Recommendation | None:
+    seen = [row for minutes in queues.values() for row in minutes]
+    return recommend(rows, seen, within=wish.within, share=wish.share, peak_factor=wish.peak_factor)
+
+
+def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["queue"]].append(row)
+    return dict(found)
+
+
+def expectations(found: Recommendation) -> Grid:
+    """What to expect of the recommended number of workers and of those around it."""
+    columns = [
+        Column("workers", "Workers", Unit.COUNT),
+        Column("share", "In time", Unit.PART),
+        Column("utilisation", "Busy", Unit.PART),
+    ]
+    return Grid(columns, [[one.workers, one.share, one.utilisation] for one in found.choices])

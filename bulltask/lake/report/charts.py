@@ -1,0 +1,253 @@
+"""Where the lines of a chart go: percentages and paths, which a template puts on the page.
+
+Only the lines are SVG, stretched to whatever room there is. Ticks and legends are text of the page, as large on a phone
+as on a desk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bulltask.lake.report.data import Axis
+from bulltask.lake.report.lines import Line
+from bulltask.lake.report.tallies import TaskTally
+from bulltask.lake.report.wording import Unit, written
+
+__all__ = ["Chart", "Curve", "Range", "Ranges", "Tick", "bands", "chart", "ranges"]
+
+WIDTH, HEIGHT = 1000, 100
+"""Of the drawing's own coordinates."""
+
+_TIMES_MS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000, 8_640_000_000)
+_TICK_MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440, 14 * 1440, 28 * 1440)
+_MOST_TICKS: Final = 9
+_DAY: Final = 1440
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark of an axis: where, in percent, and what it says; a minor one is left out where there is little room."""
+
+    place: float
+    text: str
+    minor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line as it is drawn: the path of an SVG, and how it looks.
+
+    Attributes:
+        label: what it is of.
+        path: the ``d`` of an SVG's path.
+        style: a number from 0; lines of the same number look alike in all charts.
+        others: whether it stands for all that have no line of their own.
+    """
+
+    label: str
+    path: str
+    style: int
+    others: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of lines over time.
+
+    Attributes:
+        title: what it shows.
+        unit: of the upright axis, in words.
+        curves: the lines.
+        x_ticks: from left to right.
+        y_ticks: from the bottom up.
+        zero: where 0 is, in percent, if that is neither at the bottom nor beyond.
+        bands: left ends and widths, in percent, of times of which events were lost.
+        summary: what a reader who cannot see it is told.
+        payload: start (seconds since 1970), step (seconds), unit and values, for the page's script.
+    """
+
+    title: str
+    unit: str
+    curves: Sequence[Curve]
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+    zero: float | None
+    bands: Sequence[tuple[float, float]]
+    summary: str
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The 50th, 95th and 99th percentile of one task: places in percent, and texts."""
+
+    label: str
+    places: Sequence[float]
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Percentiles of tasks beside each other, on one logarithmic axis."""
+
+    ticks: Sequence[Tick]
+    rows: Sequence[Range]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From values to percent of the height."""
+
+    low: float
+    high: float
+    log: bool
+
+    def place(self, value: float) -> float:
+        if not self.log:
+            return (value - self.low) / (self.high - self.low) * 100
+        return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low) * 100
+
+
+def chart(title: str, unit: str, axis: Axis, lines: Sequence[Line], lost: Iterable[tuple[float, float]] = ()) -> Chart:
+    """Return where everything of a chart goes.
+
+    Args:
+        title: what it shows.
+        unit: of its values, in words; with ``ms`` they are milliseconds, and the axis is logarithmic.
+        axis: the time.
+        lines: at least one value of them is not None. Those without one are left out, and the others keep their looks.
+        lost: of :func:`bands`.
+    """
+    drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
+    values = [value for _, line in drawn for value in line.values if value is not None]
+    kind = Unit.MS if unit == "ms" else Unit.NUMBER
+    scale, ticks = _log_scale(values) if unit == "ms" else _linear_scale(values)
+    return Chart(
+        title,
+        "log scale" if unit == "ms" else unit,
+        [Curve(line.label, _path(line.values, scale), style, line.others) for style, line in drawn],
+        _x_ticks(axis),
+        [Tick(round(scale.place(value), 2), written(value, kind)) for value in ticks],
+        round(scale.place(0), 2) if scale.low < 0 < scale.high and not scale.log else None,
+        list(lost),
+        _summary(title, lines, axis, kind),
+        {
+            "start": axis.start * 60,
+            "step": axis.step * 60,
+            "unit": kind.value,
+            "lines": [{"label": line.label, "values": [_short(value) for value in line.values]} for _, line in drawn],
+        },
+    )
+
+
+def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
+    """Return where some minutes are on an axis: left ends and widths in percent; one too narrow to see is widened."""
+    points = sorted({axis.place(minute) for minute in minutes if 0 <= axis.place(minute) < axis.points})
+    found: list[list[int]] = []
+    for point in points:
+        if found and found[-1][1] == point:
+            found[-1][1] = point + 1
+        else:
+            found.append([point, point + 1])
+    return [
+        (round(begin / axis.points * 100, 2), max(0.4, round((end - begin) / axis.points * 100, 2)))
+        for begin, end in found
+    ]
+
+
+def ranges(tallies: Sequence[TaskTally], of: str) -> Ranges | None:
+    """Return the percentiles of tasks beside each other; None where nothing was measured.
+
+    Args:
+        tallies: the tasks.
+        of: ``wait`` or ``run``.
+    """
+    measured = [(tally, [getattr(tally, of)(share) for share in (0.5, 0.95, 0.99)]) for tally in tallies]
+    known = [(tally, values) for tally, values in measured if values[0] is not None]
+    if not known:
+        return None
+    scale, ticks = _log_scale([value for _, values in known for value in values])
+    rows = [
+        Range(
+            tally.label,
+            [round(scale.place(value), 2) for value in values],
+            [written(value, Unit.MS) for value in values],
+        )
+        for tally, values in known
+    ]
+    return Ranges([Tick(round(scale.place(tick), 2), written(tick, Unit.MS)) for tick in ticks], rows)
+
+
+def _log_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
+    least, most = max(min(values), 1), max(*values, 1)
+    low = max(tick for tick in _TIMES_MS if tick <= least)
+    high = next((tick for tick in _TIMES_MS if tick >= most and tick > low), _TIMES_MS[-1])
+    return _Scale(low, high, log=True), [tick for tick in _TIMES_MS if low <= tick <= high]
+
+
+def _linear_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
+    low, high = min(0.0, *values), max(0.0, *values)
+    if high - low < 1e-6:
+        high = low + 1
+    rough = (high - low) / 4
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
+    first, last = math.floor(low / step), math.ceil(high / step - 0.001)
+    ticks = [round(count * step, 10) for count in range(first, last + 1)]
+    return _Scale(ticks[0], ticks[-1], log=False), ticks
+
+
+def _x_ticks(axis: Axis) -> list[Tick]:
+    end = axis.start + axis.minutes
+    step = next((size for size in _TICK_MINUTES if axis.minutes / size <= _MOST_TICKS), _TICK_MINUTES[-1])
+    first = -(-axis.start // min(step, _DAY)) * min(step, _DAY)  # the first midnight, where ticks are days
+    return [
+        Tick(round((minute - axis.start) / axis.minutes * 100, 2), _time_text(minute, step), minor=place % 2 == 1)
+        for place, minute in enumerate(range(first, end + 1, step))
+    ]
+
+
+def _time_text(minute: int, step: int) -> str:
+    moment = datetime.fromtimestamp(minute * 60, UTC)
+    return f"{moment.day} {moment:%b}" if step >= _DAY or minute % _DAY == 0 else f"{moment:%H:%M}"
+
+
+def _path(values: Sequence[float | None], scale: _Scale) -> str:
+    """Steps from left to right, with a hole where there is no value."""
+    width = WIDTH / len(values)
+    parts: list[str] = []
+    last: str | None = None
+    for place, value in enumerate(values):
+        if value is None:
+            last = None
+            continue
+        height = f"{HEIGHT - scale.place(value) * HEIGHT / 100:.1f}".removesuffix(".0")
+        right = f"{(place + 1) * width:.1f}".removesuffix(".0")
+        if last is None:
+            parts.append(f"M{place * width:.1f} {height}H{right}")
+        elif height == last:
+            parts[-1] = parts[-1][: parts[-1].rindex("H")] + f"H{right}"
+        else:
+            parts.append(f"V{height}H{right}")
+        last = height
+    return "".join(parts)
+
+
+def _short(value: float | None) -> float | None:
+    """Three digits are enough for a tooltip."""
+    return None if value is None else float(f"{value:.3g}") if abs(value) < 1_000 else round(value)
+
+
+def _summary(title: str, lines: Sequence[Line], axis: Axis, kind: Unit) -> str:
+    told = []
+    for line in lines:
+        known = [(value, place) for place, value in enumerate(line.values) if value is not None]
+        if known:
+            most, place = max(known, key=lambda one: (one[0], -one[1]))
+            at = datetime.fromtimestamp((axis.start + place * axis.step) * 60, UTC)
+            told.append(f"{line.label}: at most {written(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
+    return f"{title}. " + "; ".join(told) + "."

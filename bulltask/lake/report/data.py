@@ -1,0 +1,307 @@
+"""What a report needs of a lake's gold, read with Arrow: no JVM, no Redis.
+
+Each day is folded to the steps of the charts before the next is read, so memory does not grow with the number of jobs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.layout import Layout
+from bulltask.lake.read import TableReader
+from bulltask.lake.report.period import Period
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    CAPACITY_MINUTE,
+    COST_DAY,
+    ERRORS_DAY,
+    EVENTS,
+    GAPS,
+    REPAIRS,
+    SLO_DAY,
+    TASK_MINUTE,
+    Table,
+)
+
+__all__ = ["Axis", "Data", "Row", "TaskKey", "busiest_day", "read", "sizes"]
+
+TaskKey = tuple[str, str | None]
+"""A queue, and the name of a task or None where the beginning of the job was lost."""
+
+Row = Mapping[str, Any]
+
+_PAIRS: Final = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.int64())]))
+_MINUTE_US: Final = 60_000_000
+_STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
+_MOST_POINTS: Final = 240
+_TASK_SUMS: Final = (
+    "enqueued", "started", "completed", "failed", "retried", "stalled", "parked", "done", "busy_ms", "wasted_ms",
+)  # fmt: skip
+_QUEUE_SUMS: Final = ("arrivals", "departures", "backlog_delta", "busy_workers", "utilisation")
+_QUEUE_PEAKS: Final = ("peak_workers", "utilisation", "wait_p95")
+_LOAD: Final = (
+    "queue", "name", "minute", "complete",
+    "enqueued", "completed", "failed", "retried", "stalled", "parked",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The time that charts show: from the first minute in which gold has something to the last.
+
+    Attributes:
+        start: its first minute, as all minutes here a number of minutes since 1970.
+        step: minutes that a point stands for; a part of a day.
+        points: how many.
+    """
+
+    start: int
+    step: int
+    points: int
+
+    @classmethod
+    def over(cls, first: int, last: int) -> Axis:
+        """Return the axis over some minutes, the last one included, with no more points than a chart can show."""
+        step = next((step for step in _STEPS if last // step - first // step < _MOST_POINTS), _STEPS[-1])
+        return cls(first // step * step, step, last // step - first // step + 1)
+
+    def place(self, minute: int) -> int:
+        """Which point a minute belongs to."""
+        return (minute - self.start) // self.step
+
+    @property
+    def minutes(self) -> int:
+        """How many minutes it covers."""
+        return self.points * self.step
+
+
+@dataclass(slots=True)
+class Data:
+    """A period of a lake, as small as a report can use it.
+
+    Attributes:
+        period: what was asked for.
+        axis: when something happened in it; None where gold has no minute of it.
+        tasks: gold.task_minute: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and of times.
+        waits: how many waits there were: ``queue``, ``name``, ``at``, ``size_class``, ``count``.
+        runs: the same of the runs.
+        queues: gold.capacity_minute: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
+        errors: rows of gold.errors_day.
+        slos: rows of gold.slo_day.
+        costs: rows of gold.cost_day.
+        gaps: rows of bronze.gaps that touch the period, with ``repaired_rows``.
+        incomplete: of each queue, the minutes that gold calls incomplete.
+        unbuilt: days of which there are events but no gold.
+        built_at: when the gold of the last day was written; None where there is none.
+    """
+
+    period: Period
+    axis: Axis | None
+    tasks: Any
+    waits: Any
+    runs: Any
+    queues: Any
+    errors: list[Row] = field(default_factory=list)
+    slos: list[Row] = field(default_factory=list)
+    costs: list[Row] = field(default_factory=list)
+    gaps: list[Row] = field(default_factory=list)
+    incomplete: Mapping[str, set[int]] = field(default_factory=dict)
+    unbuilt: list[date] = field(default_factory=list)
+    built_at: datetime | None = None
+
+
+def read(layout: Layout, period: Period) -> Data:
+    """Read what a report of a period needs.
+
+    Args:
+        layout: where the lake is.
+        period: its days and queues.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+    """
+    reader = TableReader(layout)
+    axis = _axis(reader, period)
+    step = axis.step if axis else 1
+    return Data(
+        period,
+        axis,
+        *_task_minutes(reader, period, step),
+        _queue_minutes(reader, period, step),
+        errors=_rows(reader, ERRORS_DAY, period),
+        slos=_rows(reader, SLO_DAY, period),
+        costs=_rows(reader, COST_DAY, period),
+        gaps=_gaps(reader, period),
+        incomplete=_incomplete(reader, period),
+        unbuilt=_unbuilt(reader, period),
+        built_at=_built_at(layout, period),
+    )
+
+
+def busiest_day(layout: Layout, data: Data) -> tuple[list[Row], list[Row]]:
+    """Return the minutes of the day in which workers were busy longest, of tasks and of queues.
+
+    One day, as each of its rows is an object here. The runs of a whole day are in one row of each task.
+    """
+    if not data.tasks.num_rows:
+        return [], []
+    by_day = data.tasks.append_column("day", pc.divide(data.tasks["at"], 1440)).group_by("day")
+    days = by_day.aggregate([("busy_ms", "sum"), ("enqueued", "sum")]).to_pylist()
+    busiest = max(days, key=lambda row: (row["busy_ms_sum"], row["enqueued_sum"], row["day"]))["day"]
+    day = datetime.fromtimestamp(busiest * 86_400, UTC).date()
+    reader, period = TableReader(layout), Period(day, day, data.period.queues)
+    tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
+    queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_workers", "peak_workers"]))
+    runs = sizes(data.runs.filter(pc.equal(pc.divide(data.runs["at"], 1440), busiest)))
+    return [{**row, "run_counts": runs.pop((row["queue"], row["name"]), None)} for row in tasks], queues.to_pylist()
+
+
+def sizes(counts: Any) -> dict[TaskKey, dict[int, int]]:
+    """Return how many there are of each size class, for each task, of ``waits`` or ``runs``."""
+    found: defaultdict[TaskKey, dict[int, int]] = defaultdict(dict)
+    for row in counts.group_by(["queue", "name", "size_class"]).aggregate([("count", "sum")]).to_pylist():
+        found[row["queue"], row["name"]][row["size_class"]] = row["count_sum"]
+    return dict(found)
+
+
+def _axis(reader: TableReader, period: Period) -> Axis | None:
+    found: list[int] = []
+    for table in (TASK_MINUTE, CAPACITY_MINUTE):
+        for day in _days(reader, table, period, ["queue", "minute"]):
+            if day.num_rows:
+                ends = pc.min_max(_minutes(day["minute"])).as_py()
+                found += [ends["min"], ends["max"]]
+    return Axis.over(min(found), max(found)) if found else None
+
+
+def _wanted(period: Period) -> Any:
+    return ds.field("queue").isin(list(period.queues)) if period.queues else None
+
+
+def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
+    """A table's days, one after the other."""
+    whole = arrow_schema(table)
+    schema = pa.schema([whole.field(name) for name in columns])
+    for day in period.days:
+        yield reader.over(
+            table,
+            [day],
+            lambda batches: pa.Table.from_batches(batches, schema),
+            where=_wanted(period),
+            columns=columns,
+        )
+
+
+def _rows(reader: TableReader, table: Table, period: Period) -> list[Row]:
+    columns = [column.name for column in table.columns]
+    return [row for found in _days(reader, table, period, columns) for row in found.to_pylist()]
+
+
+def _minutes(column: Any) -> Any:
+    return pc.divide(pc.cast(column, pa.int64()), _MINUTE_US)
+
+
+def _stepped(table: Any, step: int) -> Any:
+    at = pc.multiply(pc.divide(_minutes(table["minute"]), step), step)
+    return table.append_column("at", at)
+
+
+def _task_minutes(reader: TableReader, period: Period, step: int) -> tuple[Any, Any, Any]:
+    """What tasks did, their waits, their runs."""
+    key, sums = ["queue", "name", "at"], [(name, "sum") for name in _TASK_SUMS]
+    parts: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    columns = ["queue", "name", "minute", *_TASK_SUMS, "wait_counts", "run_counts"]
+    for found in _days(reader, TASK_MINUTE, period, columns):
+        day = _stepped(found, step)
+        parts[0].append(_named(day.group_by(key).aggregate(sums), [*key, *_TASK_SUMS]))
+        parts[1].append(_classes(day, "wait_counts", key))
+        parts[2].append(_classes(day, "run_counts", key))
+    texts = [("queue", pa.string()), ("name", pa.string())]
+    counts = pa.schema([*texts, ("at", pa.int64()), ("size_class", pa.int32()), ("count", pa.int64())])
+    minutes = pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))])
+    return _joined(parts[0], minutes), _joined(parts[1], counts), _joined(parts[2], counts)
+
+
+def _classes(table: Any, column: str, key: list[str]) -> Any:
+    """How many there are of each size class, a row each."""
+    lists = table[column].cast(_PAIRS).combine_chunks()  # functions for lists end the process when they are given maps
+    owner, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
+    flat = table.select(key).take(owner)
+    flat = flat.append_column("size_class", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
+    names = [*key, "size_class"]
+    return _named(flat.group_by(names).aggregate([("count", "sum")]), [*names, "count"])
+
+
+def _named(table: Any, names: list[str]) -> Any:
+    """Columns in this order, with their own names again."""
+    plain = table.rename_columns([name.removesuffix("_sum") for name in table.schema.names])
+    return plain.select(names)
+
+
+def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
+    columns = ["queue", "minute", "capacity", *dict.fromkeys((*_QUEUE_SUMS, *_QUEUE_PEAKS))]
+    wishes = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
+    names = ["queue", "at", *(f"{name}_{kind}" for name, kind in wishes)]
+    parts = {"busy_workers_sum", "utilisation_sum", "utilisation_max"}
+    types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
+    days = [
+        _stepped(day, step).group_by(["queue", "at"]).aggregate(wishes).select(names)
+        for day in _days(reader, CAPACITY_MINUTE, period, columns)
+    ]
+    return _joined(days, pa.schema(list(zip(names, types, strict=True))))
+
+
+def _joined(parts: list[Any], schema: Any) -> Any:
+    return pa.concat_tables([part.cast(schema) for part in parts]) if parts else schema.empty_table()
+
+
+def _incomplete(reader: TableReader, period: Period) -> dict[str, set[int]]:
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for table in (TASK_MINUTE, CAPACITY_MINUTE):
+        for day in _days(reader, table, period, ["queue", "minute", "complete"]):
+            lost = day.filter(pc.invert(day["complete"]))
+            for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
+                found[queue].add(minute)
+    return dict(found)
+
+
+def _gaps(reader: TableReader, period: Period) -> list[Row]:
+    """The gaps that touch the period: one may be found days after its events were lost."""
+    begin, end = period.span
+    repaired: defaultdict[tuple[str, str | None], int] = defaultdict(int)
+    for row in _since(reader, REPAIRS, period):
+        repaired[row["queue"], row["after_id"]] += row["repaired_rows"] or 0
+    touching = [
+        {**row, "repaired_rows": repaired[row["queue"], row["after_id"]]}
+        for row in _since(reader, GAPS, period)
+        if (row["after_at"] or row["first_at"] or row["detected_at"]) < end
+        and (row["first_at"] or row["detected_at"]) >= begin
+    ]
+    return sorted(touching, key=lambda row: (row["queue"], row["detected_at"]))
+
+
+def _since(reader: TableReader, table: Table, period: Period) -> list[Row]:
+    days = [day for day in reader.days(table) if day >= period.first]
+    return reader.over(
+        table, days, lambda batches: [row for batch in batches for row in batch.to_pylist()], where=_wanted(period)
+    )
+
+
+def _unbuilt(reader: TableReader, period: Period) -> list[date]:
+    read_days = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}
+    built = {*reader.days(TASK_MINUTE)}
+    return [day for day in period.days if day in read_days and day not in built]
+
+
+def _built_at(layout: Layout, period: Period) -> datetime | None:
+    times = [place.stat().st_mtime for day in period.days if (place := layout.day(TASK_MINUTE, day)).is_dir()]
+    return datetime.fromtimestamp(times[-1], UTC) if times else None

@@ -1,0 +1,122 @@
+"""Tables of a report: for people, and for programs as JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from bulltask.lake.report.wording import Unit, one_line, written
+
+__all__ = ["Column", "Grid", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name for programs, its heading for people, what its values are."""
+
+    name: str
+    heading: str
+    unit: Unit
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it stands to the left, as texts do."""
+        return self.unit in {Unit.TEXT, Unit.TEXTS, Unit.TIME, Unit.FLAG}
+
+
+@dataclass(slots=True)
+class Grid:
+    """A table: columns, and rows of as many values.
+
+    Attributes:
+        columns: from left to right.
+        rows: values; None is nothing.
+        note: what to know of it, in a sentence.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]] = ()
+    note: str = ""
+
+    def cells(self) -> list[list[str]]:
+        """The rows as people read them."""
+        return [
+            [written(value, column.unit) for value, column in zip(row, self.columns, strict=True)] for row in self.rows
+        ]
+
+    def without(self, *names: str) -> Grid:
+        """The same without some columns."""
+        kept = [place for place, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return Grid([self.columns[place] for place in kept], rows, self.note)
+
+
+def as_text(grid: Grid) -> str:
+    """Return lines of a fixed width for a terminal."""
+    head = [column.heading for column in grid.columns]
+    lines = [head, *grid.cells()]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    padded = (
+        "  ".join(
+            cell.ljust(width) if column.is_text else cell.rjust(width)
+            for cell, width, column in zip(line, widths, grid.columns, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+    return "\n".join([*padded, *([f"\n{grid.note}"] if grid.note else [])]) + "\n"
+
+
+def as_markdown(grid: Grid) -> str:
+    """Return a table of Markdown; what is untrusted cannot leave its cell."""
+    heads = [column.heading for column in grid.columns]
+    rule = ["---" if column.is_text else "---:" for column in grid.columns]
+    lines = [heads, rule, *([markdown_text(cell) for cell in row] for row in grid.cells())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+_MARKUP: Final = re.compile(
+    r"[\\`*\[\]<>|~&$@#]"  # code, emphasis, links, HTML, cells, formulas, mentions
+    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis, but not within a name
+    r"|:(?=//)|(?<=www)\."  # what becomes a link by itself
+    r"|^[+=-](?=[\s=-]|$)|(?<=^\d)[.)](?=\s|$)"  # lists, headings, rules
+)
+
+
+def markdown_text(text: str) -> str:
+    """Return a text that Markdown shows as it is, on one line: no link, no HTML, no cell begins in it."""
+    # Entities work in every renderer, also where a backslash does not (| in GitHub's tables of code).
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
+
+
+def as_json(grid: Grid) -> str:
+    """Return a JSON list of objects: numbers as they are, times as ISO 8601, money as text."""
+    names = [column.name for column in grid.columns]
+    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in grid.rows]
+    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(grid: Grid) -> str:
+    """Return CSV with a head. A text that a spreadsheet would take for a formula gets ``'`` in front."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.name for column in grid.columns])
+    writer.writerows([_csv_cell(_plain(value)) for value in row] for row in grid.rows)
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _csv_cell(value: Any) -> Any:
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return f"'{text}" if isinstance(text, str) and text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text

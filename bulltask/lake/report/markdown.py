@@ -1,0 +1,86 @@
+"""A report as Markdown: for a chat, a ticket, a wiki."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from bulltask.lake.report.charts import Chart
+from bulltask.lake.report.grids import as_markdown, markdown_text
+from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.views import notes, queues_shown, tables, told
+from bulltask.lake.report.wording import Unit, written
+
+__all__ = ["markdown"]
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_WIDTH: Final = 60
+
+
+def markdown(report: Report) -> str:
+    """Return the Markdown of a report; what is other people's text cannot become markup."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"# Jobs, {report.data.period.title}\n"
+    covered = f" · {report.covered}" if report.covered else ""
+    yield f"{markdown_text(queues_shown(report))}{covered} · made {report.made_at:%Y-%m-%d %H:%M} UTC\n"
+    for alert in report.alerts:
+        yield f"> **{markdown_text(alert.title)}**\n>\n> {markdown_text(alert.text)}\n"
+    if report.empty:
+        return
+    yield "| | | |\n|---|---:|---|"
+    for figure in report.figures:
+        yield f"| {figure.label} | **{figure.value}** | {figure.detail} |"
+    yield ""
+    yield from _sections(report)
+    yield "---\n"
+    yield from (f"* {note}" for note in notes(report))
+    yield ""
+
+
+def _sections(report: Report) -> Iterator[str]:
+    grids, charts = tables(report), report.charts
+    yield "## Throughput\n"
+    yield from _sparks(charts["throughput"])
+    yield "## Wait and run\n"
+    yield as_markdown(grids["tasks"])
+    yield "## Failures\n"
+    yield as_markdown(grids["reasons"]) if report.reasons else "No job failed.\n"
+    if report.reasons_left[0]:
+        kinds, count = report.reasons_left
+        yield f"{kinds:,} other reasons: {count:,} failures\n"
+    yield "## Retries and stalls\n"
+    yield as_markdown(grids["retries"]) if grids["retries"].rows else "No attempt was made again, and none stalled.\n"
+    yield "## Workers\n"
+    yield told(report.advice)
+    if "busy" in charts:
+        yield from _sparks(charts["busy"])
+    yield as_markdown(grids["capacity"])
+    yield "## Objectives\n"
+    yield as_markdown(grids["slo"]) if grids["slo"].rows else "None are set.\n"
+    yield "## Cost\n"
+    yield as_markdown(grids["cost"]) if grids["cost"].rows else "No attempt ran.\n"
+    yield "## Completeness\n"
+    lost = any(alert.kind == "incomplete" for alert in report.alerts)
+    nothing = "The gaps themselves are no longer in bronze.gaps.\n" if lost else "Nothing is missing.\n"
+    yield as_markdown(grids["gaps"]) if grids["gaps"].rows else nothing
+
+
+def _sparks(chart: Chart) -> Iterator[str]:
+    """A line of blocks for each line of a chart."""
+    yield f"{chart.title}, from left to right in time:\n"
+    yield "| | | |\n|---|---|---|"
+    for line in chart.payload["lines"]:
+        values = [value or 0 for value in line["values"]]
+        most = written(max(values), Unit(chart.payload["unit"]))
+        yield f"| {markdown_text(line['label'])} | {_spark(values)} | at most {most} |"
+    yield ""
+
+
+def _spark(values: Sequence[float]) -> str:
+    size = -(-len(values) // _WIDTH)
+    means = [sum(part) / len(part) for part in (values[at : at + size] for at in range(0, len(values), size))]
+    most = max(*means, 0.0) or 1.0
+    return "".join(_BLOCKS[max(0, round(mean / most * (len(_BLOCKS) - 1)))] for mean in means)

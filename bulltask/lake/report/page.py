@@ -1,0 +1,112 @@
+"""A report as one HTML file, which needs nothing but itself.
+
+The names of tasks and the reasons of failures are other people's text: Jinja2 escapes all of it, and the page's policy
+lets no script run but its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bulltask.lake.report import topics
+from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.tallies import incomplete_minutes
+from bulltask.lake.report.topics import Reason
+from bulltask.lake.report.views import notes, queues_shown, steps, tables
+from bulltask.lake.report.wording import Unit, one_line, written
+
+__all__ = ["html"]
+
+_LONGEST: Final = 4_000
+"""Characters of a failure's example; one with a whole document in it is of no use here."""
+
+_SECTIONS: Final = (
+    ("throughput", "Throughput"),
+    ("durations", "Wait and run"),
+    ("failures", "Failures"),
+    ("retries", "Retries"),
+    ("capacity", "Workers"),
+    ("slo", "Objectives"),
+    ("cost", "Cost"),
+    ("completeness", "Completeness"),
+)
+
+
+def html(report: Report) -> str:
+    """Return the page of a report."""
+    grids, script = tables(report), _resource("report.js")
+    slo = topics.slo(report.data)
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            report=report,
+            grids=grids,
+            objectives=[dict(zip((column.name for column in slo.columns), row, strict=True)) for row in slo.rows],
+            many_queues=len(report.queues) > 1,
+            queues=one_line(queues_shown(report)),
+            priced=any(cost.cost is not None for cost in report.costs),
+            incomplete=any(incomplete_minutes(report.data).values()),
+            sections=_SECTIONS,
+            notes=notes(report),
+            point=_point(report),
+            seen=partial(_seen, short=len(report.data.period.days) == 1),
+            expected=_expected(report),
+            # Files of this package, not texts of a lake.
+            style=Markup(_resource("report.css")),  # noqa: S704
+            script=Markup(script),  # noqa: S704
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+def _point(report: Report) -> str:
+    """What a point of a chart is, where that is more than a minute."""
+    step = report.data.axis.step if report.data.axis else 1
+    return "" if step == 1 else f"mean of {steps(step)}"
+
+
+def _seen(one: Reason, *, short: bool) -> str:
+    """From when to when; in a report of a day, of times alone."""
+    times = (time for time in (one.first_seen, one.last_seen) if time is not None)
+    texts = dict.fromkeys(f"{time:%H:%M}" if short else f"{time:%Y-%m-%d %H:%M}" for time in times)
+    return " to ".join(texts)
+
+
+def _expected(report: Report) -> int | None:
+    """Which of the choices is the recommended one."""
+    found = report.advice.together
+    return None if found is None else [choice.workers for choice in found.choices].index(found.workers)
+
+
+def _resource(name: str) -> str:
+    return files("bulltask.lake.report").joinpath("templates", name).read_text("utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("bulltask.lake.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    units: dict[str, Unit] = {unit.name.lower(): unit for unit in Unit}
+    filters: dict[str, Callable[[Any], str]] = {name: partial(_written, unit=unit) for name, unit in units.items()}
+    made.filters.update(filters, line=one_line, lines=_lines)
+    return made
+
+
+def _written(value: Any, unit: Unit) -> str:
+    return written(value, unit)
+
+
+def _lines(text: str) -> str:
+    """A text of several lines, without anything that hides or turns it."""
+    cut = text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
+    return "\n".join(one_line(line.replace("\t", "    ")) for line in cut.splitlines())

@@ -1,0 +1,79 @@
+"""Which days and queues a report is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Final, Self
+
+from bulltask.errors import ConfigError
+
+__all__ = ["MINUTE", "Period", "Span"]
+
+MINUTE: Final = timedelta(minutes=1)
+_MOST_DAYS: Final = 366
+_DAY: Final = timedelta(days=1)
+
+Span = tuple[datetime, datetime]
+"""From the first moment to the one behind the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Whole days in UTC, and the queues that count.
+
+    Attributes:
+        first: the first day.
+        last: the last day, which is part of it.
+        queues: their names; all queues where it is empty.
+
+    Raises:
+        ConfigError: the last day is before the first, or they are more than 366.
+    """
+
+    first: date
+    last: date
+    queues: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise ConfigError(f"{self.first}..{self.last} ends before it begins: write the earlier day first")
+        if (self.last - self.first).days >= _MOST_DAYS:
+            raise ConfigError(f"{self.first}..{self.last} has more than {_MOST_DAYS} days: ask for fewer")
+
+    @classmethod
+    def parse(cls, text: str, queues: tuple[str, ...] = ()) -> Self:
+        """Read ``2026-11-22`` or ``2026-11-20..2026-11-22``.
+
+        Raises:
+            ConfigError: that is neither, or no period.
+        """
+        first, dots, last = text.partition("..")
+        try:
+            return cls(date.fromisoformat(first.strip()), date.fromisoformat((last if dots else first).strip()), queues)
+        except ConfigError:
+            raise
+        except ValueError:
+            raise ConfigError(f"{text!r} is no day and no A..B: write 2026-11-22 or 2026-11-20..2026-11-22") from None
+
+    @property
+    def days(self) -> list[date]:
+        """All its days, in order."""
+        return [self.first + _DAY * offset for offset in range((self.last - self.first).days + 1)]
+
+    @property
+    def span(self) -> Span:
+        """Its first moment, and the one behind its last."""
+        return datetime.combine(self.first, time(), UTC), datetime.combine(self.last + _DAY, time(), UTC)
+
+    @property
+    def title(self) -> str:
+        """``22 November 2026``, or ``20 November to 22 November 2026``."""
+        last = f"{self.last.day} {self.last:%B %Y}"
+        if self.first == self.last:
+            return last
+        year = f" {self.first:%Y}" if self.first.year != self.last.year else ""
+        return f"{self.first.day} {self.first:%B}{year} to {last}"
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"

@@ -1,0 +1,186 @@
+"""What a report counts for each task and each queue, over the whole period."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bulltask.lake.report.data import Data, TaskKey, sizes
+from bulltask.lake.size_classes import Counts, merged, percentile
+
+__all__ = [
+    "MOST",
+    "UNKNOWN",
+    "QueueTally",
+    "TaskTally",
+    "by_queue",
+    "by_task",
+    "incomplete_minutes",
+    "labels",
+    "topped",
+]
+
+MOST: Final = 15
+"""So many tasks are shown on their own; the others together."""
+
+UNKNOWN: Final = "(unknown task)"
+"""Of attempts whose beginning, which has the name, was lost."""
+
+
+@dataclass(slots=True)
+class TaskTally:
+    """What one task did, or several together.
+
+    Attributes:
+        keys: the queue and name of each.
+        label: what to call it.
+        counts: sums of the columns of gold.task_minute: ``done``, ``failed``, ``busy_ms`` and so on.
+        waits: how many waits there were of each size class.
+        runs: the same of the runs.
+    """
+
+    keys: list[TaskKey]
+    label: str
+    counts: Counter[str]
+    waits: Counts = field(default_factory=dict)
+    runs: Counts = field(default_factory=dict)
+
+    @property
+    def queue(self) -> str | None:
+        """Its queue; None where it stands for tasks of several."""
+        queues = {queue for queue, _ in self.keys}
+        return queues.pop() if len(queues) == 1 else None
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that have ended."""
+        return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "parked"))
+
+    def wait(self, share: float) -> int | None:
+        """The milliseconds that a share of the attempts, 0 to 1, has waited at most."""
+        return percentile(self.waits, share)
+
+    def run(self, share: float) -> int | None:
+        """The milliseconds that a share of the attempts has run at most."""
+        return percentile(self.runs, share)
+
+    @property
+    def failure_rate(self) -> float | None:
+        """Failed jobs as a part of those that are done."""
+        return self.counts["failed"] / self.counts["done"] if self.counts["done"] else None
+
+    @classmethod
+    def together(cls, tallies: Sequence[TaskTally], label: str) -> TaskTally:
+        """Return several as one."""
+        keys = [key for tally in tallies for key in tally.keys]
+        counts: Counter[str] = Counter()
+        for tally in tallies:
+            counts.update(tally.counts)
+        return cls(
+            keys, label, counts, *(merged(getattr(tally, name) for tally in tallies) for name in ("waits", "runs"))
+        )
+
+
+@dataclass(slots=True)
+class QueueTally:
+    """What one queue and its workers did.
+
+    Attributes:
+        queue: its name.
+        arrivals: jobs added.
+        departures: jobs done, or removed before.
+        backlog: how much longer the queue has become.
+        busy_mean: attempts that ran at a time, on average from the first to the last minute of the report.
+        busy_peak: the most that ran at one moment.
+        utilisation_mean: part of the workers that was busy, likewise.
+        utilisation_peak: the same in the busiest minute.
+        capacity: attempts that can run at a time: as given, else the most that ran.
+        wait_p95: the highest of a minute, milliseconds.
+        incomplete: minutes of which events were lost.
+    """
+
+    queue: str
+    arrivals: int
+    departures: int
+    backlog: int
+    busy_mean: float
+    busy_peak: int | None
+    utilisation_mean: float
+    utilisation_peak: float | None
+    capacity: int | None
+    wait_p95: int | None
+    incomplete: int
+
+
+def by_task(data: Data) -> list[TaskTally]:
+    """Return what each task did; those that kept workers busy longest come first."""
+    names = data.tasks.schema.names[3:]
+    sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
+    counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
+    # Of a minute in which events were lost there is a row without a name, so that it is seen; often with nothing in it.
+    known = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
+    called, waits, runs = labels(known), sizes(data.waits), sizes(data.runs)
+    tallies = [
+        TaskTally([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
+    ]
+    return sorted(tallies, key=lambda tally: (-tally.counts["busy_ms"], -tally.attempts, tally.label))
+
+
+def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
+    """Return what to call tasks: their names, with the queue where two queues have one of the same name."""
+    keys = list(keys)
+    often = Counter(name for _, name in keys)
+    return {(queue, name): (name or UNKNOWN) + (f" ({queue})" if often[name] > 1 else "") for queue, name in keys}
+
+
+def topped(tallies: Sequence[TaskTally], most: int = MOST) -> list[TaskTally]:
+    """Return at most so many: the last one stands for all others."""
+    if len(tallies) <= most:
+        return list(tallies)
+    rest = tallies[most - 1 :]
+    return [*tallies[: most - 1], TaskTally.together(rest, f"{len(rest)} others")]
+
+
+def by_queue(data: Data, minutes: int) -> list[QueueTally]:
+    """Return what each queue did.
+
+    Args:
+        data: the period.
+        minutes: how many the report covers, which averages are over.
+    """
+    names = data.queues.schema.names[2:]
+    wishes = [(name, "max" if name.endswith("_max") else "sum") for name in names]
+    incomplete = incomplete_minutes(data)
+    tallies = []
+    for found in data.queues.group_by("queue").aggregate(wishes).to_pylist():
+        row: Mapping[str, Any] = {name: found[f"{name}_{kind}"] for name, kind in wishes}
+        tallies.append(
+            QueueTally(
+                queue=found["queue"],
+                arrivals=row["arrivals_sum"] or 0,
+                departures=row["departures_sum"] or 0,
+                backlog=row["backlog_delta_sum"] or 0,
+                busy_mean=(row["busy_workers_sum"] or 0) / max(minutes, 1),
+                busy_peak=row["peak_workers_max"],
+                utilisation_mean=(row["utilisation_sum"] or 0) / max(minutes, 1),
+                utilisation_peak=row["utilisation_max"],
+                capacity=row["capacity_max"],
+                wait_p95=row["wait_p95_max"],
+                incomplete=len(incomplete.get(found["queue"], ())),
+            )
+        )
+    return sorted(tallies, key=lambda tally: (-tally.busy_mean, tally.queue))
+
+
+def incomplete_minutes(data: Data) -> dict[str, set[int]]:
+    """Return the minutes of each queue that gold calls incomplete or that a gap touches."""
+    begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
+    found = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
+    for gap in data.gaps:
+        last = gap["first_at"] or gap["detected_at"]
+        first = gap["after_at"] or gap["first_at"] or last
+        minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
+        found.setdefault(gap["queue"], set()).update(minutes)
+    return found

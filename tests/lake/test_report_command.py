@@ -1,0 +1,184 @@
+"""``bulltask pipeline report``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bulltask.cli.main import main
+from tests.support.gold import queue_minute, task_minute
+from tests.support.lake import LakeBuilder, at
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    made = LakeBuilder(tmp_path / "lake")
+    for queue in ("images", "mail"):
+        counts: dict[str, Any] = {"enqueued": 60, "done": 60, "completed": 58, "failed": 2}
+        made.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
+        busy = {"arrivals": 60, "departures": 60, "busy_workers": 1.0, "peak_workers": 4, "capacity": 4}
+        made.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
+        of = {"queue": queue, "name": "=send()", "dt": "2026-11-22"}
+        made.gold(
+            "cost_day", [{**of, "jobs": 60, "attempts": 60, "busy_s": 60.0, "wasted_s": 0.0, "cost": Decimal("0.3")}]
+        )
+        seen = {
+            "first_seen": at("2026-11-22 10:00"),
+            "last_seen": at("2026-11-22 10:00"),
+            "sample_job_ids": ["j1", "j2"],
+        }
+        made.gold(
+            "errors_day", [{**of, "error_key": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **seen}]
+        )
+        judged = {"metric": "run", "objective_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
+        made.gold("slo_day", [{**of, **judged}])
+    return made
+
+
+@pytest.fixture
+def run(lake: LakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def ran(*words: str) -> Result:
+        return CliRunner().invoke(main, ["pipeline", "report", "--root", str(lake.layout.root), *words])
+
+    return ran
+
+
+def test_the_page_is_a_file_and_the_command_says_which(run: Run) -> None:
+    found = run()
+    assert (found.exit_code, found.output) == (0, "The report of 2026-11-22 is in bulltask-report-2026-11-22.html\n")
+    assert Path("bulltask-report-2026-11-22.html").read_text().startswith("<!doctype html>")
+    assert [path.name for path in Path().iterdir() if path.is_file()] == ["bulltask-report-2026-11-22.html"]
+
+
+def test_markdown_goes_to_the_terminal_and_a_file_s_ending_says_its_format(run: Run) -> None:
+    assert run("--format", "md").output.startswith("# Jobs, 22 November 2026\n")
+    assert run("--days", "2026-11-21..2026-11-22", "-o", "week.md").exit_code == 0
+    assert Path("week.md").read_text().startswith("# Jobs, 21 November to 22 November 2026\n")
+    assert run("-o", "-").output.startswith("<!doctype html>")
+    assert run("cost", "-o", "cost.csv").exit_code == 0
+    assert Path("cost.csv").read_text().startswith("queue,name,jobs")
+
+
+@pytest.mark.parametrize("topic", ["slo", "capacity", "cost", "errors"])
+def test_a_topic_is_a_table_for_people_and_for_programs(run: Run, topic: str) -> None:
+    rows = json.loads(run(topic, "--format", "json").output)
+    assert [row["queue"] for row in rows] == ["images", "mail"]
+    assert [row["queue"] for row in csv.DictReader(io.StringIO(run(topic, "--format", "csv").output))] == [
+        "images",
+        "mail",
+    ]
+    text = run(topic)
+    assert text.exit_code == 0
+    assert text.output.splitlines()[1].startswith("images")
+    assert run(topic, "--format", "md").output.splitlines()[2].startswith("| images |")
+    assert [row["queue"] for row in json.loads(run(topic, "--format", "json", "--queues", "mail").output)] == ["mail"]
+
+
+def test_values_for_programs_are_whole(run: Run) -> None:
+    [cost, _] = json.loads(run("cost", "--format", "json").output)
+    assert (cost["cost"], Decimal(cost["per_job"]), cost["busy_s"], cost["wasted"]) == (
+        "0.300000",
+        Decimal("0.005"),
+        60.0,
+        0.0,
+    )
+    [slo, _] = json.loads(run("slo", "--format", "json").output)
+    assert (slo["objective_ms"], slo["attainment"], slo["budget_left"], slo["complete"]) == (500, 0.75, 0.5, True)
+    [error, _] = json.loads(run("errors", "--format", "json").output)
+    assert (error["error_key"], error["last_seen"]) == ("no \x1b[31manswer", "2026-11-22T10:00:00+00:00")
+    assert (error["sample_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
+
+
+def test_what_a_terminal_or_a_spreadsheet_would_obey_is_text(run: Run) -> None:
+    shown = run("errors").output
+    assert "\x1b" not in shown
+    assert "no \\x1b[31manswer" in shown
+    assert {row["name"] for row in csv.DictReader(io.StringIO(run("errors", "--format", "csv").output))} == {"'=send()"}
+    assert {row["name"] for row in json.loads(run("errors", "--format", "json").output)} == {"=send()"}
+
+
+def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
+    rows = json.loads(run("capacity", "--format", "json").output)
+    assert all(row["workers"] >= 2 for row in rows)
+    text = run("capacity", "--within", "500ms").output
+    assert "no length of time" in text
+    text = run("capacity", "--within", "10s", "--share", "0.9", "--peak-factor", "1").output
+    assert "when the same workers serve all these queues, so that 90 % of the attempts begin within 10 s" in text
+    assert "* The busiest of" in text
+
+
+def test_what_is_missing_is_said_on_standard_error(run: Run, lake: LakeBuilder) -> None:
+    lost = {"lost": 5, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
+    lake.gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    found = run("cost", "--format", "json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)
+    assert found.stderr.startswith("Incomplete: 2 minutes. Events of mail were lost: 5.")
+
+
+def test_a_day_without_data_is_no_error(run: Run) -> None:
+    found = run("--day", "2026-11-20")
+    assert found.exit_code == 0
+    assert "No jobs on 20 November 2026" in found.stderr
+    assert json.loads(run("errors", "--day", "2026-11-20", "--format", "json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--format", "csv"], 2, "the whole report comes as html or md; csv is for one topic"),
+        (["cost", "--format", "html"], 2, "the page is that of all topics"),
+        (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days exclude each other"),
+        (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),
+        (["--share", "1.5"], 1, "share must be more than 0 and less than 1"),
+        (["-o", "no/such/place.html"], 1, "no/such/place.html cannot be written"),
+        (["costs"], 2, "'costs' is not one of"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(run: Run, words: list[str], code: int, message: str) -> None:
+    found = run(*words)
+    assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
+
+
+def test_without_a_lake_or_without_events_there_is_an_error(tmp_path: Path) -> None:
+    def ran(root: Path) -> Result:
+        return CliRunner().invoke(main, ["pipeline", "report", "--root", str(root)])
+
+    assert "there is no lake" in ran(tmp_path / "nowhere").stderr
+    (tmp_path / "bronze").mkdir()
+    found = ran(tmp_path)
+    assert (found.exit_code, "has no events yet" in found.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "pyarrow"])
+def test_without_its_extra_the_error_names_it(lake: LakeBuilder, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from bulltask.cli.main import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", "-"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert f"the report needs {missing}, which is not installed: pip install 'bulltask[report]'" in found.stderr
+
+
+def test_no_spark_is_imported(lake: LakeBuilder, tmp_path: Path) -> None:
+    code = (
+        "import sys; from bulltask.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
+        "print([name for name in ('pyspark', 'numpy') if name in sys.modules])"
+    )
+    out = str(tmp_path / "page.html")
+    words = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", out]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("page.html\n[]\n")

@@ -1,0 +1,346 @@
+"""The numbers of a report: known tables in, known numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.errors import ConfigError, LakeError
+from bulltask.lake.layout import Layout
+from bulltask.lake.report import grids, topics
+from bulltask.lake.report.data import Axis, read
+from bulltask.lake.report.making import make_report
+from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.period import Period
+from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
+from bulltask.lake.tables import REPAIRS
+from tests.support.gold import queue_minute, task_minute
+from tests.support.lake import LakeBuilder, at
+
+DAY = Period(date(2026, 11, 22), date(2026, 11, 22))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path)
+
+
+def reported(lake: LakeBuilder, period: Period = DAY) -> Report:
+    return make_report(lake.layout, period, made_at=datetime(2026, 11, 23, tzinfo=UTC))
+
+
+def values(report: Report, chart: str) -> dict[str, list[float | None]]:
+    return {line["label"]: line["values"] for line in report.charts[chart].payload["lines"]}
+
+
+def as_dicts(grid: grids.Grid) -> list[dict[str, Any]]:
+    return [dict(zip((column.name for column in grid.columns), row, strict=True)) for row in grid.rows]
+
+
+def slo_row(dt: str, good: int, complete: bool = True) -> dict[str, Any]:
+    fixed = {"queue": "mail", "name": "send", "metric": "wait", "objective_ms": 2000, "target": 0.99, "total": 1000}
+    return {**fixed, "dt": dt, "good": good, "complete": complete}
+
+
+def cost_row(dt: str, name: str = "send", cost: str | None = "1.5", **other: Any) -> dict[str, Any]:
+    fixed = {"queue": "mail", "jobs": 100, "attempts": 120, "busy_s": 60.0, "wasted_s": 15.0}
+    return {**fixed, "dt": dt, "name": name, "cost": None if cost is None else Decimal(cost), **other}
+
+
+def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
+    lake.gold(
+        "task_minute",
+        [
+            task_minute("10:00", waits=[10] * 98 + [5000] * 2, runs=[600] * 100, done=100, completed=95, failed=5),
+            task_minute("10:09", "resize", waits=[10] * 100, runs=[3000] * 100, done=100, completed=100),
+        ],
+    ).gold("capacity_minute", [queue_minute("10:00", peak_workers=7)])
+    lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
+    shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in reported(lake).figures}
+    assert shown == {
+        "Jobs done": ("200", "20 a minute", False),
+        "Failed": ("2.5 %", "5 jobs", True),
+        "Wait, p95": ("10 ms", "half: 10 ms", False),
+        "Run, p95": ("3.01 s", "half: 606 ms", False),
+        "Busy workers": ("0.6", "peak 7", False),
+        "Cost": ("1.50", "0.0075 a job", False),
+    }
+
+
+def test_without_a_price_the_headline_has_the_time_of_the_workers(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
+    last = reported(lake).figures[-1]
+    assert (last.label, last.value, last.detail) == ("Worker time", "1 min", "25 % wasted")
+
+
+def test_percentiles_of_a_task_are_those_of_all_its_minutes_not_a_mean_of_theirs(lake: LakeBuilder) -> None:
+    rows = [task_minute("10:00", waits=[10] * 99, runs=[1]), task_minute("10:01", waits=[40_000], runs=[1])]
+    lake.gold("task_minute", rows)
+    [task] = by_task(read(lake.layout, DAY))
+    assert (task.wait(0.5), task.wait(0.99)) == (10, 10)
+    assert task.wait(1.0) == pytest.approx(40_000, rel=0.01)
+
+
+def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], enqueued=2)])
+    assert values(reported(lake), "wait") == {"send": [20, None, 50]}
+
+
+def test_rates_are_a_minute_whatever_a_point_stands_for(lake: LakeBuilder) -> None:
+    rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
+    lake.gold("task_minute", rows)
+    report = reported(lake)
+    assert report.data.axis == Axis(start=rows[0]["minute"].timestamp() // 60, step=10, points=144)
+    assert values(report, "throughput")["added"] == [6] * 144
+
+
+def test_the_axis_covers_what_happened_not_the_whole_day(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("13:02", done=1)]).gold("capacity_minute", [queue_minute("13:05")])
+    report = reported(lake)
+    assert (report.covered, report.data.axis and report.data.axis.points) == ("13:02 to 13:06 UTC", 4)
+
+
+def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("00:00", enqueued=60), task_minute(at("2026-11-24 23:59"), enqueued=60)])
+    report = reported(lake, Period.parse("2026-11-21..2026-11-25"))
+    assert report.data.axis
+    assert report.data.axis.step == 30
+    assert [value for value in values(report, "throughput")["added"] if value] == [2, 2]
+    assert report.covered == "2026-11-22 00:00 to 2026-11-25 00:00 UTC"
+
+
+def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
+    for queue in ("mail", "{other}"):
+        lake.gold("task_minute", [task_minute("10:00", queue=queue, done=1)])
+        lake.gold("capacity_minute", [queue_minute("10:00", queue=queue)])
+        lake.gaps(
+            [{"queue": queue, "after_id": "1-0", "lost": 1, "exact": True, "detected_at": at("2026-11-22 11:00")}]
+        )
+    report = reported(lake, Period(DAY.first, DAY.last, ("{other}",)))
+    assert [task.queue for task in report.tasks] == ["{other}"]
+    assert [queue.queue for queue in report.queues] == ["{other}"]
+    assert [gap["queue"] for gap in report.data.gaps] == ["{other}"]
+
+
+def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", f"t{n:03}", runs=[1000 + n], waits=[n], done=1) for n in range(200)])
+    lake.gold("cost_day", [cost_row("2026-11-22", f"t{n:03}") for n in range(200)])
+    report = reported(lake)
+    assert [task.label for task in report.tasks[:2]] == ["t199", "t198"]  # the busiest
+    assert (len(report.tasks), report.tasks[-1].label) == (MOST, "186 others")
+    assert sum(task.counts["done"] for task in report.tasks) == 200
+    assert sum(sum(task.runs.values()) for task in report.tasks) == 200
+    assert [cost.name for cost in report.costs[14:]] == ["186 others"]
+    assert sum(cost.cost or 0 for cost in report.costs) == 300
+    assert [curve.others for curve in report.charts["wait"].curves] == [False] * 6 + [True]
+
+
+def test_a_task_of_two_queues_is_named_with_its_queue(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", queue=queue, done=1) for queue in ("a", "b")])
+    assert sorted(task.label for task in by_task(read(lake.layout, DAY))) == ["send (a)", "send (b)"]
+
+
+def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_is(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", done=1)])
+    assert [task.label for task in by_task(read(lake.layout, DAY))] == ["send"]
+    lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
+    assert UNKNOWN in [task.label for task in by_task(read(lake.layout, DAY))]
+
+
+def test_objectives_of_several_days_are_judged_as_one(lake: LakeBuilder) -> None:
+    lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
+    [found] = as_dicts(topics.slo(read(lake.layout, Period.parse("2026-11-21..2026-11-22"))))
+    assert (found["total"], found["good"], found["complete"]) == (2000, 1985, False)
+    assert found["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
+
+
+def test_the_objective_with_the_least_budget_comes_first(lake: LakeBuilder) -> None:
+    rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
+    lake.gold("slo_day", rows)
+    found = as_dicts(topics.slo(read(lake.layout, DAY)))
+    assert [(row["name"], round(row["budget_left"], 2)) for row in found] == [("over", -9.0), ("fine", 1.0)]
+
+
+def test_costs_of_several_days_add_up_and_one_without_a_price_has_none(lake: LakeBuilder) -> None:
+    lake.gold("cost_day", [cost_row("2026-11-21"), cost_row("2026-11-22"), cost_row("2026-11-22", "free", None)])
+    dear, free = topics.costs(read(lake.layout, Period.parse("2026-11-21..2026-11-22")))
+    assert (dear.jobs, dear.cost, dear.per_job, dear.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
+    assert (free.name, free.cost, free.per_job) == ("free", None, None)
+
+
+def failed(name: str, key: str, count: int, first: str, last: str, *ids: str) -> dict[str, Any]:
+    seen = {"first_seen": at(f"2026-11-{first}"), "last_seen": at(f"2026-11-{last}"), "dt": f"2026-11-{last[:2]}"}
+    return {"queue": "mail", "name": name, "error_key": key, "count": count, "sample_job_ids": list(ids), **seen}
+
+
+def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) -> None:
+    rows = [
+        failed("send", "no answer", 3, "21 10:00", "21 11:00", "old"),
+        failed("send", "no answer", 4, "22 09:00", "22 12:00", "new", "newer"),
+        failed("send", "refused", 1, "22 10:00", "22 10:00", "x"),
+        failed("pay", "no answer", 2, "22 08:00", "22 13:00", "p"),
+    ]
+    lake.gold("errors_day", rows)
+    report = reported(lake, Period.parse("2026-11-21..2026-11-22"))
+    first = report.failures[0]
+    assert (first.name, first.count, first.share, first.sample_job_ids) == ("send", 7, 7 / 8, ["new", "newer", "old"])
+    assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
+    by_reason = [(one.error_key, one.count, one.share, [task.name for task in one.tasks]) for one in report.reasons]
+    assert by_reason == [("no answer", 9, 0.9, ["send", "pay"]), ("refused", 1, 0.1, ["send"])]
+    assert report.reasons[0].last_seen == at("2026-11-22 13:00")
+
+
+def test_more_than_ten_reasons_leave_a_count_of_the_others(lake: LakeBuilder) -> None:
+    lake.gold("errors_day", [failed("send", f"e{n}", 100 - n, "22 10:00", "22 10:00") for n in range(13)])
+    report = reported(lake)
+    assert ([one.count for one in report.reasons][:2], len(report.reasons)) == ([100, 99], 10)
+    assert report.reasons_left == (3, 90 + 89 + 88)
+
+
+def test_means_of_a_queue_are_over_all_minutes_peaks_over_none(lake: LakeBuilder) -> None:
+    busy = {"busy_workers": 3.0, "utilisation": 0.75, "capacity": 4, "peak_workers": 5, "wait_p95": 700}
+    rows = [
+        queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6, **busy),
+        queue_minute("10:03", departures=6, backlog_delta=-6),
+    ]
+    lake.gold("capacity_minute", rows)
+    data = read(lake.layout, DAY)
+    assert data.axis
+    [queue] = by_queue(data, data.axis.minutes)
+    assert (queue.arrivals, queue.departures, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
+    assert (queue.busy_peak, queue.capacity, queue.wait_p95) == (5, 4, 700)
+    assert (queue.utilisation_mean, queue.utilisation_peak) == (0.1875, 0.75)
+    assert values(reported(lake), "backlog") == {"mail": [6, 6, 6, 0]}
+
+
+def gap(after: str | None, first: str | None, found: str, **values: Any) -> dict[str, Any]:
+    times = {"after_at": after, "first_at": first, "detected_at": found}
+    moments = {name: text and at(f"2026-11-{text}") for name, text in times.items()}
+    return {"after_id": after or "0-0", "lost": 10, "exact": True, "reason": "trimmed", **moments, **values}
+
+
+def test_minutes_of_a_gap_and_those_that_gold_calls_incomplete_count_once_each(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:01", complete=False), task_minute("10:07", complete=False)])
+    lake.gaps([gap("22 10:00", "22 10:02", "22 10:03")])
+    found = incomplete_minutes(read(lake.layout, DAY))
+    begin = int(at("2026-11-22 10:00").timestamp()) // 60
+    assert {queue: sorted(minutes) for queue, minutes in found.items()} == {
+        "mail": [begin, begin + 1, begin + 2, begin + 7]
+    }
+
+
+@pytest.mark.parametrize(
+    ("times", "minutes"),
+    [
+        (("21 23:00", "22 00:01", "22 00:05"), 2),  # begins the day before: only this day's minutes
+        (("22 23:58", "24 10:00", "24 10:05"), 2),  # found two days later
+        (("21 10:00", None, "21 10:05"), 0),  # over before the day
+        (("21 10:00", "21 23:59", "22 00:05"), 0),  # only found in it
+        (("23 00:00", "23 00:05", "23 00:06"), 0),  # behind the day
+        ((None, "22 10:00", "22 10:05"), 1),  # nobody knows when it began
+        (("22 10:00", None, "22 10:05"), 6),  # nothing behind it yet
+    ],
+)
+def test_a_gap_counts_where_it_touches_the_day(
+    lake: LakeBuilder, times: tuple[str | None, str | None, str], minutes: int
+) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps([gap(*times)])
+    data = read(lake.layout, DAY)
+    assert sum(map(len, incomplete_minutes(data).values())) == minutes
+    assert len(data.gaps) == (minutes > 0)
+
+
+def test_what_is_missing_is_the_first_thing_that_is_said(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    assert reported(lake).alerts == []
+    lake.gaps([gap("22 10:00", "22 10:01", "22 10:02"), gap("22 10:01", "22 10:03", "22 10:04", exact=False, lost=5)])
+    [alert] = reported(lake).alerts
+    assert (alert.kind, alert.title) == ("incomplete", "Incomplete: 4 minutes")
+    assert "Events of mail were lost: at least 15." in alert.text
+
+
+def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
+    repair = {"repaired_at": at("2026-11-23 08:00")}
+    rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
+    lake.write(REPAIRS, rows)
+    assert [row["repaired_rows"] for row in as_dicts(topics.gaps(read(lake.layout, DAY)))] == [3]
+
+
+def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
+    [alert] = reported(lake, Period.parse("2026-11-20..2026-11-22")).alerts
+    assert (alert.kind, alert.title) == ("unbuilt", "Not in here: 2026-11-21")
+    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
+
+
+def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    report = reported(lake, Period.parse("2026-11-25"))
+    assert report.empty
+    assert report.charts == {}
+    [alert] = report.alerts
+    assert (alert.kind, alert.title) == ("empty", "No jobs on 25 November 2026")
+    assert "build gold" in alert.text
+
+
+def test_no_lake_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LakeError, match="there is no lake"):
+        read(Layout(tmp_path / "nowhere"), DAY)
+
+
+def load(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+    tasks = [
+        task_minute(f"10:{n:02}", queue=queue, enqueued=rate, completed=rate, done=rate, runs=[1000] * rate)
+        for n in range(30)
+    ]
+    return tasks, [queue_minute(f"10:{n:02}", queue=queue, busy_workers=rate / 60, peak_workers=2) for n in range(30)]
+
+
+def test_workers_are_recommended_for_all_queues_and_for_each(lake: LakeBuilder) -> None:
+    for queue, rate in (("mail", 60), ("images", 600)):
+        tasks, queues = load(queue, rate)
+        lake.gold("task_minute", tasks).gold("capacity_minute", queues)
+    report = reported(lake)
+    assert report.advice.together
+    together, each = report.advice.together, report.advice.by_queue
+    assert together.load == pytest.approx(11 * 1.2, rel=0.02)
+    assert each["mail"].load == pytest.approx(1.2, rel=0.02)
+    assert each["mail"].workers + each["images"].workers >= together.workers >= 14
+
+
+def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
+    tasks, queues = load("mail", 600)
+    lake.gold("task_minute", tasks).gold("capacity_minute", queues)
+    lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, done=1, completed=1, runs=[5])])
+    report = reported(lake, Period.parse("2026-11-22..2026-11-23"))
+    assert report.advice.together
+    assert report.advice.together.peak_minute.date() == date(2026, 11, 22)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2026-11-23..2026-11-22", "ends before it begins"),
+        ("yesterday", "'yesterday' is no day"),
+        ("2024-01-01..2026-11-22", "more than 366 days"),
+    ],
+)
+def test_a_period_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Period.parse(text)
+
+
+def test_a_period_has_a_title() -> None:
+    titles = ["2026-11-22", "2026-11-20..2026-11-22", "2025-12-31..2026-01-01"]
+    assert [Period.parse(text).title for text in titles] == [
+        "22 November 2026",
+        "20 November to 22 November 2026",
+        "31 December 2025 to 1 January 2026",
+    ]

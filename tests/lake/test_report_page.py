@@ -1,0 +1,233 @@
+"""The page and the Markdown of a report: whole, self-contained, and nobody else's text is markup in them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from bulltask.lake.report.making import make_report
+from bulltask.lake.report.markdown import markdown
+from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.page import html
+from bulltask.lake.report.period import Period
+from tests.support.gold import queue_minute, task_minute
+from tests.support.lake import LakeBuilder, at
+
+EVIL = (
+    "</script><script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} |a|`b`\n# *c* "
+    "[d](http://e.example) \u202eevil"
+)
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+Make = Callable[[LakeBuilder], Report]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path)
+
+
+def reported(lake: LakeBuilder, period: str = "2026-11-22") -> Report:
+    return make_report(lake.layout, Period.parse(period), made_at=datetime(2026, 11, 23, tzinfo=UTC))
+
+
+def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
+    """A report with something in every section."""
+    waits, runs = [10, 20, 3000], [100, 200, 4000]
+    counts = {"enqueued": 5, "done": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
+    lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
+    busy = {"busy_workers": 1.5, "utilisation": 0.5, "capacity": 3, "peak_workers": 2, "backlog_delta": 2}
+    lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
+    of = {"queue": queue, "name": name, "dt": "2026-11-22"}
+    seen = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
+    ids = {"sample_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
+    lake.gold("errors_day", [{**of, "error_key": reason, "count": 1, **seen, **ids}])
+    judged = {"metric": "wait", "objective_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
+    lake.gold("slo_day", [{**of, **judged}])
+    spent = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
+    lake.gold("cost_day", [{**of, **spent}])
+    lost = {"lost": 7, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
+    lake.gaps([{"queue": queue, "after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    return reported(lake)
+
+
+class Parsed(HTMLParser):
+    """A page taken apart: its text, its tags, its scripts; a tag that is not closed fails the test."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def test_a_page_has_every_section(lake: LakeBuilder) -> None:
+    text = Parsed(html(full(lake))).text
+    for expected in (
+        "Jobs, 22 November 2026", "queue mail · 10:00 to 10:01 UTC · made 2026-11-23 00:00:00 UTC",
+        "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
+        "Jobs done 3", "33.3 %", "Cost 0.50 0.17 a job",
+        "send", "no answer", "100 % of all failures", "id-no answer", "line 2",
+        "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overdrawn, -233 %", "trimmed",
+    ):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_a_page_is_well_formed_and_its_data_is_json(lake: LakeBuilder) -> None:
+    page = Parsed(html(full(lake)))
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    links = [attrs["href"] or "" for tag, attrs in page.tags if tag == "a"]
+    assert sorted(links) == sorted(f"#{one}" for one in ids)
+    payloads = [json.loads(script) for script in page.scripts[:-1]]
+    assert len(payloads) == 6
+    assert payloads[0] == {
+        "start": at("2026-11-22 10:00").timestamp(),
+        "step": 60,
+        "unit": "number",
+        "lines": [
+            {"label": "added", "values": [5]},
+            {"label": "completed", "values": [2]},
+            {"label": "failed", "values": [1]},
+        ],
+    }
+
+
+def test_a_page_asks_nobody_for_anything(lake: LakeBuilder) -> None:
+    text = html(full(lake))
+    page = Parsed(text)
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", text.replace("// A cursor", "").replace("data:", ""))
+    loading = {"src", "srcset", "action", "background", "poster", "data"}
+    assert [attrs for tag, attrs in page.tags if loading & attrs.keys() or tag in {"link", "base", "iframe"}] == []
+
+
+def test_no_script_but_the_page_s_own_may_run(lake: LakeBuilder) -> None:
+    page = Parsed(html(full(lake)))
+    [policy] = [attrs["content"] or "" for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs]
+    kinds = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
+    assert kinds == ["application/json"] * 6 + [None]
+    own = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{own}'" in policy
+    assert policy.startswith("default-src 'none'")
+    assert [name for _, attrs in page.tags for name in attrs if name.startswith("on")] == []
+
+
+def test_names_and_reasons_are_text_in_a_page(lake: LakeBuilder) -> None:
+    plain = Parsed(html(full(LakeBuilder(lake.layout.root / "plain"))))
+    page = Parsed(html(full(lake, EVIL, EVIL.replace("/", "_"), EVIL)))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    assert "<script>alert('x')</script>" in page.text
+    assert "{{ 7*7 }}" in page.text
+    assert "\\u202eevil" in page.text
+    assert "\u202e" not in html(full(LakeBuilder(lake.layout.root / "again"), EVIL))
+    payload = json.loads(page.scripts[1])
+    assert payload["lines"][0]["label"] == EVIL
+
+
+def test_names_and_reasons_are_text_in_markdown(lake: LakeBuilder) -> None:
+    plain = markdown(full(LakeBuilder(lake.layout.root / "plain")))
+    text = markdown(full(lake, EVIL, EVIL.replace("/", "_"), EVIL))
+    assert not re.search(r"[<>`\[\]]|http://", text.replace("> **", "").replace("\n>", ""))
+    assert [line.count("|") for line in text.splitlines()] == [line.count("|") for line in plain.splitlines()]
+    assert "&#60;script&#62;alert('x')" in text
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in plain.splitlines() if line.startswith("#")
+    ]
+
+
+def test_markdown_has_every_section(lake: LakeBuilder) -> None:
+    text = markdown(full(lake))
+    for expected in (
+        "# Jobs, 22 November 2026",
+        "> **Incomplete: 1 minute**",
+        "| Jobs done | **3** | 3 a minute |",
+        "| added | █ | at most 5 |",
+        "| send | 3 | 33.3 % | 20 ms | 3.01 s | 3.01 s | 200 ms | 3.97 s | 3.97 s |",
+        "| no answer | 1 | 100 % | send |",
+        "| send | 6 | 2 | 33.3 % | 1 | 16.7 % | 500 ms |",
+        "recommended, so that 99 % of the attempts begin within 2 s",
+        "| send | wait | 2 s | 90 % | 3 | 2 | 66.7 % | -233 % | yes |",
+        "| mail | 7 | exact | trimmed |",
+    ):
+        assert expected in text, expected
+
+
+def test_two_hundred_tasks_make_a_page_of_fifteen(lake: LakeBuilder) -> None:
+    rows = [
+        task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], done=1, retried=1) for n in range(200)
+    ]
+    lake.gold("task_minute", rows)
+    text = html(reported(lake))
+    page = Parsed(text)
+    assert "186 others" in page.text
+    assert page.text.count("task-199") == page.text.count("task-198") == 5  # both ranges, two legends, the retries
+    assert "task-000" not in text
+    assert len(text) < 150_000
+
+
+def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, done=1, completed=1)])
+    text = Parsed(html(reported(lake))).text
+    for expected in ("No job failed.", "No attempt was made again", "None are set", "Nothing is missing", "1 worker"):
+        assert expected in text, expected
+
+
+def test_minutes_in_which_jobs_were_only_added_make_a_page(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", enqueued=3)])
+    text = Parsed(html(reported(lake))).text
+    assert "No attempt began or ended." in text
+    assert "No attempt ran." in text
+    assert "| added | █ | at most 3 |" in markdown(reported(lake))
+
+
+@pytest.mark.parametrize("make", [html, markdown])
+def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Report], str], lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    text = make(reported(lake, "2026-11-25"))
+    assert "No jobs on 25 November 2026" in text
+    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
+    assert "Throughput" not in text
+
+
+def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    page = html(reported(lake))
+    assert "Nothing is missing" in page
+    assert 'class="alert' not in page
+
+
+def test_a_reason_as_long_as_a_book_is_cut(lake: LakeBuilder) -> None:
+    page = html(full(lake, reason="x" * 1_000_000))
+    assert len(page) < 4_000_000
+    assert "x" * 5_000 not in re.search(r"<pre>(.*?)</pre>", page, re.DOTALL)[1]  # type: ignore[index]

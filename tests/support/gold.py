@@ -1,0 +1,53 @@
+"""Rows of gold tables with as little in them as a test says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from bulltask.lake.size_classes import class_of
+from tests.support.lake import at
+
+__all__ = ["queue_minute", "task_minute"]
+
+_COUNTS = "enqueued started completed failed retried stalled parked done removed busy_ms wasted_ms events_lost".split()
+
+
+def task_minute(
+    minute: str | datetime,
+    name: str | None = "send",
+    *,
+    waits: Iterable[int] = (),
+    runs: Iterable[int] = (),
+    **values: Any,
+) -> dict[str, Any]:
+    """A row of gold.task_minute of queue ``mail``.
+
+    Args:
+        minute: ``10:00`` of 22 November 2026, or any other time.
+        name: of the task.
+        waits: milliseconds of each.
+        runs: the same.
+        values: other columns; counts are 0 where they are left out.
+    """
+    waits, runs = list(waits), list(runs)
+    row = {"queue": "mail", "name": name, "minute": _minute(minute), "complete": True, **dict.fromkeys(_COUNTS, 0)}
+    sizes = {"wait_counts": _sizes(waits), "run_counts": _sizes(runs), "started": len(waits), "busy_ms": sum(runs)}
+    return {**row, **sizes, **values}
+
+
+def queue_minute(minute: str | datetime, **values: Any) -> dict[str, Any]:
+    """A row of gold.capacity_minute of queue ``mail``."""
+    counts = dict.fromkeys(("arrivals", "departures", "backlog_delta", "peak_workers"), 0)
+    row = {"queue": "mail", "minute": _minute(minute), "busy_workers": 0.0, "complete": True}
+    return {**row, **counts, **values}
+
+
+def _minute(minute: str | datetime) -> datetime:
+    return at(f"2026-11-22 {minute}") if isinstance(minute, str) else minute
+
+
+def _sizes(values: list[int]) -> list[tuple[int, int]]:
+    return sorted(Counter(map(class_of, values)).items())
