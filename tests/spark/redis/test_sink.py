@@ -89,7 +89,7 @@ def test_times_count_from_when_a_row_is_sent(writer: Make, redis_client: Any) ->
     """And not from when the writer was made, which is another process some time before."""
     made = writer(jobOpts='{"delay":3600,"expires":7200}')
     seconds, micros = redis_client.time()
-    redis_client.blpop("never", 0.2)
+    redis_client.blpop("never", 0.5)
     assert write(made, rows(0, 2)) == Sums(2, 2, 0)
     for one, due in redis_client.zrange("bull:{mail}:delayed", 0, -1, withscores=True):
         job = redis_client.hgetall(f"bull:{{mail}}:{one}")
