@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from bulltask.lake.tables import JOBS
+from bulltask.errors import LakeError
+from bulltask.lake.tables import EVENTS, JOBS
 from bulltask.queue.queue import Queue
 from bulltask.spark import Pipeline
 from bulltask.spark.lake_tables import latest, read_table
+from bulltask.spark.rebuild import build_silver
 from bulltask.transport.broker import Broker
 from tests.support.hand import Hand
+from tests.support.lake import LakeBuilder, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
@@ -88,8 +91,15 @@ def test_a_backfill_tells_each_job_that_redis_has_done_once_and_later_events_agr
         str(one) for state in ("completed", "failed") for one in redis_client.zrange(f"bull:{{mail}}:{state}", 0, -1)
     }
     assert {job_id for job_id, _, _ in every} == in_redis
+    lost = read_table(pipeline.spark, pipeline.layout, JOBS).where("job_id IN ('a1', 'late')").select("ingest_id")
+    for row in lost.collect():
+        pipeline.layout.forget(row["ingest_id"], [JOBS])
+    assert len(known(pipeline)) < len(every)
+    days = pipeline.layout.days(EVENTS)
+    build_silver(pipeline.spark, pipeline.layout, days, max_open=DAY)
+    assert known(pipeline) == every
     report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
-    assert (report.files_after, known(pipeline)) == (1, every)
+    assert (report.files_after <= 1, known(pipeline)) == (True, every)
     [gap] = pipeline.gaps().collect()
     assert (gap["queue"], gap["reason"], gap["repaired_rows"]) == ("mail", "trimmed", 3)
     status = pipeline.status()
@@ -97,3 +107,12 @@ def test_a_backfill_tells_each_job_that_redis_has_done_once_and_later_events_agr
     shown = pipeline.replay("state = 'failed'")
     assert (shown.selected, shown.ready, shown.added) == (1, 1, 0)
     assert pipeline.snapshot(["failed"]) == 1
+
+
+def test_silver_whose_events_have_expired_is_not_made_anew(spark: SparkSession, tmp_path: Path) -> None:
+    lake = LakeBuilder(tmp_path)
+    lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
+    lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])
+    with pytest.raises(LakeError, match=r"2026-11-20 cannot be made anew.*begins with 2026-11-20"):
+        build_silver(spark, lake.layout, [date(2026, 11, 20)], max_open=DAY)
+    assert lake.layout.days(JOBS) == [date(2026, 11, 18)]
