@@ -261,7 +261,8 @@ def unlike(written: list[Row]) -> list[Row]:
     return list({(r["queue"], r["job_id"], r["life"], r["as_of"], seen(r), r["state"]): r for r in written}.values())
 
 
-@settings(deadline=None, max_examples=150)
+@pytest.mark.timeout(300)
+@settings(max_examples=80)
 @given(written=st.lists(rows(), min_size=1, max_size=25).map(unlike), where=FILTERS, limit=st.integers(1, 7))
 def test_a_search_finds_what_a_plain_one_would(written: list[Row], where: Row, limit: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
