@@ -262,6 +262,10 @@ def test_what_is_missing_is_the_first_thing_that_is_said(lake: LakeBuilder) -> N
     [alert] = reported(lake).alerts
     assert (alert.kind, alert.title) == ("incomplete", "Incomplete: 4 minutes")
     assert "Events of mail were lost: at least 15." in alert.text
+    lake.gaps([gap("22 10:02", "22 10:04", "22 10:05", queue="images")])
+    [alert] = reported(lake).alerts
+    assert alert.title == "Incomplete: 5 minutes"  # of time: two queues' minutes are not added up
+    assert "Events of images, mail were lost: at least 25." in alert.text
 
 
 def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:

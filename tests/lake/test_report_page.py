@@ -196,6 +196,21 @@ def test_two_hundred_tasks_make_a_page_of_fifteen(lake: LakeBuilder) -> None:
     assert len(text) < 150_000
 
 
+def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> None:
+    lost = {"lost": 1, "exact": True, "reason": "trimmed", "after_at": at("2026-11-22 10:00")}
+    gaps = [{"after_id": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
+    judged = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
+    slos = [{**judged, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
+    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps(gaps).gold("slo_day", slos)
+    report = reported(lake)
+    for text in (Parsed(html(report)).text, markdown(report)):
+        assert "40 others: bulltask pipeline report slo" in text
+        assert "30 others: bulltask pipeline gaps" in text
+        assert len(re.findall(r"task-\d\d", text)) == 20
+        assert "task-00" in text  # the worst
+        assert "task-09" not in text
+
+
 def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, done=1, completed=1)])
     text = Parsed(html(reported(lake))).text

@@ -57,6 +57,12 @@ class Grid:
         rows = [[row[place] for place in kept] for row in self.rows]
         return Grid([self.columns[place] for place in kept], rows, self.note)
 
+    def first(self, most: int, rest: str) -> Grid:
+        """At most so many rows; ``rest`` says what to do about the others, of which the note has the number."""
+        if len(self.rows) <= most:
+            return self
+        return Grid(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
+
 
 def as_text(grid: Grid) -> str:
     """Return lines of a fixed width for a terminal."""
@@ -78,7 +84,8 @@ def as_markdown(grid: Grid) -> str:
     heads = [column.heading for column in grid.columns]
     rule = ["---" if column.is_text else "---:" for column in grid.columns]
     lines = [heads, rule, *([markdown_text(cell) for cell in row] for row in grid.cells())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    note = f"\n{grid.note}\n" if grid.note else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n" + note
 
 
 _MARKUP: Final = re.compile(

@@ -149,7 +149,7 @@ def _alerts(data: Data, build: str) -> list[Alert]:
             Alert("empty", f"No jobs{of} on {data.period.title}", f"If there should be some, build the tables: {build}")
         )
     lost = incomplete_minutes(data)
-    if minutes := sum(len(each) for each in lost.values()):
+    if minutes := len({minute for each in lost.values() for minute in each}):
         events = sum(gap["lost"] or 0 for gap in data.gaps)
         least = "" if all(gap["exact"] for gap in data.gaps) else "at least "
         names = ", ".join(sorted(queue for queue, each in lost.items() if each))

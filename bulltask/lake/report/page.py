@@ -20,7 +20,7 @@ from bulltask.lake.report import topics
 from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.tallies import incomplete_minutes
 from bulltask.lake.report.topics import Reason
-from bulltask.lake.report.views import notes, queues_shown, steps, tables
+from bulltask.lake.report.views import ROWS, notes, queues_shown, steps, tables
 from bulltask.lake.report.wording import Unit, one_line, written
 
 __all__ = ["html"]
@@ -43,7 +43,7 @@ _SECTIONS: Final = (
 def html(report: Report) -> str:
     """Return the page of a report."""
     grids, script = tables(report), _resource("report.js")
-    slo = topics.slo(report.data)
+    slo = topics.slo(report.data).first(ROWS, "")
     return (
         _environment()
         .get_template("report.html")

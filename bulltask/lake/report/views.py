@@ -14,8 +14,11 @@ from bulltask.lake.report.tallies import QueueTally
 from bulltask.lake.report.topics import Cost, Failure, Reason
 from bulltask.lake.report.wording import Unit, written
 
-__all__ = ["advised", "errors_in_short", "notes", "queues_shown", "steps", "tables", "told"]
+__all__ = ["ROWS", "advised", "errors_in_short", "notes", "queues_shown", "steps", "tables", "told"]
 
+
+ROWS: Final = 20
+"""So many rows of a table are on the page; the first ones matter most."""
 
 _NAMED: Final = 4
 """So many tasks of a reason are named."""
@@ -35,10 +38,12 @@ def tables(report: Report) -> Mapping[str, Grid]:
         "tasks": topics.tasks(report.tasks).without(*hidden),
         "reasons": _reasons(report.reasons),
         "retries": topics.retries(report.tasks).without(*hidden),
-        "capacity": advised(report.queues, report.advice if several else Advice()),
-        "slo": topics.slo(report.data).without(*hidden),
+        "capacity": advised(report.queues, report.advice if several else Advice()).first(
+            ROWS, "bulltask pipeline report capacity"
+        ),
+        "slo": topics.slo(report.data).first(ROWS, "bulltask pipeline report slo").without(*hidden),
         "cost": topics.cost([*report.costs, *total]).without(*hidden, *(() if priced else ("cost", "per_job"))),
-        "gaps": topics.gaps(report.data),
+        "gaps": topics.gaps(report.data).first(ROWS, "bulltask pipeline gaps"),
     }
     return {**found, "expectations": expectations(report.advice.together)} if report.advice.together else found
 
