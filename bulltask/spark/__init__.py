@@ -16,30 +16,39 @@ if TYPE_CHECKING:
     from bulltask.spark.gathering import gather
     from bulltask.spark.mapping import map_dataframe
     from bulltask.spark.pipeline import Pipeline
+    from bulltask.spark.reading import counts, events, jobs, stream_events
     from bulltask.spark.start import current_session, register, session
 
 __all__ = [
     "EnqueueReport",
     "Pipeline",
+    "counts",
     "current_session",
     "enqueue",
     "enqueue_stream",
+    "events",
     "gather",
+    "jobs",
     "map_dataframe",
     "register",
     "session",
+    "stream_events",
 ]
 
 _HOME: Final = {
     "EnqueueReport": "bulltask.spark.enqueueing",
     "Pipeline": "bulltask.spark.pipeline",
+    "counts": "bulltask.spark.reading",
     "current_session": "bulltask.spark.start",
     "enqueue": "bulltask.spark.enqueueing",
     "enqueue_stream": "bulltask.spark.enqueueing_stream",
+    "events": "bulltask.spark.reading",
     "gather": "bulltask.spark.gathering",
+    "jobs": "bulltask.spark.reading",
     "map_dataframe": "bulltask.spark.mapping",
     "register": "bulltask.spark.start",
     "session": "bulltask.spark.start",
+    "stream_events": "bulltask.spark.reading",
 }
 """Where each public name lives; a module of the same name would take its place as soon as it is imported."""
 

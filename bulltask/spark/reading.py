@@ -1,0 +1,172 @@
+"""Jobs and events as DataFrames: ``format("bulltask")`` with arguments in place of texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final, Literal, TypedDict, Unpack
+
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
+
+from bulltask.errors import ConfigError
+from bulltask.parsers import choice, did_you_mean
+from bulltask.spark.schemas import TABLES
+from bulltask.spark.start import register
+
+__all__ = ["Where", "counts", "events", "jobs", "stream_events"]
+
+_LOSS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
+
+
+class Where(TypedDict, total=False):
+    """Which Redis is read, and how: bulltask's own settings where left out.
+
+    Attributes:
+        url: of Redis, best of a replica.
+        prefix: first part of every BullMQ key.
+        queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
+    """
+
+    url: str | None
+    prefix: str | None
+    queue_hash_tag: bool | None
+
+
+def jobs(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    states: str | Sequence[str] = ("completed", "failed"),
+    *,
+    columns: Sequence[str] | None = None,
+    partitions: int | None = None,
+    **where: Unpack[Where],
+) -> DataFrame:
+    """Return the jobs of some queues as Redis has them when the rows are needed.
+
+    Args:
+        spark: the session.
+        queues: names, or ``*`` for all.
+        states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``,
+            ``completed``, ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
+        columns: those to read; fewer are quicker, and Spark does not tell a source in Python what a query needs.
+        partitions: tasks at the most; 2 for each core by default.
+        where: see `Where`.
+
+    Returns:
+        The table ``jobs`` of ``format("bulltask")``, a row for each job.
+
+    Raises:
+        ConfigError: there is no such column. Other wrong arguments are told when the rows are needed.
+    """
+    more = {"state": ",".join([states] if isinstance(states, str) else states)}
+    if partitions is not None:
+        more["numPartitions"] = str(partitions)
+    return _batch(spark, "jobs", columns, _options(queues, where) | more)
+
+
+def events(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    *,
+    columns: Sequence[str] | None = None,
+    **where: Unpack[Where],
+) -> DataFrame:
+    """Return the events that the queues' streams hold, the newest 10,000 of a queue unless it keeps more.
+
+    Args:
+        spark: the session.
+        queues: names, or ``*`` for all.
+        columns: those to read.
+        where: see `Where`.
+
+    Returns:
+        The table ``events`` of ``format("bulltask")``, a row for each event.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    return _batch(spark, "events", columns, _options(queues, where))
+
+
+def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpack[Where]) -> DataFrame:
+    """Return how many jobs each queue has in each state: ``queue``, ``state``, ``jobs``.
+
+    Args:
+        spark: the session.
+        queues: names, or ``*`` for all.
+        where: see `Where`.
+    """
+    return _batch(spark, "counts", None, _options(queues, where))
+
+
+def stream_events(
+    spark: SparkSession,
+    queues: str | Sequence[str] = "*",
+    *,
+    starting: Literal["earliest", "latest"] = "earliest",
+    max_events_per_trigger: int | None = 200_000,
+    align: bool = True,
+    on_loss: Literal["fail", "gap"] = "fail",
+    **where: Unpack[Where],
+) -> DataFrame:
+    """Return the events of some queues as a stream, each exactly once for each checkpoint.
+
+    Args:
+        spark: the session.
+        queues: names, or ``*`` for all, also those that come up later.
+        starting: where a new checkpoint begins.
+        max_events_per_trigger: of all queues together; ``None``: all that there are.
+        align: no queue is read beyond the time of the slowest that has more, so that watermarks drop nothing.
+        on_loss: when events were trimmed before they were read, ``fail`` ends the query, and ``gap`` makes a row
+            ``bulltask.gap`` of them.
+        where: see `Where`.
+
+    Returns:
+        The streaming DataFrame.
+
+    Raises:
+        ConfigError: ``on_loss`` is something else.
+    """
+    fail, rows = _LOSS[choice(*_LOSS)(on_loss, "on_loss")]
+    more = {
+        "startingOffsets": starting,
+        "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # none is the option's word for no limit
+        "alignQueues": str(align).lower(),
+        "failOnDataLoss": fail,
+        "gapRows": rows,
+    }
+    reader: DataStreamReader = _ready(spark).readStream.format("bulltask")
+    return reader.options(**_options(queues, where), table="events", **more).load()
+
+
+def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
+    reader: DataFrameReader = _ready(spark).read.format("bulltask").options(table=table, **options)
+    return (reader if columns is None else reader.schema(_some(table, columns))).load()
+
+
+def _ready(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def _some(table: str, columns: Sequence[str]) -> StructType:
+    every = {field.name: field for field in TABLES[table].fields}
+    for name in columns:
+        if name not in every:
+            raise ConfigError(f"{table} have no column {name!r}{did_you_mean(name, every)}")
+    return StructType([every[name] for name in columns])
+
+
+def _options(queues: str | Sequence[str], where: Where) -> dict[str, str]:
+    known = Where.__annotations__
+    if unknown := sorted(set(where) - set(known)):
+        raise TypeError(f"a read has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    texts = {
+        "queue": queues if isinstance(queues, str) else json.dumps(list(queues)),
+        "url": where.get("url"),
+        "prefix": where.get("prefix"),
+        "queueHashTag": None if (tag := where.get("queue_hash_tag")) is None else str(tag).lower(),
+    }
+    return {name: text for name, text in texts.items() if text is not None}

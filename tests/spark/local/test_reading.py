@@ -1,0 +1,75 @@
+"""Reads by functions: what they hand to the source, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import bulltask.spark
+from bulltask.errors import ConfigError
+from bulltask.queue.queue import Queue
+from tests.support.queue_contents import BASE, add, in_redis
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def mail(broker_url: str) -> Iterator[Queue]:
+    """The queue ``mail``: 30 jobs wait, 20 are delayed."""
+    with Queue("mail", broker_url) as queue:
+        add(queue, 30)
+        add(queue, 20, delay=60)
+        yield queue
+
+
+def test_jobs_events_and_counts_of_some_queues(
+    spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis
+) -> None:
+    jobs = bulltask.spark.jobs(spark, ["mail"], ["waiting", "delayed"], columns=["state", "id"], url=broker_url)
+    found = [tuple(row) for row in jobs.collect()]
+    assert jobs.columns == ["state", "id"]
+    assert sorted(found) == sorted(
+        (state, job) for state in ("wait", "delayed") for job in in_redis(redis_client, state)
+    )
+    events = bulltask.spark.events(spark, columns=["event_id", "event"], url=broker_url)
+    assert sorted(row.event_id for row in events.collect()) == sorted(
+        entry
+        for entry, _ in redis_client.xrange(f"{BASE}events")  # type: ignore[union-attr]
+    )
+    counts = bulltask.spark.counts(spark, "mail", url=broker_url).where("jobs > 0")
+    assert {row.state: row.jobs for row in counts.collect()} == {"wait": 30, "delayed": 20}
+
+
+def test_a_stream_ends_at_a_loss_or_shows_it(
+    spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    def run(on_loss: Any) -> None:
+        events = bulltask.spark.stream_events(
+            spark, "mail", on_loss=on_loss, max_events_per_trigger=None, url=broker_url
+        )
+        writer = events.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start(str(tmp_path / "events")).awaitTermination()
+
+    run("fail")
+    add(mail, 10)
+    redis_client.xtrim(f"{BASE}events", 5, approximate=False)
+    with pytest.raises(PySparkException, match="BULLTASK_EVENTS_LOST"):
+        run("fail")
+    run("gap")
+    gaps = spark.read.parquet(str(tmp_path / "events")).where("event = 'bulltask.gap'")
+    assert gaps.count() == 1
+
+
+def test_wrong_arguments_are_refused_before_anything_is_read(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="jobs have no column 'nmae'; did you mean 'name'"):
+        bulltask.spark.jobs(spark, columns=["nmae"])
+    with pytest.raises(TypeError, match=r"no argument 'uri'.*'url'"):
+        bulltask.spark.events(spark, uri="redis://x")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="on_loss must be"):
+        bulltask.spark.stream_events(spark, on_loss="ignore")  # type: ignore[arg-type]
