@@ -127,10 +127,12 @@ def enqueue(
 
     Raises:
         TypeError: there is no such option.
-        ConfigError: an option or a column is wrong, or rows are equal and were not to be.
+        ConfigError: an option or a column is wrong, ``df`` is a stream, or rows are equal and were not to be.
     """
     began_ms = mono_ms()
     check_known(more, EnqueueOptions)
+    if df.isStreaming:
+        raise ConfigError("enqueue sends the rows of a table; enqueue_stream sends those of a stream")
     rows = standard_rows(df, name, data, job_id)
     rows = numbered(rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse"))
     sending = _sending(rows.drop(NUMBER).schema, queue, more)

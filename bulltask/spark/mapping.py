@@ -87,10 +87,12 @@ def map_dataframe(
 
     Raises:
         TypeError: there is no such option, or the columns do not fit the task's parameters.
-        ConfigError: an option is wrong, a column has the name of a result, or the task keeps no results. Nothing was
-            sent in these cases.
+        ConfigError: an option is wrong, a column has the name of a result, ``df`` is a stream, or the task keeps no
+            results. Nothing was sent in these cases.
     """
     check_known(more, MapOptions)
+    if df.isStreaming:
+        raise ConfigError("map_dataframe needs the rows of a table; those of a stream are one in each foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, more.get("options", {}))
     prefix = _check_free(df, more.get("result_prefix", ""))

@@ -12,8 +12,9 @@ import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.spark import enqueue_stream
+from bulltask.spark import enqueue, enqueue_stream
 from bulltask.testing.wait import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
@@ -114,6 +115,12 @@ def test_what_is_wrong_is_told_before_the_stream_starts(
     assert not (tmp_path / "c").exists()
 
 
-def test_rows_of_a_table_are_no_stream(spark: SparkSession, broker_url: str, tmp_path: Path) -> None:
+def test_rows_of_a_table_are_no_stream_and_those_of_a_stream_no_table(
+    feed: Feed, spark: SparkSession, broker_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="enqueue_stream sends those of a stream"):
+        enqueue(feed.rows(), "mail", name="send", data=["n"], url=broker_url)
+    with pytest.raises(ConfigError, match="one in each foreachBatch"):
+        App("tests", broker_url).task(name="send")(lambda n: n).map_dataframe(feed.rows(), ["n"])
     with pytest.raises(ConfigError, match="enqueue sends the rows of a table"):
         enqueue_stream(spark.range(1), "mail", name="send", data=["id"], checkpoint=str(tmp_path), url=broker_url)
