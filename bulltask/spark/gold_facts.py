@@ -1,0 +1,192 @@
+"""What happened in which minute: the facts that the gold tables of minutes are summed up from.
+
+A fact says of one minute that something happened (``kind``), how often or for how long (``amount``), and of waits and
+runs in which size class. So the sums need one shuffle of little more than they are, whatever they are of.
+
+Much of this is text, as SQL: each function that Python calls on a column is a call into the JVM and back, and hundreds
+of them take longer than the work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as fn
+
+from bulltask.lake.size_classes import GROWTH, ZERO
+
+__all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "Span", "facts", "gap_steps", "pieces"]
+
+MINUTE_MS: Final = 60_000
+DAY_MS: Final = 86_400_000
+
+COUNTERS: Final = (
+    "enqueued", "started", "completed", "failed", "retried", "stalled", "parked", "done", "removed", "busy_ms",
+    "wasted_ms",
+)  # fmt: skip
+"""The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have size classes."""
+
+_ENDED: Final = {
+    "completed": "completed",
+    "failed": "failed",
+    "retry": "retried",
+    "stalled": "stalled",
+    "waiting-children": "parked",
+}
+"""Which counter an attempt's outcome is; one that is open has not ended."""
+
+_WASTED: Final = "outcome in ('failed', 'retry', 'stalled')"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some days on end, UTC; the last is one of them."""
+
+    first: date
+    last: date
+
+    @property
+    def start(self) -> datetime:
+        """Their first moment."""
+        return datetime.combine(self.first, time(), UTC)
+
+    @property
+    def end(self) -> datetime:
+        """The first moment behind them."""
+        return datetime.combine(self.last, time(), UTC) + timedelta(days=1)
+
+    @property
+    def start_ms(self) -> int:
+        """Their first millisecond."""
+        return int(self.start.timestamp()) * 1000
+
+    @property
+    def end_ms(self) -> int:
+        """The first millisecond behind them."""
+        return int(self.end.timestamp()) * 1000
+
+    def holds(self, at: Column) -> Column:
+        """Whether a time is in them."""
+        return (at >= fn.lit(self.start)) & (at < fn.lit(self.end))
+
+
+def facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: Span) -> DataFrame:
+    """Tell what happened in the minutes of some days.
+
+    Args:
+        added: the events of `bulltask.lake.tables.EVENTS` that are called ``added``.
+        attempts: rows of ``silver.attempts`` that count.
+        jobs: rows of ``silver.jobs`` that count.
+        gaps: rows of ``bronze.gaps``.
+        span: the days. What the frames hold of other days is left out.
+
+    Returns:
+        ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``size_class``, ``amount``.
+    """
+    enqueued = _fact(_minute("unix_millis(event_at)"), "'enqueued'")
+    over_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
+    over = _fact(_minute(f"unix_millis({over_at})"), "if(finished_at is null, 'removed', 'done')")
+    told = [
+        _told(_of_attempts(attempts, span)),
+        _told(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
+        _told(jobs.where(span.holds(fn.expr(over_at))).selectExpr("queue", "name", f"{over} as fact")),
+        # A minute of which events are lost is a row, also where all of them are.
+        _told(
+            gap_steps(gaps, span, MINUTE_MS)
+            .where("from_seen")
+            .selectExpr("queue", "cast(null as string) as name", f"{_fact('step', _text('gap'), '0')} as fact")
+        ),
+    ]
+    return reduce(DataFrame.unionByName, told)
+
+
+def _told(facts: DataFrame) -> DataFrame:
+    return facts.select("queue", "name", "fact.*")
+
+
+def _of_attempts(attempts: DataFrame, span: Span) -> DataFrame:
+    """Tell of each attempt its start, its end, and how long it ran in each minute."""
+    at_start, at_end = _minute("started"), _minute("ended")
+    counter = "".join(f" when {_text(outcome)} then {_text(name)}" for outcome, name in _ENDED.items())
+    single = ", ".join([
+        _fact(at_start, _text("started")),
+        _fact(at_start, "if(wait_ms is not null, 'waited', null)", "1", _class_of("wait_ms")),
+        _fact(at_end, f"case outcome {counter} end"),
+        _fact(at_end, "if(run_ms is not null, 'ran', null)", "1", _class_of("run_ms")),
+    ])  # fmt: skip
+    is_told = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
+    busy, wasted = (_fact("piece.step", _text(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms"))
+    all_ = f"""concat(
+        filter(array({single}), fact -> {is_told}),
+        transform(pieces, piece -> {busy}),
+        transform(if({_WASTED}, pieces, slice(pieces, 1, 0)), piece -> {wasted})
+    )"""
+    timed = attempts.selectExpr(
+        "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
+        "unix_millis(ended_at) as ended",
+    )  # fmt: skip
+    cut = timed.selectExpr("*", f"{pieces('started', 'ended', span, MINUTE_MS)} as pieces")
+    return cut.selectExpr("queue", "name", f"explode({all_}) as fact")
+
+
+def pieces(started: str, ended: str, span: Span, step_ms: int) -> str:
+    """Cut the time between two moments (milliseconds) at the whole minutes or days of a span, as SQL.
+
+    Returns:
+        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty where one of the two
+        moments is not known, or nothing of it is in the span.
+    """
+    first = f"greatest({_floor(started, step_ms)}, {span.start_ms}L)"
+    last = f"least({_floor(ended, step_ms)}, {span.end_ms - step_ms}L)"
+    # A sequence would run backwards as well; and greatest and least pass over what is not known.
+    is_in = f"{started} is not null and {ended} is not null and {first} <= {last}"
+    steps = f"if({is_in}, sequence({first}, greatest({first}, {last}), {step_ms}L), cast(array() as array<bigint>))"
+    piece = f"'step', step, 'from', greatest({started}, step), 'to', least({ended}, step + {step_ms}L)"
+    return f"transform({steps}, step -> named_struct({piece}))"
+
+
+def gap_steps(gaps: DataFrame, span: Span, step_ms: int) -> DataFrame:
+    """Tell which minutes or days of a span the gaps touch.
+
+    A gap that nothing was read behind touches all up to its detection; one that nothing was read before, all that comes
+    before its end, but only from its end on it makes rows of its own (``from_seen``).
+
+    Returns:
+        ``queue``, ``step`` (its first millisecond), ``lost``, ``from_seen``: a row for each gap and step.
+    """
+    ends = gaps.selectExpr(
+        "queue", "lost", "unix_millis(after_at) as since",
+        # The clock of Redis may be ahead of that of the pipeline.
+        "unix_millis(greatest(coalesce(first_at, detected_at), after_at)) as until",
+    )  # fmt: skip
+    touched = pieces("coalesce(since, 0L)", "until", span, step_ms)
+    rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")
+    from_seen = f"since is not null or {_floor('until', step_ms)} = piece.step"
+    return rows.selectExpr("queue", "piece.step as step", "lost", f"{from_seen} as from_seen")
+
+
+def _floor(ms: str, step_ms: int) -> str:
+    return f"({ms} - {ms} % {step_ms}L)"
+
+
+def _minute(ms: str) -> str:
+    return _floor(ms, MINUTE_MS)
+
+
+def _class_of(ms: str) -> str:
+    """`bulltask.lake.size_classes.class_of` as SQL."""
+    return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
+
+
+def _fact(minute: str, kind: str, amount: str = "1", size_class: str = "cast(null as int)") -> str:
+    amount = f"cast({amount} as bigint)"
+    return f"named_struct('minute', {minute}, 'kind', {kind}, 'size_class', {size_class}, 'amount', {amount})"
+
+
+def _text(word: str) -> str:
+    return f"'{word}'"

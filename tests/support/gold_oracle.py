@@ -1,0 +1,339 @@
+"""The gold tables in plain Python, one row after the other, as their definitions say; and lakes of random history."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import Any
+
+from bulltask.lake.size_classes import class_of
+from bulltask.lake.terms import Terms
+
+__all__ = ["History", "Oracle", "random_history"]
+
+Row = dict[str, Any]
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+ENDED = {
+    "completed": "completed", "failed": "failed", "retry": "retried", "stalled": "stalled",
+    "waiting-children": "parked",
+}  # fmt: skip
+
+
+@dataclass
+class History:
+    """Rows of bronze and silver, each once and as it counts."""
+
+    added: list[Row] = field(default_factory=list)
+    attempts: list[Row] = field(default_factory=list)
+    jobs: list[Row] = field(default_factory=list)
+    gaps: list[Row] = field(default_factory=list)
+
+
+def ms(length: timedelta) -> int:
+    return length // timedelta(milliseconds=1)
+
+
+def minute_of(at: datetime) -> datetime:
+    return at.replace(second=0, microsecond=0)
+
+
+def day_of(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")
+
+
+def overlap(row: Row, start: datetime, length: timedelta) -> int:
+    """Milliseconds that an attempt ran in a minute or a day."""
+    if row["started_at"] is None or row["ended_at"] is None:
+        return 0
+    return max(ms(min(row["ended_at"], start + length) - max(row["started_at"], start)), 0)
+
+
+def steps_of(row: Row) -> Iterable[datetime]:
+    """The minutes that an attempt ran in, also for no time."""
+    if row["started_at"] is not None and row["ended_at"] is not None:
+        step = minute_of(row["started_at"])
+        while step <= row["ended_at"]:
+            yield step
+            step += MINUTE
+
+
+def touching(gaps: list[Row], queue: str, start: datetime, length: timedelta) -> list[Row]:
+    """The gaps of a queue that touch a minute or a day."""
+    found = []
+    for gap in gaps:
+        until = gap["first_at"] or gap["detected_at"]
+        since = gap["after_at"]
+        if since is not None:
+            until = max(until, since)
+        if gap["queue"] == queue and until >= start and (since is None or since < start + length):
+            found.append(gap)
+    return found
+
+
+def makes_row(gap: Row, minute: datetime) -> bool:
+    """Whether a minute has a row for its gap alone: not so before a gap of which nobody knows when it began."""
+    known = gap["after_at"] is not None or minute_of(gap["first_at"] or gap["detected_at"]) == minute
+    return known and bool(touching([gap], gap["queue"], minute, MINUTE))
+
+
+def nearest_rank(values: Sequence[int], share: float) -> int | None:
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else None
+
+
+def counts(values: Iterable[int]) -> dict[int, int]:
+    found: defaultdict[int, int] = defaultdict(int)
+    for value in values:
+        found[class_of(value)] += 1
+    return dict(sorted(found.items()))
+
+
+class Oracle:
+    """Responsible for what the gold tables of some days should be.
+
+    Args:
+        history: what happened.
+        days: the days.
+        terms: objectives, prices, capacities.
+    """
+
+    def __init__(self, history: History, days: Iterable[date], terms: Terms) -> None:
+        self.history, self.days, self.terms = history, {day.isoformat() for day in days}, terms
+
+    def has(self, at: datetime | None) -> bool:
+        return at is not None and day_of(at) in self.days
+
+    def task_minute(self) -> list[Row]:
+        return [self._minute(*key) for key in self._keys()]
+
+    def _keys(self) -> set[tuple[str, str | None, datetime]]:
+        """Every minute of a task in which something was: found by looking at each row alone."""
+        moments = [(row, row["event_at"]) for row in self.history.added]
+        moments += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
+        moments += [(row, step) for row in self.history.attempts for step in steps_of(row)]
+        moments += [(row, over_at(row)) for row in self.history.jobs]
+        keys = {(row["queue"], row["name"], minute_of(at)) for row, at in moments if self.has(at)}
+        for start in (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in self.days):
+            for minute in (start + number * MINUTE for number in range(1440)):
+                keys |= {(gap["queue"], None, minute) for gap in self.history.gaps if makes_row(gap, minute)}
+        return keys
+
+    def _minute(self, queue: str, name: str | None, minute: datetime) -> Row:
+        def its(rows: list[Row]) -> list[Row]:
+            return [row for row in rows if (row["queue"], row["name"]) == (queue, name)]
+
+        def at(value: datetime | None) -> bool:
+            return value is not None and minute_of(value) == minute
+
+        attempts, jobs = its(self.history.attempts), its(self.history.jobs)
+        started = [row for row in attempts if at(row["started_at"])]
+        ended = [row for row in attempts if at(row["ended_at"])]
+        waits = [row["wait_ms"] for row in started if row["wait_ms"] is not None]
+        runs = [row["run_ms"] for row in ended if row["run_ms"] is not None]
+        gaps = touching(self.history.gaps, queue, minute, MINUTE)
+        wasted = [row for row in attempts if row["outcome"] in {"failed", "retry", "stalled"}]
+        return {
+            "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
+            "enqueued": sum(at(row["event_at"]) for row in its(self.history.added)),
+            "started": len(started),
+            **{counter: sum(row["outcome"] == word for row in ended) for word, counter in ENDED.items()},
+            "done": sum(at(row["finished_at"]) for row in jobs),
+            "removed": sum(row["state"] == "removed" and at(row["as_of"]) for row in jobs),
+            "busy_ms": sum(overlap(row, minute, MINUTE) for row in attempts),
+            "wasted_ms": sum(overlap(row, minute, MINUTE) for row in wasted),
+            "wait_counts": counts(waits), "run_counts": counts(runs),
+            "events_lost": sum(gap["lost"] for gap in gaps), "complete": not gaps,
+            "waits": waits, "runs": runs,
+        }  # fmt: skip
+
+    def capacity_minute(self, minutes: list[Row]) -> list[Row]:
+        of_queue: defaultdict[tuple[str, datetime], list[Row]] = defaultdict(list)
+        for row in minutes:
+            of_queue[row["queue"], row["minute"]].append(row)
+        rows = []
+        for (queue, minute), its in of_queue.items():
+            total = {name: sum(row[name] for row in its) for name in ("enqueued", "done", "removed", "busy_ms")}
+            departed = total["done"] + total["removed"]
+            rows.append({
+                "queue": queue, "minute": minute, "dt": day_of(minute),
+                "arrivals": total["enqueued"], "departures": departed, "backlog_delta": total["enqueued"] - departed,
+                "busy_workers": total["busy_ms"] / 60_000, "peak_workers": self._peak(queue, minute),
+                "complete": all(row["complete"] for row in its),
+                "waits": [wait for row in its for wait in row["waits"]],
+            })  # fmt: skip
+        for row in rows:
+            same_day = [one["peak_workers"] for one in rows if (one["queue"], one["dt"]) == (row["queue"], row["dt"])]
+            capacities = self.terms.capacities
+            row["capacity"] = capacities.get(row["queue"], capacities.get("*")) or max(same_day) or None
+            row["utilisation"] = row["busy_workers"] / row["capacity"] if row["capacity"] else None
+        return rows
+
+    def _peak(self, queue: str, minute: datetime) -> int:
+        """The most attempts that ran at one moment: looked at each moment at which one begins."""
+        its = [row for row in self.history.attempts if row["queue"] == queue and overlap(row, minute, MINUTE)]
+        starts, ends = (sorted(row[end] for row in its) for end in ("started_at", "ended_at"))
+        moments = {max(start, minute) for start in starts}
+        return max((bisect_right(starts, at) - bisect_right(ends, at) for at in moments), default=0)
+
+    def errors_day(self) -> list[Row]:
+        kinds: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        of_task: defaultdict[tuple[Any, ...], int] = defaultdict(int)
+        for row in self.history.attempts:
+            if row["outcome"] == "failed" and self.has(row["ended_at"]):
+                task = day_of(row["ended_at"]), row["queue"], row["name"]
+                kinds[*task, row["error_key"]].append(row)
+                of_task[task] += 1
+        found = []
+        for (dt, queue, name, key), rows in kinds.items():
+            newest = sorted(rows, key=lambda row: (-row["ended_at"].timestamp(), row["job_id"]))
+            found.append({
+                "dt": dt, "queue": queue, "name": name, "error_key": key, "count": len(rows),
+                "share": len(rows) / of_task[dt, queue, name],
+                "first_seen": newest[-1]["ended_at"], "last_seen": newest[0]["ended_at"],
+                "sample_reason": newest[0]["reason"], "sample_job_ids": [row["job_id"] for row in newest[:5]],
+            })  # fmt: skip
+        return found
+
+    def slo_day(self) -> list[Row]:
+        attempts, jobs = self.history.attempts, self.history.jobs
+        measured = [(row, "wait", row["started_at"], True) for row in attempts if row["attempt"] == 1]
+        measured += [(row, "run", row["ended_at"], True) for row in attempts]
+        measured += [(row, "total", row["finished_at"], row["state"] == "completed") for row in jobs]
+        kinds: defaultdict[tuple[Any, ...], list[bool]] = defaultdict(list)
+        for row, metric, at, may_be_good in measured:
+            length = row[f"{metric}_ms"]
+            if not self.has(at) or length is None:
+                continue
+            for limit, target in self._wishes(row, metric).items():
+                kinds[row["queue"], row["name"], metric, limit, target, day_of(at)].append(
+                    may_be_good and length <= limit
+                )
+        return [self._slo(key, good) for key, good in kinds.items()]
+
+    def _wishes(self, row: Row, metric: str) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for one in self.terms.objectives:
+            if one.metric == metric and like(row["queue"], one.queue) and like(row["name"], one.name):
+                found.setdefault(one.within_ms, one.target)
+        return found
+
+    def _slo(self, key: tuple[Any, ...], good: list[bool]) -> Row:
+        queue, name, metric, limit, target, dt = key
+        attainment = sum(good) / len(good)
+        return {
+            "queue": queue, "name": name, "metric": metric, "objective_ms": limit, "target": target, "dt": dt,
+            "total": len(good), "good": sum(good), "attainment": attainment,
+            "budget_left": 1 - (1 - attainment) / (1 - target), "complete": self._whole(queue, dt),
+        }  # fmt: skip
+
+    def _whole(self, queue: str, dt: str) -> bool:
+        return not touching(self.history.gaps, queue, datetime.fromisoformat(dt).replace(tzinfo=UTC), DAY)
+
+    def cost_day(self) -> list[Row]:
+        found = []
+        rows = self.history.attempts + self.history.jobs
+        for queue, name in {(row["queue"], row["name"]) for row in rows}:
+            for dt in self.days:
+                row = self._cost(queue, name, dt)
+                if row["jobs"] or row["attempts"] or row["busy_s"]:
+                    found.append(row)
+        return found
+
+    def _cost(self, queue: str, name: str | None, dt: str) -> Row:
+        start = datetime.fromisoformat(dt).replace(tzinfo=UTC)
+        attempts = [row for row in self.history.attempts if (row["queue"], row["name"]) == (queue, name)]
+        busy = sum(overlap(row, start, DAY) for row in attempts)
+        wasted = sum(overlap(row, start, DAY) for row in attempts if row["outcome"] in {"failed", "retry", "stalled"})
+        jobs = sum(
+            row["finished_at"] is not None and day_of(row["finished_at"]) == dt
+            for row in self.history.jobs
+            if (row["queue"], row["name"]) == (queue, name)
+        )
+        price = self.terms.prices.get(queue, self.terms.prices.get("*"))
+        cost = None if price is None else busy * price / 3_600_000
+        return {
+            "queue": queue, "name": name, "dt": dt, "jobs": jobs,
+            "attempts": sum(row["ended_at"] is not None and day_of(row["ended_at"]) == dt for row in attempts),
+            "busy_s": busy / 1000, "wasted_s": wasted / 1000, "cost": rounded(cost),
+            "cost_per_job": rounded(cost / jobs if cost is not None and jobs else None),
+            "complete": self._whole(queue, dt),
+        }  # fmt: skip
+
+
+def over_at(job: Row) -> datetime | None:
+    at: datetime | None = job["finished_at"] or (job["as_of"] if job["state"] == "removed" else None)
+    return at
+
+
+def like(text: str | None, pattern: str) -> bool:
+    plain = pattern.replace("[", "[[]").replace("?", "[?]")
+    return pattern == "*" or (text is not None and fnmatchcase(text, plain))
+
+
+def rounded(money: Decimal | None) -> Decimal | None:
+    return None if money is None else round(money, 6)
+
+
+TASKS: Mapping[str, Sequence[str | None]] = {
+    "mail": ("send", "mail.*", "count [x]", None),
+    "{images}": ("resize", "send"),
+    "007": ("job",),
+}
+OUTCOMES = ("completed", "failed", "retry", "stalled", "waiting-children", "open")
+
+
+def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
+    """Make up the history of some jobs that are added between two moments, many of them around midnight."""
+    chance, history = random.Random(seed), History()
+    for number in range(jobs):
+        queue = chance.choice(list(TASKS))
+        _job(history, chance, since + (until - since) * chance.random(), queue, f"j{number}")
+    return history
+
+
+def _job(history: History, chance: random.Random, at: datetime, queue: str, job_id: str) -> None:
+    if chance.random() < 0.4:  # close to midnight
+        at = at.replace(hour=23, minute=59)
+    at = at.replace(microsecond=chance.randrange(1000) * 1000)
+    name, life = chance.choice(TASKS[queue]), f"{ms(at - datetime.fromtimestamp(0, UTC))}-0"
+    if name is not None:
+        history.added.append({"queue": queue, "name": name, "event_at": at, "job_id": job_id, "event_id": life})
+    base = {"queue": queue, "name": name, "job_id": job_id, "life": life}
+    now, outcome, state = at, "", "completed"
+    for attempt in range(1, chance.choice((1, 1, 2, 3)) + 1):
+        row = _attempt(chance, now, attempt)
+        history.attempts.append({**base, **row})
+        outcome, now = row["outcome"], row["ended_at"] or row["started_at"] or now
+    state = {"failed": "failed", "open": chance.choice(("active", "removed"))}.get(outcome, "completed")
+    ended = now if state in {"completed", "failed"} else None
+    total = None if name is None or ended is None else ms(ended - at)
+    history.jobs.append({
+        **base, "created_at": None if name is None else at, "finished_at": ended, "state": state, "total_ms": total,
+        "as_of": now,
+    })  # fmt: skip
+
+
+def _attempt(chance: random.Random, now: datetime, attempt: int) -> Row:
+    wait = int(chance.lognormvariate(6, 3)) if chance.random() < 0.9 else None
+    run = chance.choice((0, 1, 60_000, int(chance.lognormvariate(5, 3)), int(chance.lognormvariate(9, 2))))
+    run = min(run, 30 * 3_600_000)
+    outcome = chance.choice(OUTCOMES) if chance.random() < 0.5 else "completed"
+    started = now + timedelta(milliseconds=min(wait or 0, 3_600_000))
+    ended = None if outcome == "open" else started + timedelta(milliseconds=run)
+    unseen = ended is not None and chance.random() < 0.05  # nobody saw it begin
+    if unseen:
+        wait = None
+    length = None if unseen or ended is None else run
+    reason = chance.choice(("timeout after 3 s", "no such 'user_7'", None)) if outcome == "failed" else None
+    key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
+    return {
+        "attempt": attempt, "outcome": outcome, "started_at": None if unseen else started,
+        "ended_at": ended, "wait_ms": wait, "run_ms": length, "reason": reason, "error_key": key,
+        "as_of": ended or started,
+    }  # fmt: skip
