@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, assert_type
 
+from pyspark.sql import DataFrame
+
 from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
 from bulltask.events import JobFailed
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
@@ -38,6 +40,7 @@ def plain() -> None:
     assert_type(add.delay(1), AsyncResult[int])
     assert_type(add.apply_async((1, 2), countdown=5), AsyncResult[int])
     assert_type(add.delay_many([(1, 2), (3,)]), list[AsyncResult[int]])
+
     assert_type(add.s(1), Signature[int])
     assert_type(add.s(1).set(countdown=5), Signature[int])
     assert_type(add.delay(1).get(timeout=5), int)
@@ -187,3 +190,8 @@ def flows() -> None:
     node = assert_type(app.flows().add(FlowJob.of(add.s(1), [FlowJob("send", "mail")])), FlowNode[Job])
     assert_type([below.job for below in node.walk()], list[Job])
     assert_type(app.queue("mail").schedulers.upsert("s", cron="0 3 * * *", tz="UTC"), Scheduler | None)
+
+
+def rows_of_spark(frame: DataFrame) -> None:
+    assert_type(add.map_dataframe(frame, ["x", "y"], timeout=60), DataFrame)
+    assert_type(add.map_dataframe(frame, {"x": "n"}, options={"priority": 5}), DataFrame)
