@@ -40,7 +40,6 @@ def plain() -> None:
     assert_type(add.delay(1), AsyncResult[int])
     assert_type(add.apply_async((1, 2), countdown=5), AsyncResult[int])
     assert_type(add.delay_many([(1, 2), (3,)]), list[AsyncResult[int]])
-
     assert_type(add.s(1), Signature[int])
     assert_type(add.s(1).set(countdown=5), Signature[int])
     assert_type(add.delay(1).get(timeout=5), int)
