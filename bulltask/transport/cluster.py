@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from redis import exceptions
-
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, BulltaskError, SlotElsewhere
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.cluster_slots import Address, Errand, SlotMap, errands, slots
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.faults import passes_in_a_cluster
 
 __all__ = ["ClusterClient", "ClusterPool"]
 
@@ -25,8 +24,6 @@ R = TypeVar("R")
 _ASKING: Final[Call[Any]] = command("ASKING")
 _FIRST_PAUSE_MS: Final = 10
 _LONGEST_PAUSE_MS: Final = 500
-_WAITS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.MasterDownError)
-"""Replies that pass when a slot has arrived, or a replica has taken its primary's place; nothing was executed."""
 
 
 class ClusterClient:
@@ -254,8 +251,6 @@ def _own(answer: Sequence[Any]) -> list[Any]:
 def _turned(answer: Sequence[Any]) -> BrokerError | None:
     """The answer that says that an errand was not run and why; ``None`` when it was."""
     for result in answer:
-        if isinstance(result, SlotElsewhere) or (
-            isinstance(result, BrokerError) and isinstance(result.__cause__, _WAITS)
-        ):
+        if isinstance(result, SlotElsewhere) or (isinstance(result, BrokerError) and passes_in_a_cluster(result)):
             return result
     return None

@@ -101,7 +101,7 @@ class Endpoint:
         if not self.url.startswith("unix://"):
             options["socket_keepalive"] = True
         if self.url.startswith("rediss://"):
-            options["ssl_check_hostname"] = tls.checks_names(self.url)
+            options |= tls.defaults(self.url)
         return options
 
     def _made(self, pool: Any, options: dict[str, Any]) -> Any:

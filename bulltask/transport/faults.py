@@ -6,6 +6,8 @@ what to do where there is something to do.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from errno import ECONNREFUSED, ENOENT
 from typing import Final
 
@@ -22,7 +24,15 @@ from bulltask.errors import (
 from bulltask.transport import grants, tls
 from bulltask.transport.cluster_slots import CROSS_SLOT
 
-__all__ = ["CONNECTION_FAULTS", "ERROR_REPLIES", "is_noscript", "no_connection", "refused", "worth_showing"]
+__all__ = [
+    "CONNECTION_FAULTS",
+    "ERROR_REPLIES",
+    "is_noscript",
+    "no_connection",
+    "passes_in_a_cluster",
+    "refused",
+    "worth_showing",
+]
 
 CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 """What reading, writing or connecting may raise; the connection is useless afterwards."""
@@ -39,6 +49,9 @@ _NOT_READY_KINDS: Final = (
     exceptions.TryAgainError,
 )
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+_CLUSTER_WAITS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.MasterDownError)
+_CODES: Final[Mapping[type, str]] = {exceptions.MovedError: "MOVED ", exceptions.AskError: "ASK "}
+_ELSEWHERE: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 _IN_EXEC: Final = "because of: NOPERM"
 
@@ -115,18 +128,28 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
         return BrokerAuthError(f"Redis at {url} refused a command: {text}{grants.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
-    if isinstance(fault, exceptions.AskError):  # and MovedError, which is one to redis-py
-        return _elsewhere(fault, url)
+    if (error := _elsewhere(fault, url)) is not None:
+        return error
     if isinstance(fault, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
         return BrokerError(f"Redis at {url} refused a command: {text}. {CROSS_SLOT}")
     return BrokerError(f"Redis at {url} refused a command: {text}")
 
 
-def _elsewhere(fault: exceptions.AskError, url: str) -> SlotElsewhere:
+def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotElsewhere | None:
+    # redis-py 5 has no class for these replies outside of its own client for clusters.
+    found = _ELSEWHERE.fullmatch(f"{_CODES.get(type(fault), '')}{fault}")
+    if found is None:
+        return None
     error = SlotElsewhere(
-        f"Redis at {url} is a node of a cluster, and {fault.host}:{fault.port} has this key; of bulltask only Spark's "
-        "reads and writes find their way in a cluster so far"
+        f"Redis at {url} is a node of a cluster, and {found['host']}:{found['port']} has this key; of bulltask only "
+        "Spark's reads and writes find their way in a cluster so far"
     )
-    error.slot, error.host, error.port = fault.slot_id, fault.host, fault.port
-    error.moving = not isinstance(fault, exceptions.MovedError)
+    error.slot, error.host, error.port = int(found["slot"]), found["host"], int(found["port"])
+    error.moving = found["code"] == "ASK"
     return error
+
+
+def passes_in_a_cluster(error: BrokerError) -> bool:
+    """True when the reply passes as a slot arrives or a replica takes its primary's place; nothing was executed."""
+    fault = error.__cause__
+    return isinstance(fault, _CLUSTER_WAITS) or str(fault).startswith(("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from bulltask.errors import BrokerAuthError
 from bulltask.urls import redact_url
 
-__all__ = ["advice", "check_files", "checks_names", "hint"]
+__all__ = ["advice", "check_files", "defaults", "hint"]
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
@@ -84,6 +84,14 @@ def check_files(url: str) -> None:
             )
 
 
-def checks_names(url: str) -> bool:
-    """True when the server's certificate has to be made for its name; redis-py 5 did not look at it by default."""
-    return parse_qs(urlsplit(url).query).get("ssl_cert_reqs") != ["none"]
+def defaults(url: str) -> dict[str, Any]:
+    """What is meant where the URL does not say it, with every redis-py.
+
+    redis-py 5 did not look whether the server's certificate was made for its name, and left a certificate out that has
+    its key in the same file.
+    """
+    said = parse_qs(urlsplit(url).query)
+    meant: dict[str, Any] = {"ssl_check_hostname": said.get("ssl_cert_reqs") != ["none"]}
+    if "ssl_certfile" in said:
+        meant["ssl_keyfile"] = said["ssl_certfile"][0]
+    return meant

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bulltask import App
@@ -112,6 +114,15 @@ def test_a_server_must_have_the_name_that_was_asked_for(tls_server: TlsServer, c
     with pytest.raises(BrokerAuthError, match=r"Connect by a name for which .* ssl_check_hostname=false"):
         ping(url)
     assert ping(f"{url}&ssl_check_hostname=false") == b"PONG"
+
+
+def test_a_certificate_may_have_its_key_in_the_same_file(
+    tls_server: TlsServer, certificates: Certificates, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificates.file("client.key").read_bytes() + certificates.file("client.pem").read_bytes())
+    query = f"ssl_ca_certs={certificates.authority}&ssl_certfile={both}"
+    assert ping(f"rediss://localhost:{tls_server.port}/0?{query}") == b"PONG"
 
 
 def test_who_asks_for_no_check_gets_none(tls_server: TlsServer, certificates: Certificates) -> None:

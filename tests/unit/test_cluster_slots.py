@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    ResponseError,
+    TryAgainError,
+)
 
-from bulltask.errors import BrokerError, BrokerNotReady
+from bulltask.errors import BrokerError, BrokerNotReady, SlotElsewhere
 from bulltask.transport.call import Call, command
 from bulltask.transport.cluster_slots import Errand, SlotMap, errands, slot_of, slots
+from bulltask.transport.faults import passes_in_a_cluster, refused
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_history import span_end
 from bulltask.transport.transaction import atomic
@@ -80,6 +89,33 @@ def test_the_map_says_who_has_a_slot() -> None:
     for nobodys in (6_000, 6_499, 7_001, 7_999):
         with pytest.raises(BrokerNotReady, match=f"slot {nobodys}"):
             found.address(nobodys)
+
+
+@pytest.mark.parametrize(
+    ("fault", "moving"),
+    [
+        (MovedError("3 10.0.0.2:7002"), False),
+        (AskError("3 10.0.0.2:7002"), True),
+        (ResponseError("MOVED 3 10.0.0.2:7002"), False),  # of redis-py 5
+        (ResponseError("ASK 3 10.0.0.2:7002"), True),
+    ],
+)
+def test_where_a_key_is_is_read_from_every_kind_of_reply(fault: ResponseError, moving: bool) -> None:
+    error = refused(fault, "redis://here")
+    assert isinstance(error, SlotElsewhere)
+    assert (error.slot, error.host, error.port, error.moving) == (3, "10.0.0.2", 7_002, moving)
+
+
+@pytest.mark.parametrize(
+    "fault", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
+)
+def test_what_passes_in_a_cluster_is_known(fault: ResponseError) -> None:
+    error = refused(fault, "redis://here")
+    error.__cause__ = fault
+    assert passes_in_a_cluster(error)
+    other = refused(BusyLoadingError("loading"), "redis://here")
+    other.__cause__ = BusyLoadingError("loading")
+    assert not passes_in_a_cluster(other)
 
 
 def test_a_cluster_without_slots_is_not_ready() -> None:
