@@ -15,6 +15,7 @@ __all__ = ["COMMANDS", "command"]
 
 COMMANDS: Final = {
     "backfill": "bulltask.cli.pipeline.backfill",
+    "build": "bulltask.cli.pipeline.build",
     "compact": "bulltask.cli.pipeline.compact",
     "doctor": "bulltask.cli.pipeline.doctor",
     "expire": "bulltask.cli.pipeline.expire",

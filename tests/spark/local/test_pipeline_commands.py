@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from bulltask.cli.main import main
 from bulltask.cli.pipeline import run as run_command
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
+from bulltask.lake.tables import TASK_MINUTE
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.support.hand import Hand
-from tests.support.lake import LakeBuilder
+from tests.support.lake import LakeBuilder, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -120,6 +122,19 @@ def test_a_snapshot_is_written_and_a_replay_is_shown(run: Run, tmp_path: Path, h
     assert "must be later" in ok(
         run("backfill", "--root", str(tmp_path), "--since", "2026-01-02", "--until", "2026-01-01"), 2
     )
+
+
+def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, tmp_path: Path) -> None:
+    lake = LakeBuilder(tmp_path)
+    lake.jobs([{"job_id": "1", "name": "send", "state": "completed", "finished_at": at("2026-11-20 10:00")}])
+    lake.attempts(
+        [{"job_id": "1", "name": "send", "outcome": "completed", "started_at": at("2026-11-20 09:59"),
+          "ended_at": at("2026-11-20 10:00"), "run_ms": 60_000}]
+    )  # fmt: skip
+    words = ("--root", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
+    assert "gold was built for 2 days, 2026-11-19 to 2026-11-20" in ok(run("build", "gold", *words))
+    assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
+    assert "events that it is told from have expired" in ok(run("build", "silver", *words), 1)
 
 
 @pytest.mark.parametrize(
