@@ -94,7 +94,8 @@ def _past_facts(history: JobHistory, *, whole: bool) -> list[tuple[str, object]]
             ("parent", job.parent_key),
         ]
     if whole and snapshot is not None:
-        facts += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", snapshot.return_value_text)]
+        result = None if snapshot.returnvalue is None else snapshot.return_value_text
+        facts += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
     if job is not None:
         facts.append(("in all", f"waited {length(job.wait)}, ran {length(job.run)}, took {length(job.total)}"))
     return facts

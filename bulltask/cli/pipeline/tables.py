@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 __all__ = ["as_table"]
+
+_NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
+"""A number, maybe with its unit; no time and no id, though these begin with digits too."""
 
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head, in columns as wide as they must be; columns of numbers stand to the right."""
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
-    right = [
-        bool(rows) and all(row[place][:1].isdigit() or row[place] == "-" for row in rows) for place in range(len(head))
-    ]
+    right = [bool(rows) and all(_NUMBER.fullmatch(row[place]) for row in rows) for place in range(len(head))]
     lines = [
         "  ".join(
             text.rjust(width) if to_right else text.ljust(width)
