@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -46,8 +47,8 @@ class History:
         print(history.job(page.jobs[0].id).attempts)
 
     The latest knowledge of a job wins: one that failed and was completed by a later retry is found as completed. The
-    pipeline may go on writing; each call sees what is there then. Jobs that are not done are not in the lake's tables
-    of jobs yet; :meth:`job` finds their events.
+    pipeline may go on writing; each call sees what is there then. It may take seconds: in asyncio, give it a thread.
+    Jobs that are not done are not in the lake's tables of jobs yet; :meth:`job` finds their events.
 
     Args:
         root: the directory of the lake.
@@ -76,7 +77,7 @@ class History:
         Raises:
             ConfigError: a filter, the limit or the cursor makes no sense, or the lake has nothing of the queue.
         """
-        query = JobQuery.of(where)
+        query = self._query(where)
         after = None if cursor is None else query.position(cursor)
         found = search(self._reader, query, after, check_limit(limit) + 1)
         if not found:
@@ -94,6 +95,7 @@ class History:
         Raises:
             ConfigError: they have, or the lake has nothing of the queue.
         """
+        queue = self._spelled(queue)
         tables = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
         rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in tables.items()}
         queues = sorted({row["queue"] for found in rows.values() for row in found})
@@ -129,7 +131,7 @@ class History:
         Raises:
             ConfigError: a filter makes no sense.
         """
-        return measures.counts(self._reader, JobQuery.of(where))
+        return measures.counts(self._reader, self._query(where))
 
     def rate(self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[Span]) -> list[RatePoint]:
         """Count the attempts that ended in each hour or day; those in which none did are left out.
@@ -142,7 +144,7 @@ class History:
         Raises:
             ConfigError: an argument makes no sense.
         """
-        return measures.rate(self._reader, JobQuery.of(where), outcome, every)
+        return measures.rate(self._reader, self._query(where), outcome, every)
 
     def latency(
         self,
@@ -163,7 +165,18 @@ class History:
         Raises:
             ConfigError: an argument makes no sense.
         """
-        return measures.latency(self._reader, JobQuery.of(where), metric, percentiles, every)
+        return measures.latency(self._reader, self._query(where), metric, percentiles, every)
+
+    def _query(self, where: Mapping[str, Any]) -> JobQuery:
+        query = JobQuery.of(where)
+        return replace(query, queue=self._spelled(query.queue))
+
+    def _spelled(self, queue: str | None) -> str | None:
+        """The lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
+        if queue is None or not (queue.startswith("{") and queue.endswith("}")):
+            return queue
+        known = {name for table in (JOBS, EVENTS, SNAPSHOTS) for name in self._reader.queues(table)}
+        return queue if queue in known else queue[1:-1]
 
     def _rows(self, table: Table, where: Any, queue: str | None) -> list[Row]:
         def read(batches: Iterator[Any]) -> list[Row]:

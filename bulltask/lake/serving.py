@@ -29,9 +29,8 @@ class HistoryServer(ThreadingHTTPServer):
     """Responsible for answering questions about a lake, one at a time, on 127.0.0.1 alone.
 
     ``GET /search``, ``/job``, ``/counts``, ``/rate`` and ``/latency`` are the methods of
-    :class:`bulltask.lake.history.History`; their arguments are query parameters, times in ISO 8601. A queue may be
-    spelled as BullMQ has it (``{mail}``). What makes no sense is answered with 400, an unknown job with 404, a lake
-    that cannot be read with 503; each of them is ``{"error": "…"}``.
+    :class:`bulltask.lake.history.History`; their arguments are query parameters, times in ISO 8601. What makes no sense
+    is answered with 400, an unknown job with 404, a lake that cannot be read with 503; each is ``{"error": "…"}``.
 
     Args:
         history: what is asked.
@@ -77,16 +76,9 @@ class HistoryServer(ThreadingHTTPServer):
             return None
         with self._one_at_a_time:
             given: dict[str, Any] = {name: _READ.get(name, str)(value) for name, value in asked.items()}
-            if "queue" in given:
-                given["queue"] = self._spelled(given["queue"])
             if path == "/job" and "id" not in given:
                 raise ConfigError("which job? Say ?id=…")
             return plain(questions[path](given))
-
-    def _spelled(self, queue: str) -> str:
-        """The lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
-        bare = queue[1:-1] if queue.startswith("{") and queue.endswith("}") else queue
-        return bare if bare != queue and queue not in self._history.queues() else queue
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -97,7 +97,7 @@ def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
     retried(lake)
     with pytest.raises(ConfigError, match="a job '7' in each of the queues mail, other: say which"):
         history(lake).job("7")
-    found = history(lake).job("7", "other")
+    found = history(lake).job("7", "{other}")  # as BullMQ spells it
     assert found is not None
     assert (found.lives, len(found.attempts)) == ((), 1)
 

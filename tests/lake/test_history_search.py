@@ -60,6 +60,7 @@ def some(lake: LakeBuilder) -> History:
         ({"state": "failed"}, "cb"),
         ({"state": "removed"}, "e"),
         ({"queue": "reports"}, "d"),
+        ({"queue": "{reports}"}, "d"),
         ({"text": "timed out"}, "b"),
         ({"text": "'X'"}, "c"),
         ({"text": "x1.e"}, "b"),
