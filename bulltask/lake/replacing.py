@@ -5,7 +5,7 @@ is written down (an intent); then the old directories are moved away, the new on
 is taken back. Whoever is killed in between leaves the intent, and the next one who writes finishes it.
 
 Between the two moves a reader may miss the rows of that one partition; after a kill that lasts until the next command
-that writes.
+that writes. Who cannot look again reads in a :func:`steady` block, for which replacements wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import uuid_utils
 
 from bulltask.lake.layout import Layout
 
-__all__ = ["STEPS", "Reached", "Replacing", "finish_intents", "go_on"]
+__all__ = ["STEPS", "Reached", "Replacing", "finish_intents", "go_on", "steady"]
 
 STEPS: Final = ("written", "intended", "moved-away", "in-place", "cleared")
 """Where a test may end the process, in their order: what comes next has not happened yet."""
@@ -103,16 +103,23 @@ def finish_intents(layout: Layout) -> int:
     Returns:
         How many replacements were finished.
     """
-    if not layout.own().is_dir():
+    if not _intents(layout) and not _rooms(layout):
         return 0
     with _alone(layout):
-        intents = sorted(layout.own("intents").glob("*.json"))
+        intents = _intents(layout)
         for intent in intents:
             _finish(layout, intent, go_on)
-        for room in sorted(layout.own("new").glob("*")):
-            if room.is_dir():
-                _clear_if_left(room)
+        for room in _rooms(layout):
+            _clear_if_left(room)
     return len(intents)
+
+
+def _intents(layout: Layout) -> list[Path]:
+    return sorted(layout.own("intents").glob("*.json"))
+
+
+def _rooms(layout: Layout) -> list[Path]:
+    return sorted(room for room in layout.own("new").glob("*") if room.is_dir())
 
 
 def _finish(layout: Layout, path: Path, reached: Reached) -> None:
@@ -152,12 +159,33 @@ def _lock_of(room: Path) -> Path:
 
 
 @contextmanager
+def steady(layout: Layout) -> Iterator[None]:
+    """Keep directories where they are while a block reads them: replacements wait until it has ended.
+
+    Nothing may be replaced inside of it, as that would wait for itself.
+    """
+    while True:
+        with _locked(layout, fcntl.LOCK_SH):
+            if not _intents(layout):
+                yield
+                return
+        finish_intents(layout)
+
+
+@contextmanager
 def _alone(layout: Layout) -> Iterator[None]:
-    """One process at a time moves directories; a process that dies is out of the way at once."""
+    """One process at a time moves directories."""
+    with _locked(layout, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
+def _locked(layout: Layout, how: int) -> Iterator[None]:
+    """A process that dies is out of the way at once."""
     place = layout.own("intents")
     place.mkdir(parents=True, exist_ok=True)
     with (place / ".lock").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(held, how)
         yield
 
 

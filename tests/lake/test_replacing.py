@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -13,7 +14,7 @@ import pytest
 from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.compacting import compact
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import STEPS, Replacing, finish_intents
+from bulltask.lake.replacing import STEPS, Replacing, finish_intents, steady
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 
@@ -109,3 +110,33 @@ def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None
         finish_intents(layout)
         assert new.exists()
     assert not new.exists()
+
+
+def test_a_replacement_waits_until_nobody_reads_who_cannot_look_again(tmp_path: Path) -> None:
+    layout, place = Layout(tmp_path), tmp_path / "gold" / "day"
+    place.mkdir(parents=True)
+    waits, done = threading.Event(), threading.Event()
+
+    def replace() -> None:
+        with Replacing(layout, lambda step: waits.set() if step == "written" else None) as replacing:
+            replacing.swap(None, None, [place])
+        done.set()
+
+    with steady(layout), steady(layout):
+        thread = threading.Thread(target=replace)
+        thread.start()
+        waits.wait(50)
+        assert not done.wait(0.3)
+        assert place.exists()
+    thread.join(50)
+    assert done.is_set()
+    assert not place.exists()
+
+
+def test_what_a_killed_command_has_moved_away_is_in_its_place_before_anybody_reads(tmp_path: Path) -> None:
+    day = tmp_path / "gold" / "day"
+    day.mkdir(parents=True)
+    killed(SWAPPED, str(tmp_path), "moved-away")
+    assert not day.exists()
+    with steady(Layout(tmp_path)):
+        assert (day / "rows").read_text() == "new"
