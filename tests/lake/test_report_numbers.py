@@ -91,6 +91,14 @@ def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began
     assert values(reported(lake), "wait") == {"send": [20, None, 50]}
 
 
+def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_together(lake: LakeBuilder) -> None:
+    rows = [task_minute("10:00", f"t{n}", runs=[1000 * (10 - n)], waits=[10 + n]) for n in range(9)]
+    lake.gold("task_minute", [*rows, task_minute("10:01", None, runs=[1], waits=[40])])
+    shown = values(reported(lake), "wait")
+    alone = {f"t{n}": [10 + n, None] for n in range(6)}
+    assert shown == {**alone, "4 others": [18, 40]}
+
+
 def test_rates_are_a_minute_whatever_a_point_stands_for(lake: LakeBuilder) -> None:
     rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
     lake.gold("task_minute", rows)
@@ -149,7 +157,7 @@ def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_
     lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", done=1)])
     assert [task.label for task in by_task(read(lake.layout, DAY))] == ["send"]
     lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
-    assert UNKNOWN in [task.label for task in by_task(read(lake.layout, DAY))]
+    assert {task.label: task.run(0.5) for task in by_task(read(lake.layout, DAY))} == {"send": None, UNKNOWN: 5}
 
 
 def test_objectives_of_several_days_are_judged_as_one(lake: LakeBuilder) -> None:

@@ -5,7 +5,7 @@ Each day is folded to the steps of the charts before the next is read, so memory
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -32,12 +32,18 @@ from bulltask.lake.tables import (
     Table,
 )
 
-__all__ = ["Axis", "Data", "Row", "TaskKey", "busiest_day", "read", "sizes"]
+__all__ = ["LINES", "Axis", "Data", "Row", "Sizes", "TaskKey", "busiest_day", "read"]
 
 TaskKey = tuple[str, str | None]
 """A queue, and the name of a task or None where the beginning of the job was lost."""
 
 Row = Mapping[str, Any]
+
+LINES: Final = 7
+"""So many lines a reader can tell apart; the last one may stand for all others."""
+
+_NULL: Final = "\0"
+"""Neither a queue's name nor a task's has one."""
 
 _PAIRS: Final = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.int64())]))
 _MINUTE_US: Final = 60_000_000
@@ -84,6 +90,20 @@ class Axis:
         return self.points * self.step
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many durations there were of each size class (:mod:`bulltask.lake.size_classes`).
+
+    Attributes:
+        by_task: over the whole period.
+        over_time: ``line`` (a place in ``Data.shown``, or the one behind it for all others), ``at`` (a minute of the
+            axis), ``size_class``, ``count``.
+    """
+
+    by_task: Mapping[TaskKey, Mapping[int, int]]
+    over_time: Any
+
+
 @dataclass(slots=True)
 class Data:
     """A period of a lake, as small as a report can use it.
@@ -92,7 +112,8 @@ class Data:
         period: what was asked for.
         axis: when something happened in it; None where gold has no minute of it.
         tasks: gold.task_minute: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and of times.
-        waits: how many waits there were: ``queue``, ``name``, ``at``, ``size_class``, ``count``.
+        shown: the tasks that have lines of their own in charts.
+        waits: how many waits there were of each size.
         runs: the same of the runs.
         queues: gold.capacity_minute: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
         errors: rows of gold.errors_day.
@@ -107,8 +128,9 @@ class Data:
     period: Period
     axis: Axis | None
     tasks: Any
-    waits: Any
-    runs: Any
+    shown: list[TaskKey]
+    waits: Sizes
+    runs: Sizes
     queues: Any
     errors: list[Row] = field(default_factory=list)
     slos: list[Row] = field(default_factory=list)
@@ -132,10 +154,14 @@ def read(layout: Layout, period: Period) -> Data:
     reader = TableReader(layout)
     axis = _axis(reader, period)
     step = axis.step if axis else 1
+    tasks = _task_minutes(reader, period, step)
+    shown = _shown(tasks)
     return Data(
         period,
         axis,
-        *_task_minutes(reader, period, step),
+        tasks,
+        shown,
+        *_sizes(reader, period, step, shown),
         _queue_minutes(reader, period, step),
         errors=_rows(reader, ERRORS_DAY, period),
         slos=_rows(reader, SLO_DAY, period),
@@ -161,16 +187,10 @@ def busiest_day(layout: Layout, data: Data) -> tuple[list[Row], list[Row]]:
     reader, period = TableReader(layout), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
     queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_workers", "peak_workers"]))
-    runs = sizes(data.runs.filter(pc.equal(pc.divide(data.runs["at"], 1440), busiest)))
-    return [{**row, "run_counts": runs.pop((row["queue"], row["name"]), None)} for row in tasks], queues.to_pylist()
-
-
-def sizes(counts: Any) -> dict[TaskKey, dict[int, int]]:
-    """Return how many there are of each size class, for each task, of ``waits`` or ``runs``."""
-    found: defaultdict[TaskKey, dict[int, int]] = defaultdict(dict)
-    for row in counts.group_by(["queue", "name", "size_class"]).aggregate([("count", "sum")]).to_pylist():
-        found[row["queue"], row["name"]][row["size_class"]] = row["count_sum"]
-    return dict(found)
+    runs = dict(_sizes(reader, period, 1440, [])[1].by_task)
+    for row in tasks:
+        row["run_counts"] = runs.pop((row["queue"], row["name"]), None)
+    return tasks, queues.to_pylist()
 
 
 def _axis(reader: TableReader, period: Period) -> Axis | None:
@@ -215,30 +235,63 @@ def _stepped(table: Any, step: int) -> Any:
     return table.append_column("at", at)
 
 
-def _task_minutes(reader: TableReader, period: Period, step: int) -> tuple[Any, Any, Any]:
-    """What tasks did, their waits, their runs."""
+def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
+    """What tasks did."""
     key, sums = ["queue", "name", "at"], [(name, "sum") for name in _TASK_SUMS]
-    parts: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    columns = ["queue", "name", "minute", *_TASK_SUMS, "wait_counts", "run_counts"]
-    for found in _days(reader, TASK_MINUTE, period, columns):
-        day = _stepped(found, step)
-        parts[0].append(_named(day.group_by(key).aggregate(sums), [*key, *_TASK_SUMS]))
-        parts[1].append(_classes(day, "wait_counts", key))
-        parts[2].append(_classes(day, "run_counts", key))
+    days = [
+        _named(_stepped(day, step).group_by(key).aggregate(sums), [*key, *_TASK_SUMS])
+        for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", *_TASK_SUMS])
+    ]
     texts = [("queue", pa.string()), ("name", pa.string())]
-    counts = pa.schema([*texts, ("at", pa.int64()), ("size_class", pa.int32()), ("count", pa.int64())])
-    minutes = pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))])
-    return _joined(parts[0], minutes), _joined(parts[1], counts), _joined(parts[2], counts)
+    return _joined(days, pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))]))
 
 
-def _classes(table: Any, column: str, key: list[str]) -> Any:
-    """How many there are of each size class, a row each."""
-    lists = table[column].cast(_PAIRS).combine_chunks()  # functions for lists end the process when they are given maps
+def _shown(tasks: Any) -> list[TaskKey]:
+    """The tasks that have lines of their own: those that kept workers busy longest."""
+    wishes = [(name, "sum") for name in ("busy_ms", "done", "enqueued", "started")]
+    found = [
+        (-row["busy_ms_sum"], -row["done_sum"], row["queue"], row["name"] or "", row["name"])
+        for row in tasks.group_by(["queue", "name"]).aggregate(wishes).to_pylist()
+        if any(row[f"{name}_sum"] for name, _ in wishes)
+    ]
+    keys = [(queue, name) for *_, queue, _, name in sorted(found, key=lambda one: one[:-1])]
+    return keys if len(keys) <= LINES else keys[: LINES - 1]
+
+
+def _sizes(reader: TableReader, period: Period, step: int, shown: list[TaskKey]) -> tuple[Sizes, Sizes]:
+    """The waits and the runs."""
+    totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for found in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_counts", "run_counts"]):
+        names = pc.binary_join_element_wise(found["queue"], pc.fill_null(found["name"], _NULL), _NULL)
+        tasks = names.combine_chunks().dictionary_encode()
+        keys = [(queue, None if name == _NULL else name) for queue, name in map(_split, tasks.dictionary.to_pylist())]
+        lines = pa.array([shown.index(key) if key in shown else len(shown) for key in keys], pa.int32())
+        owners = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _stepped(found, step)["at"]})
+        for place, column in enumerate(("wait_counts", "run_counts")):
+            flat = _flat(owners, found[column])
+            for row in _summed(flat, ["task", "size_class"]).to_pylist():
+                totals[place][keys[row["task"]]][row["size_class"]] += row["count"]
+            parts[place].append(_summed(flat, ["line", "at", "size_class"]))
+    whole = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("size_class", pa.int32()), ("count", pa.int64())])
+    waits, runs = (Sizes(dict(totals[place]), _joined(parts[place], whole)) for place in (0, 1))
+    return waits, runs
+
+
+def _split(text: str) -> list[str]:
+    return text.split(_NULL, 1)
+
+
+def _flat(owners: Any, counts: Any) -> Any:
+    """A row for each size class of each row."""
+    lists = counts.cast(_PAIRS).combine_chunks()  # functions for lists end the process when they are given maps
     owner, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
-    flat = table.select(key).take(owner)
-    flat = flat.append_column("size_class", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
-    names = [*key, "size_class"]
-    return _named(flat.group_by(names).aggregate([("count", "sum")]), [*names, "count"])
+    flat = owners.take(owner)
+    return flat.append_column("size_class", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
+
+
+def _summed(flat: Any, key: list[str]) -> Any:
+    return _named(flat.group_by(key).aggregate([("count", "sum")]), [*key, "count"])
 
 
 def _named(table: Any, names: list[str]) -> Any:

@@ -6,16 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
 
-from bulltask.lake.report.data import Axis, Data
-from bulltask.lake.report.tallies import QueueTally, TaskTally
+from bulltask.lake.report.data import LINES, Axis, Data, Sizes
+from bulltask.lake.report.tallies import QueueTally
 from bulltask.lake.size_classes import merged, percentile
 
-__all__ = ["LINES", "Line", "backlog", "busy", "percentiles", "rates"]
-
-LINES: Final = 7
-"""So many lines a reader can tell apart; the last one may stand for all others."""
+__all__ = ["Line", "backlog", "busy", "percentiles", "rates"]
 
 
 @dataclass(slots=True)
@@ -42,28 +38,28 @@ def rates(data: Data, axis: Axis, names: Sequence[str]) -> list[Line]:
     return lines
 
 
-def percentiles(counts: Any, axis: Axis, tallies: Sequence[TaskTally], share: float) -> list[Line]:
-    """Return a percentile over time for each of some tasks, of which the last may stand for several.
+def percentiles(sizes: Sizes, axis: Axis, labels: Sequence[str], share: float, *, others: bool) -> list[Line]:
+    """Return a percentile over time for each line of ``sizes``.
 
     Args:
-        counts: ``waits`` or ``runs`` of the data.
+        sizes: ``waits`` or ``runs`` of the data.
         axis: the time.
-        tallies: the tasks.
+        labels: what each line is of.
         share: 0.95 for the 95th percentile.
+        others: whether the last line stands for all tasks that have none of their own.
     """
-    owners = {key: place for place, tally in enumerate(tallies) for key in tally.keys}
     found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    columns = (counts[name].to_pylist() for name in ("queue", "name", "at", "size_class", "count"))
-    for queue, name, at, size_class, count in zip(*columns, strict=True):
-        if (place := owners.get((queue, name))) is not None:
-            found[place, axis.place(at)].append((size_class, count))
+    columns = (sizes.over_time[name].to_pylist() for name in ("line", "at", "size_class", "count"))
+    for line, at, size_class, count in zip(*columns, strict=True):
+        found[line, axis.place(at)].append((size_class, count))
+    last = len(labels) - 1
     return [
         Line(
-            tally.label,
-            [percentile(merged([found.get((place, point))]), share) for point in range(axis.points)],
-            others=len(tally.keys) > 1,
+            label,
+            [percentile(merged([found.get((line, point))]), share) for point in range(axis.points)],
+            others=others and line == last,
         )
-        for place, tally in enumerate(tallies)
+        for line, label in enumerate(labels)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from bulltask.lake.report.advice import Advice
 from bulltask.lake.report.charts import Chart, Ranges, bands, chart, ranges
 from bulltask.lake.report.data import Axis, Data
-from bulltask.lake.report.lines import LINES, Line, backlog, busy, percentiles, rates
+from bulltask.lake.report.lines import Line, backlog, busy, percentiles, rates
 from bulltask.lake.report.tallies import MOST, QueueTally, TaskTally, by_queue, by_task, incomplete_minutes, topped
 from bulltask.lake.report.topics import Cost, Failure, Reason, costs, failures, reasons
 from bulltask.lake.report.wording import Unit, written
@@ -193,11 +193,13 @@ def _price(whole: Cost) -> Figure:
 
 def _charts(data: Data, axis: Axis, tallies: Sequence[TaskTally], queues: Sequence[QueueTally]) -> dict[str, Chart]:
     lost = bands(axis, {minute for minutes in incomplete_minutes(data).values() for minute in minutes})
-    few = topped(tallies, LINES)
+    called = {key: tally.label for tally in tallies for key in tally.keys}
+    others = len(called) - len(data.shown)
+    names = [called[key] for key in data.shown] + ([f"{others} others"] if others else [])
     wanted = {
         "throughput": ("Jobs a minute", "", _called(rates(data, axis, list(_RATES)), _RATES)),
-        "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, few, 0.95)),
-        "run": ("Run, p95", "ms", percentiles(data.runs, axis, few, 0.95)),
+        "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
+        "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
         "retries": ("Attempts a minute", "", _called(rates(data, axis, list(_AGAIN)), _AGAIN)),
         "busy": ("Busy workers", "workers", busy(data, axis, queues)),
         "backlog": ("Backlog, since the beginning", "jobs", backlog(data, axis, queues)),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bulltask.lake.report.data import Data, TaskKey, sizes
+from bulltask.lake.report.data import Data, TaskKey
 from bulltask.lake.size_classes import Counts, merged, percentile
 
 __all__ = [
@@ -121,7 +121,7 @@ def by_task(data: Data) -> list[TaskTally]:
     counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
     # Of a minute in which events were lost there is a row without a name, so that it is seen; often with nothing in it.
     known = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
-    called, waits, runs = labels(known), sizes(data.waits), sizes(data.runs)
+    called, waits, runs = labels(known), data.waits.by_task, data.runs.by_task
     tallies = [
         TaskTally([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
     ]
