@@ -93,7 +93,8 @@ class Connection:
     def walk(self, step: Walk) -> set[str]:
         """All that some calls without keys find, each behind the cursor of the one before, on every node.
 
-        What was on its way from one node to another is not missed: where slots have moved, the walk begins again.
+        Where slots have moved meanwhile, the walk begins again. What is on its way to another node at this very moment
+        may be missed.
         """
 
         def walk(way: Client | ClusterClient) -> set[str]:
@@ -101,7 +102,7 @@ class Connection:
                 return _walked(step, way.run)
             found, seen = set[str](), None
             while seen != (seen := way.nodes()):
-                for address in seen.primaries():
+                for address in seen:
                     found |= _walked(step, lambda call, there=address: way.run_at(there, call))  # type: ignore[misc]
             return found
 

@@ -99,10 +99,10 @@ class ClusterClient:
         """Make a call without keys at one node."""
         return self._reached(address, lambda client: client.run(call))
 
-    def nodes(self) -> SlotMap:
-        """Ask which nodes there are, and which slots they have."""
+    def nodes(self) -> dict[Address, SlotMap]:
+        """Ask each node that has slots which nodes there are and what they have; they hear of it one by one."""
         self._map = None
-        return self._known()
+        return {address: self.run_at(address, slots(address)) for address in self._known().primaries()}
 
     def close(self) -> None:
         """Close all connections; a later call opens new ones."""

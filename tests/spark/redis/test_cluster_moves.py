@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
+from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReady
 from bulltask.queue.queue import Queue
 from bulltask.spark.connection import Connection
@@ -19,14 +21,18 @@ from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.sending import Sums
 from bulltask.spark.sink import JobsWriter, Wrote
 from bulltask.testing.wait import wait_until
+from bulltask.transport.call import Call
+from bulltask.transport.cluster import ClusterClient
+from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.inspect import STATES
-from bulltask.transport.scripts_history import count_in, job_fields, span_end
+from bulltask.transport.scripts_history import count_in, job_fields, some_queues, span_end
+from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
 from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(180)]  # a cluster is waited for up to a minute
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "name", "data")])
 
@@ -102,11 +108,26 @@ def write(url: str, first: int, last: int, **options: str) -> Sums:
     return wrote.sums
 
 
-def move(cluster: Cluster, slot: int) -> None:
-    to = somewhere_else(cluster, slot)
+def move(cluster: Cluster, slot: int, to: int | None = None) -> None:
+    to = somewhere_else(cluster, slot) if to is None else to
     cluster.begin_move(slot, to)
     cluster.move_keys(slot, to)
     cluster.end_move(slot, to)
+
+
+@contextmanager
+def on_its_way(cluster: Cluster, queue: str, keys: int = 1_000_000) -> Iterator[int]:
+    """Let so many keys of a queue be on another node, whose number is given; at the end the slot is there."""
+    slot = cluster.slot(queue)
+    to = somewhere_else(cluster, slot)
+    cluster.begin_move(slot, to)
+    try:
+        cluster.move_keys(slot, to, keys)
+        yield to
+    finally:
+        while cluster.move_keys(slot, to):
+            pass
+        cluster.end_move(slot, to)
 
 
 def test_an_open_connection_follows_a_slot_that_has_moved(
@@ -124,46 +145,33 @@ def test_an_open_connection_follows_a_slot_that_has_moved(
 def test_a_slot_that_is_half_moved_is_read_on_both_nodes(
     cluster: Cluster, ids: list[str], options: WriteOptions
 ) -> None:
-    slot, keys = cluster.slot("mail"), options.keys("mail")
-    to = somewhere_else(cluster, slot)
-    with Connection(options.config) as connection:
-        cluster.begin_move(slot, to)
-        assert cluster.move_keys(slot, to, 15) == 15
+    keys = options.keys("mail")
+    with Connection(options.config) as connection, on_its_way(cluster, "mail", 15):
         found = connection.run_many([job_fields(keys, one, ("name",)) for one in ids])
         assert found == [[b"send"]] * 30
         assert refusals(cluster.client_of("mail"), "ASK") > 0
-    cluster.move_keys(slot, to)
-    cluster.end_move(slot, to)
 
 
 def test_a_plan_waits_until_its_slot_has_arrived(
     cluster: Cluster, ids: list[str], read: Callable[..., Any], in_thread: Callable[..., Any]
 ) -> None:
-    slot = cluster.slot("mail")
-    to, source = somewhere_else(cluster, slot), cluster.client_of("mail")
-    cluster.begin_move(slot, to)
-    cluster.move_keys(slot, to)
-    before = refusals(source, "ASK")
-    rows = in_thread(lambda: read(queue="mail", state="wait,active,delayed"))
-    wait_until(lambda: refusals(source, "ASK") > before, 20, "a transaction that was sent away")
-    cluster.end_move(slot, to)
+    source = cluster.client_of("mail")
+    with on_its_way(cluster, "mail"):
+        before = refusals(source, "ASK")
+        rows = in_thread(lambda: read(queue="mail", state="wait,active,delayed"))
+        wait_until(lambda: refusals(source, "ASK") > before, 60, "a transaction that was sent away")
     assert {row["id"] for row in rows()} == set(ids)
 
 
 def test_a_write_waits_until_its_slot_has_arrived_and_adds_each_job_once(
     cluster: Cluster, ids: list[str], broker_url: str, in_thread: Callable[..., Any]
 ) -> None:
-    slot = cluster.slot("mail")
-    to, source = somewhere_else(cluster, slot), cluster.client_of("mail")
+    source = cluster.client_of("mail")
     assert write(broker_url, 0, 10) == Sums(10, 10, 0)
-    cluster.begin_move(slot, to)
-    cluster.move_keys(slot, to, 20)
-    before = refusals(source, "TRYAGAIN")
-    sums = in_thread(lambda: write(broker_url, 0, 40))
-    wait_until(lambda: refusals(source, "TRYAGAIN") > before, 20, "a script that was told to try again")
-    while cluster.move_keys(slot, to):
-        pass
-    cluster.end_move(slot, to)
+    with on_its_way(cluster, "mail", 20):
+        before = refusals(source, "TRYAGAIN")
+        sums = in_thread(lambda: write(broker_url, 0, 40))
+        wait_until(lambda: refusals(source, "TRYAGAIN") > before, 60, "a script that was told to try again")
     assert sums() == Sums(40, 30, 10)
     assert cluster.client_of("mail").llen("bull:{mail}:wait") == 70
 
@@ -171,29 +179,43 @@ def test_a_write_waits_until_its_slot_has_arrived_and_adds_each_job_once(
 def test_a_script_that_the_new_node_does_not_know_is_run_there_while_the_slot_moves(
     cluster: Cluster, ids: list[str], options: WriteOptions
 ) -> None:
-    slot, keys = cluster.slot("mail"), options.keys("mail")
-    to = somewhere_else(cluster, slot)
-    cluster.clients[to].script_flush()
-    cluster.begin_move(slot, to)
-    cluster.move_keys(slot, to)
-    with Connection(options.config) as connection:
-        assert connection.run(span_end(keys, "0-0", "+", 5)).count == 5
-    cluster.end_move(slot, to)
+    with Connection(options.config) as connection, on_its_way(cluster, "mail") as to:
+        cluster.clients[to].script_flush()
+        assert connection.run(span_end(options.keys("mail"), "0-0", "+", 5)).count == 5
 
 
-def test_a_write_that_waits_too_long_says_why(
-    cluster: Cluster, ids: list[str], broker_url: str, monkeypatch: pytest.MonkeyPatch
+def test_a_transaction_that_waits_too_long_says_why(cluster: Cluster, ids: list[str], options: WriteOptions) -> None:
+    client = ClusterClient(Endpoint.from_config(options.config, cluster.url), None)
+    wait = count_in(options.keys("mail"), "wait")
+    with on_its_way(cluster, "mail"):
+        assert client.run(wait) == 30  # the new node is asked
+        client.end_by(mono_ms() + 3_000)
+        with pytest.raises(BrokerNotReady, match=r"slot 4247 of the Redis Cluster at redis://.* is being moved"):
+            client.run_many(atomic([wait, wait], "here"))
+    client.end_by(None)
+    assert client.run_many(atomic([wait, wait], "here"))[-1] == [30, 30]
+    client.close()
+
+
+def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
+    cluster: Cluster, broker_url: str, options: WriteOptions
 ) -> None:
-    monkeypatch.setattr("bulltask.spark.connection.CLUSTER_PATIENCE_MS", 500)
-    monkeypatch.setenv("BULLTASK_BROKER_PUBLISH_TIMEOUT", "0.5")
-    slot = cluster.slot("mail")
-    to = somewhere_else(cluster, slot)
-    cluster.begin_move(slot, to)
-    with pytest.raises(BrokerNotReady, match=r"Multiple keys|is being moved"):
-        write(broker_url, 0, 5)
-    cluster.move_keys(slot, to)
-    cluster.end_move(slot, to)
-    assert write(broker_url, 0, 5) == Sums(5, 5, 0)
+    first, second, _ = sorted(range(3), key=lambda number: cluster.servers[number].port)
+    name = next(one for one in cluster.queues(1) if cluster.owner(cluster.slot(one)) == second)
+    with Queue(name, cluster.url_of(name)) as queue:
+        add(queue, 1)
+    begun = 0
+
+    def step(cursor: str) -> Call[tuple[str, list[str]]]:
+        nonlocal begun
+        begun += cursor == "0"
+        if begun == 2 and cluster.owner(cluster.slot(name)) == second:
+            move(cluster, cluster.slot(name), first)
+        return some_queues("bull", cursor)
+
+    with Connection(options.config) as connection:
+        assert connection.walk(step) == {f"{{{name}}}"}
+    assert begun == 6
 
 
 def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster: Cluster, broker_url: str) -> None:
