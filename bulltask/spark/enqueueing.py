@@ -21,6 +21,7 @@ from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.rows import NUMBER, JobMaker, check_columns, check_job_options
 from bulltask.spark.sending import Sending, how_to_go_on
 from bulltask.spark.vectorized import vectorized
+from bulltask.spark.where import where_options
 
 __all__ = [
     "WEEK",
@@ -237,13 +238,11 @@ def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
 
 def write_options(queue: str, more: WayOptions) -> dict[str, str]:
     """The options of ``format("bulltask")`` that say the same as those of ``enqueue``, but for ``opts``."""
-    texts: Mapping[str, str | None] = {
+    options = {
+        **where_options(more),
         "queue": queue,
-        "writeId": more.get("write_id"),
-        "url": more.get("url"),
-        "prefix": more.get("prefix"),
-        "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
         "batch": str(more.get("batch", 500)),
         "fenceTtl": f"{max(1, to_ms(more.get('fence_ttl', WEEK), 'fence_ttl')) / 1000:.3f}s",
     }
-    return {name: text for name, text in texts.items() if text is not None}
+    write_id = more.get("write_id")
+    return options if write_id is None else {**options, "writeId": write_id}

@@ -20,6 +20,7 @@ from bulltask.spark.connection import Connection
 from bulltask.spark.enqueueing import EnqueueReport, check_known
 from bulltask.spark.options import WriteOptions, read_options
 from bulltask.spark.vectorized import vectorized
+from bulltask.spark.where import where_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_fence import some_fenced
@@ -170,13 +171,7 @@ def _number(raw: bytes | None) -> int | None:
 
 
 def _options(queue: str, more: GatherOptions) -> WriteOptions:
-    texts = {
-        "queue": queue,
-        "url": more.get("url"),
-        "prefix": more.get("prefix"),
-        "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
-    }
-    return read_options(WriteOptions, {name: text for name, text in texts.items() if text is not None})
+    return read_options(WriteOptions, {**where_options(more), "queue": queue})
 
 
 def _rows_of(report: EnqueueReport, look: Look) -> DataFrame:

@@ -32,6 +32,7 @@ __all__ = [
     "StreamOptions",
     "WriteOptions",
     "read_options",
+    "settings",
     "table_of",
 ]
 
@@ -183,7 +184,7 @@ def read_options(
     rows = [row for row in OPTIONS if kind.use in row.uses]
     _refuse_unknown(given, rows, kind.use)
     fields = {row.field: _value(row, given) for row in rows}
-    fields["config"] = _config({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
+    fields["config"] = settings({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
     if "queues" in fields:
         fields["every"] = fields["queues"] == (EVERY,)
         fields["queues"] = () if fields["every"] else _distinct(fields["queues"], fields["config"])
@@ -224,8 +225,12 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
         raise _error("WRONG", str(exc)) from None  # the cause's message is the same, and Spark would print both
 
 
-def _config(given: Mapping[str, object], environ: Mapping[str, str] | None) -> Config:
-    """The settings: what is given wins over the environment."""
+def settings(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
+    """Return bulltask's settings: what is given, and is not ``None``, wins over the environment.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
     set_here = {name: value for name, value in given.items() if value is not None}
     beaten = {ENV_PREFIX + name.upper() for name in set_here}
     around = os.environ if environ is None else environ

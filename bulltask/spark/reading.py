@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final, Literal, TypedDict, Unpack
+from typing import Final, Literal, Unpack
 
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -14,24 +14,11 @@ from bulltask.errors import ConfigError
 from bulltask.parsers import choice, did_you_mean
 from bulltask.spark.schemas import TABLES
 from bulltask.spark.start import register
+from bulltask.spark.where import Where, where_options
 
-__all__ = ["Where", "counts", "events", "jobs", "stream_events"]
+__all__ = ["counts", "events", "jobs", "stream_events"]
 
 _LOSS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
-
-
-class Where(TypedDict, total=False):
-    """Which Redis is read, and how: bulltask's own settings where left out.
-
-    Attributes:
-        url: of Redis, best of a replica.
-        prefix: first part of every BullMQ key.
-        queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
-    """
-
-    url: str | None
-    prefix: str | None
-    queue_hash_tag: bool | None
 
 
 def jobs(
@@ -163,10 +150,5 @@ def _options(queues: str | Sequence[str], where: Where) -> dict[str, str]:
     known = Where.__annotations__
     if unknown := sorted(set(where) - set(known)):
         raise TypeError(f"a read has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
-    texts = {
-        "queue": queues if isinstance(queues, str) else json.dumps(list(queues)),
-        "url": where.get("url"),
-        "prefix": where.get("prefix"),
-        "queueHashTag": None if (tag := where.get("queue_hash_tag")) is None else str(tag).lower(),
-    }
-    return {name: text for name, text in texts.items() if text is not None}
+    named = queues if isinstance(queues, str) else json.dumps(list(queues))
+    return {**where_options(where), "queue": named}

@@ -1,0 +1,80 @@
+"""Tables of the documentation that the code holds: the source's options in ``spark.md``, the lake's in ``lake.md``.
+
+Run as a program, this file writes them anew; ``tests/unit/test_docs.py`` fails while they are out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bulltask.lake.tables import TABLES, Table
+from bulltask.spark.option_table import OPTIONS, REQUIRED, Option, Use
+
+HERE = Path(__file__).parent
+USES = {
+    Use.JOBS: "jobs",
+    Use.EVENTS: "events",
+    Use.COUNTS: "counts",
+    Use.STREAM: "stream",
+    Use.WRITE: "write",
+}
+"""In a table's cell; batches and streams are written alike."""
+
+
+def pages() -> Mapping[Path, str]:
+    """Return the pages as they should be."""
+    made = {"spark.md": {"options": options()}, "lake.md": {"tables": tables()}}
+    return {HERE / name: _written(HERE / name, parts) for name, parts in made.items()}
+
+
+def options() -> str:
+    """Return the table of the source's options."""
+    lines = ["| option | for | default | |", "|---|---|---|---|"]
+    return "\n".join([*lines, *map(_option, OPTIONS)]) + "\n"
+
+
+def tables() -> str:
+    """Return a section for each table of the lake."""
+    return "\n".join(line for table in TABLES.values() for line in _section(table))
+
+
+def _option(row: Option) -> str:
+    uses = ", ".join(word for use, word in USES.items() if use in row.uses)
+    if row.default is REQUIRED:
+        default = "must be given"
+    elif row.default is None:
+        default = "none"
+    else:
+        default = f"`{str(row.default).lower() if isinstance(row.default, bool) else row.default}`"
+    return f"| `{row.name}` | {uses} | {default} | {row.doc} |"
+
+
+def _section(table: Table) -> Iterator[str]:
+    yield f"### {table.full_name}\n"
+    yield f"A row: {table.doc}.\n"
+    yield f"Key: {_names(table.key)}. Directories: {_names(table.partitions)}.\n"
+    yield "| column | type | |"
+    yield "|---|---|---|"
+    for column in table.columns:
+        yield f"| `{column.name}` | {column.kind} | {column.doc.replace('|', '&#124;')} |"
+    yield ""
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _written(page: Path, parts: Mapping[str, str]) -> str:
+    text = page.read_text()
+    for name, part in parts.items():
+        begin, end = f"<!-- {name}: written by docs/spark_tables.py -->\n", f"<!-- /{name} -->"
+        before, found, rest = text.partition(begin)
+        assert found, f"{page.name} has no line {begin!r}"
+        text = f"{before}{begin}\n{part}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)

@@ -1,0 +1,40 @@
+"""The programs in the pages about Spark run, from top to bottom."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bulltask.queue.queue import Queue
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("page", ["spark.md", "spark-tasks.md"])
+def test_every_snippet_runs(
+    spark: SparkSession, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
+    (tmp_path / "orders").mkdir()
+    with Queue("mail", broker_url) as queue, Queue("billing", broker_url) as other:
+        queue.add("mail.send", {"id": 7})
+        other.add("bill", {"id": 7})
+    there: dict[str, Any] = {"__name__": "docs"}
+    blocks = re.findall(r"^```py\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for number, block in enumerate(blocks):
+        program = block.replace('"/data', f'"{tmp_path}')
+        # The format itself knows the environment in which Spark was started, where no server was known yet.
+        program = program.replace('format("bulltask")', f'format("bulltask").option("url", "{broker_url}")')
+        program = program.replace("OPTIONS (", f"OPTIONS (url '{broker_url}', ")
+        # Nobody runs the jobs here, so nobody waits for them either.
+        program = program.replace("wait=60", "wait=0.1").replace("timeout=600", "timeout=1")
+        exec(compile(program, f"{page}, block {number}", "exec"), there)
+    for query in spark.streams.active:
+        query.stop()

@@ -1,0 +1,25 @@
+"""What the pages about Spark say is what the code has; no JVM is needed to see it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from bulltask.spark.acl import READER, WRITER, Grants
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_tables_of_options_and_of_the_lake_are_up_to_date() -> None:
+    for page, text in runpy.run_path(str(DOCS / "spark_tables.py"))["pages"]().items():
+        assert page.read_text() == text, "run: .venv/bin/python docs/spark_tables.py"
+
+
+@pytest.mark.parametrize(("user", "grants"), [("spark-reader", READER), ("spark-writer", WRITER)])
+def test_the_grants_of_users_are_those_that_were_tried(user: str, grants: Grants) -> None:
+    said = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "spark.md").read_text(), re.MULTILINE)
+    assert said is not None
+    assert said[1].split() == grants.words()
