@@ -132,7 +132,7 @@ def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
     report = reported(lake, Period(DAY.first, DAY.last, ("{other}",)))
     assert [task.queue for task in report.tasks] == ["{other}"]
     assert [queue.queue for queue in report.queues] == ["{other}"]
-    assert [gap["queue"] for gap in report.data.gaps] == ["{other}"]
+    assert [gap.queue for gap in report.data.gaps] == ["{other}"]
 
 
 def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) -> None:

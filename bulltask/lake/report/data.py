@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.gaps import GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
 from bulltask.lake.report.period import Period
@@ -25,8 +26,6 @@ from bulltask.lake.tables import (
     COST_DAY,
     ERRORS_DAY,
     EVENTS,
-    GAPS,
-    REPAIRS,
     SLO_DAY,
     TASK_MINUTE,
     Table,
@@ -119,7 +118,7 @@ class Data:
         errors: rows of gold.errors_day.
         slos: rows of gold.slo_day.
         costs: rows of gold.cost_day.
-        gaps: rows of bronze.gaps that touch the period, with ``repaired_rows``.
+        gaps: those that touch the period.
         incomplete: of each queue, the minutes that gold calls incomplete.
         unbuilt: days of which there are events but no gold.
         built_at: when the gold of the last day was written; None where there is none.
@@ -135,7 +134,7 @@ class Data:
     errors: list[Row] = field(default_factory=list)
     slos: list[Row] = field(default_factory=list)
     costs: list[Row] = field(default_factory=list)
-    gaps: list[Row] = field(default_factory=list)
+    gaps: list[GapRow] = field(default_factory=list)
     incomplete: Mapping[str, set[int]] = field(default_factory=dict)
     unbuilt: list[date] = field(default_factory=list)
     built_at: datetime | None = None
@@ -166,7 +165,7 @@ def read(layout: Layout, period: Period) -> Data:
         errors=_rows(reader, ERRORS_DAY, period),
         slos=_rows(reader, SLO_DAY, period),
         costs=_rows(reader, COST_DAY, period),
-        gaps=_gaps(reader, period),
+        gaps=find_gaps(layout, since=period.span[0], until=period.span[1], queues=period.queues or None),
         incomplete=_incomplete(reader, period),
         unbuilt=_unbuilt(reader, period),
         built_at=_built_at(layout, period),
@@ -325,28 +324,6 @@ def _incomplete(reader: TableReader, period: Period) -> dict[str, set[int]]:
             for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
                 found[queue].add(minute)
     return dict(found)
-
-
-def _gaps(reader: TableReader, period: Period) -> list[Row]:
-    """The gaps that touch the period: one may be found days after its events were lost."""
-    begin, end = period.span
-    repaired: defaultdict[tuple[str, str | None], int] = defaultdict(int)
-    for row in _since(reader, REPAIRS, period):
-        repaired[row["queue"], row["after_id"]] += row["repaired_rows"] or 0
-    touching = [
-        {**row, "repaired_rows": repaired[row["queue"], row["after_id"]]}
-        for row in _since(reader, GAPS, period)
-        if (row["after_at"] or row["first_at"] or row["detected_at"]) < end
-        and (row["first_at"] or row["detected_at"]) >= begin
-    ]
-    return sorted(touching, key=lambda row: (row["queue"], row["detected_at"]))
-
-
-def _since(reader: TableReader, table: Table, period: Period) -> list[Row]:
-    days = [day for day in reader.days(table) if day >= period.first]
-    return reader.over(
-        table, days, lambda batches: [row for batch in batches for row in batch.to_pylist()], where=_wanted(period)
-    )
 
 
 def _unbuilt(reader: TableReader, period: Period) -> list[date]:

@@ -150,8 +150,8 @@ def _alerts(data: Data, build: str) -> list[Alert]:
         )
     lost = incomplete_minutes(data)
     if minutes := len({minute for each in lost.values() for minute in each}):
-        events = sum(gap["lost"] or 0 for gap in data.gaps)
-        least = "" if all(gap["exact"] for gap in data.gaps) else "at least "
+        events = sum(gap.lost for gap in data.gaps)
+        least = "" if all(gap.exact for gap in data.gaps) else "at least "
         names = ", ".join(sorted(queue for queue, each in lost.items() if each))
         told = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
         found.append(

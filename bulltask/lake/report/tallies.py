@@ -179,8 +179,8 @@ def incomplete_minutes(data: Data) -> dict[str, set[int]]:
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
     found = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
     for gap in data.gaps:
-        last = gap["first_at"] or gap["detected_at"]
-        first = gap["after_at"] or gap["first_at"] or last
+        last = gap.first_at or gap.detected_at
+        first = gap.after_at or gap.first_at or last
         minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
-        found.setdefault(gap["queue"], set()).update(minutes)
+        found.setdefault(gap.queue, set()).update(minutes)
     return found

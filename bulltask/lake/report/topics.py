@@ -329,9 +329,10 @@ def gaps(data: Data) -> Grid:
         Column("detected_at", "Found", Unit.TIME),
         Column("repaired_rows", "Jobs repaired", Unit.COUNT),
     ]
-    words = {True: "exact", False: "at least", None: None}
+    words = {True: "exact", False: "at least"}
     rows = [
-        [words[row["exact"]] if column.name == "exact" else row[column.name] for column in columns] for row in data.gaps
+        [words[gap.exact] if column.name == "exact" else getattr(gap, column.name) for column in columns]
+        for gap in data.gaps
     ]
     return Grid(columns, rows)
 
