@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -38,12 +40,13 @@ def compact(layout: Layout, reached: Callable[[str], None]) -> None:
     """Put one directory in the place of the two of queue mail, as the pipeline does."""
     place = layout.day(JOBS, DAY) / "queue=mail"
     old = sorted(place.iterdir())
+    name = "ingest_id=compacted" if old[0].name != "ingest_id=compacted" else "ingest_id=again"
     with Replacing(layout, reached) as replacing:
         new = replacing.fresh()
         new.mkdir(parents=True)
         for number, file in enumerate(sorted(place.glob("*/*.parquet"))):
             shutil.copy(file, new / f"part-{number}.parquet")
-        replacing.swap(new, place / "ingest_id=compacted", old)
+        replacing.swap(new, place / name, old)
 
 
 def test_at_every_moment_of_a_replacement_all_rows_are_there_once(lake: LakeBuilder) -> None:
@@ -137,6 +140,23 @@ def test_a_new_directory_that_goes_to_its_place_while_others_are_listed_is_notic
 
     compact(lake.layout, look)
     assert looks.count("queue=mail") == 2
+
+
+def test_every_job_is_found_once_by_all_searches_while_directories_are_replaced_all_the_time(lake: LakeBuilder) -> None:
+    done = threading.Event()
+
+    def replace_all_the_time() -> None:
+        while not done.is_set():
+            compact(lake.layout, lambda step: None)
+
+    with ThreadPoolExecutor(1) as pool:
+        compacting = pool.submit(replace_all_the_time)
+        try:
+            seen = [found(lake.layout) for _ in range(40)]
+        finally:
+            done.set()
+        compacting.result()
+    assert seen == [list("dcba")] * 40
 
 
 def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
