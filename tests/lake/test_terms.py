@@ -45,9 +45,16 @@ def test_a_file_says_what_code_would(tmp_path: Path) -> None:
     assert found.capacities == {"*": 16}
 
 
-def test_the_example_of_the_module_is_right(tmp_path: Path) -> None:
-    example = (module.__doc__ or "").partition("::")[2]
-    assert read_terms(written(tmp_path / "terms.toml", example)).capacities == {"*": 16}
+PAGE = (Path(__file__).parents[2] / "docs/gold.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
+)
+def test_the_examples_of_the_module_and_of_the_page_are_right(tmp_path: Path, example: str) -> None:
+    found = read_terms(written(tmp_path / "terms.toml", example))
+    assert found.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
+    assert (found.prices, found.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
 
 
 def test_nothing_given_is_no_objective_no_price_and_no_capacity(tmp_path: Path) -> None:
