@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from bulltask.errors import ConfigError
 from bulltask.lake.gaps import GapRow, find_gaps
 from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
 from bulltask.spark.appending import append, ingest_of
 from bulltask.spark.lake_tables import day_of, latest, read_table
@@ -98,6 +99,8 @@ def backfill(
     taken_at = datetime.now(UTC)
     missing = _missing(spark, layout, gaps).cache()
     try:
+        with steady(layout):
+            missing.count()
         ingest = ingest_of("backfill", taken_at)
         rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(taken_at)})
         append(_attempts(rows), ATTEMPTS, layout, ingest)

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import Replacing
+from bulltask.lake.replacing import Replacing, steady
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -71,7 +71,7 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
     """
     with Replacing(layout) as replacing, _in_utc(spark):
         for span in _spans(days):
-            with _kept(read_inputs(spark, layout, span)) as inputs:
+            with steady(layout), _kept(read_inputs(spark, layout, span)) as inputs:
                 written = {TASK_MINUTE: _written(minutes_frame(inputs, span), TASK_MINUTE, replacing.fresh())}
                 # Others are made of the minutes. What is read from files has a short plan.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))

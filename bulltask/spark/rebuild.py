@@ -13,7 +13,7 @@ from pyspark.sql import functions as fn
 from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout, listed
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.replacing import Replacing
+from bulltask.lake.replacing import Replacing, steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.appending import ingest_of
 from bulltask.spark.lake_tables import read_table
@@ -48,19 +48,19 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
     give_up_ms = round((clock - max_open).timestamp() * 1000)
     ingest = ingest_of("build")
-    with (
-        Replacing(layout) as replacing,
-        silver_of(read_table(spark, layout, EVENTS), None, lambda _: None, give_up_ms) as silver,
-    ):
-        for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
-            new = replacing.fresh()
-            whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
-            whole.write.partitionBy("dt", "queue").parquet(str(new))
+    with Replacing(layout) as replacing:
+        made: dict[Table, Path] = {}
+        events = read_table(spark, layout, EVENTS)
+        with steady(layout), silver_of(events, None, lambda _: None, give_up_ms) as silver:
+            for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
+                made[table] = replacing.fresh()
+                whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
+                whole.write.partitionBy("dt", "queue").parquet(str(made[table]))
+        for table, new in made.items():
             for (day, queue), gone in sorted((_made(new) | old[table]).items()):
-                made = new / day / queue
+                is_there = (new / day / queue).is_dir()
                 place = layout.table(table) / day / queue / f"ingest_id={ingest}"
-                is_there = made.is_dir()
-                replacing.swap(made if is_there else None, place if is_there else None, gone)
+                replacing.swap(new / day / queue if is_there else None, place if is_there else None, gone)
 
 
 def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.types import StringType
 from bulltask.errors import ConfigError
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
+from bulltask.lake.replacing import steady
 from bulltask.lake.tables import JOBS, SNAPSHOTS
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.options import WriteOptions, read_options
@@ -119,7 +120,8 @@ def replay(
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
     jobs = _found(_selected(spark, layout, selection), spark, layout, options).cache()
     try:
-        counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
+        with steady(layout):
+            counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
         unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_NAMED).collect()
         sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SHOWN).collect()
         sent: Mapping[str, int] = {}
