@@ -26,6 +26,7 @@ from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout, ingest_id, listed
 from bulltask.lake.ledger import BatchRecord, Ledger
+from bulltask.lake.replacing import steady
 from bulltask.lake.staging import Staging
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark import bronze
@@ -124,6 +125,8 @@ class _Batch:
         look_up = partial(earlier_events, spark, self._layout)
         give_up_ms = self._give_up_ms(read)
         with ExitStack() as stack:
+            # What is looked up must not be on its way from one directory to another: nobody looks again.
+            stack.enter_context(steady(self._layout))
             with self._step("tell"):
                 told = stack.enter_context(silver_of(read_events(spark, self._staging), carry, look_up, give_up_ms))
             for table, rows in ((ATTEMPTS, told.attempts), (JOBS, told.jobs)):

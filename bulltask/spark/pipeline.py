@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -19,11 +19,15 @@ from bulltask.lake.compacting import CompactReport, compact
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
+from bulltask.lake.replacing import finish_intents
 from bulltask.lake.status import PipelineStatus
+from bulltask.lake.terms import Terms
 from bulltask.parsers import choice
 from bulltask.spark.backfill import BackfillReport, backfill
 from bulltask.spark.batches import Batches
 from bulltask.spark.gap_rows import gap_rows
+from bulltask.spark.gold import build_gold
+from bulltask.spark.rebuild import build_silver
 from bulltask.spark.replay import ReplayReport, Selection, replay
 from bulltask.spark.snapshot import FINISHED, snapshot
 from bulltask.spark.start import register
@@ -113,6 +117,7 @@ class Pipeline:
         _release_ended(self.layout.root)
         lock = RunLock(self.layout)
         try:
+            finish_intents(self.layout)
             query = self._start(available_now)
         except BaseException:
             lock.release()
@@ -149,6 +154,26 @@ class Pipeline:
         """
         where = self._queues_of()
         return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
+
+    def build(self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: Terms | None = None) -> None:
+        """Build the tables of a layer for some days anew, in the place of what was there, also while they are fed.
+
+        Gold is always built so. A day may be built as often as one likes: its rows change while attempts that began in
+        it have not ended. Silver is written by the stream; to build it anew is for a lake that was damaged.
+
+        Args:
+            layer: ``"silver"`` or ``"gold"``.
+            days: which, UTC.
+            terms: of gold: objectives, prices and capacities (`bulltask.lake.terms`); by default there are none.
+
+        Raises:
+            ConfigError: there is no such layer.
+            LakeError: events that silver is told from have expired.
+        """
+        if choice("silver", "gold")(layer, "layer") == "gold":
+            build_gold(self.spark, self.layout, days, terms)
+        else:
+            build_silver(self.spark, self.layout, days, max_open=timedelta(milliseconds=self._max_open_ms))
 
     def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
         """Write the days of a table that are over into few files; in silver without the rows that were superseded.
