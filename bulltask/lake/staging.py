@@ -1,11 +1,13 @@
 """Files on their way into a lake's tables: written where no reader looks, and put into place all at once.
 
 What a batch writes becomes visible when all of it is there, by renames; a process that is killed before leaves nothing
-in the tables. One that is killed between the renames leaves what the ledger knows how to take away.
+in the tables. One that is killed between the renames leaves what the ledger knows how to take away. Each try has a
+directory of its own: the JVM of a driver that was killed may go on writing for a moment.
 """
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +31,8 @@ class Staging:
 
     def __init__(self, layout: Layout, ingest: str) -> None:
         self._layout, self._ingest = layout, ingest
-        self._root = layout.own("staging")
         self.clear()
+        self._root = layout.own("staging", f"{ingest}-{secrets.token_hex(4)}")
 
     def place(self, name: str) -> Path:
         """A directory for files of any kind; it need not exist."""
@@ -77,8 +79,8 @@ class Staging:
                     queue.rename(place)
 
     def clear(self) -> None:
-        """Take away what is left."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Take away what is left, also by other tries."""
+        shutil.rmtree(self._layout.own("staging"), ignore_errors=True)
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -41,6 +41,8 @@ _CARRY: Final = "carry"  # under staging
 _PIECE: Final = 50_000
 """Events that are told by one task; of fewer, a further task costs more than it saves."""
 
+_FEW: Final = 2_000
+
 _WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 
 _CONF: Final[Mapping[str, str]] = {
@@ -48,6 +50,8 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Of few rows that are known beforehand there is nothing to adapt to, and each look costs time.
     "spark.sql.adaptive.enabled": "false",
+    # Java compiles no larger methods, and Spark's whole stages of the lifecycle are larger; in pieces they are not.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # A task has rows of few queues: it writes their files side by side, and need not sort the rows for it.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
@@ -119,8 +123,11 @@ class _Batch:
 
     def _tell(self, spark: SparkSession, read: bronze.Bronze) -> None:
         """Write what the events say of attempts and jobs, and what is left of them."""
-        pieces = math.ceil((read.events + self._carried) / _PIECE)
-        spark.conf.set("spark.sql.shuffle.partitions", str(min(pieces, self._rules.pieces)))
+        events = read.events + self._carried
+        spark.conf.set("spark.sql.shuffle.partitions", str(min(math.ceil(events / _PIECE), self._rules.pieces)))
+        # To compile a plan takes longer than to run it over few events.
+        spark.conf.set("spark.sql.codegen.wholeStage", str(events > _FEW).lower())
+        spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if events > _FEW else "NO_CODEGEN")
         carry = None if self._carry is None else read_carry(spark, self._layout, self._carry)
         look_up = partial(earlier_events, spark, self._layout)
         give_up_ms = self._give_up_ms(read)

@@ -16,6 +16,8 @@ from bulltask.spark.lifecycle import EVENTS, FINISHED
 
 __all__ = [
     "LIFE",
+    "OF_ATTEMPT",
+    "OF_JOB",
     "attempts",
     "attempts_of",
     "error_key",
@@ -29,6 +31,14 @@ __all__ = [
 
 LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
 """The columns of an event that its job's life is told from."""
+
+_SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
+
+OF_ATTEMPT = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
+"""What `tell` adds to them that `attempts_of` needs, but for the next."""
+
+OF_JOB = (*_SUMS, "kept", "first_started_ms")
+"""What `tell` adds to them that `jobs_of` needs, beside ``added``."""
 
 
 def attempts(events: DataFrame) -> DataFrame:
@@ -183,9 +193,6 @@ def error_key(reason: Column) -> Column:
     for pattern, by in NORMALISE:
         key = fn.regexp_replace(key, pattern, by)
     return fn.substring(key, 1, KEY_LENGTH)
-
-
-_SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
 
 
 def _neighbours(window: WindowSpec) -> dict[str, Column]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, TypedDict, Unpack, get_args
@@ -55,6 +55,8 @@ class PipelineOptions(TypedDict, total=False):
         max_events_per_trigger: events of a batch, of all queues together; 200,000 if left out.
         align: no queue is read beyond the time of the slowest that has more; on if left out.
         starting: where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if left out.
+        metrics_port: while the stream runs, ``/metrics`` is served there for Prometheus; off if left out.
+        metrics_host: at this address; ``127.0.0.1`` if left out.
     """
 
     url: str | None
@@ -66,6 +68,8 @@ class PipelineOptions(TypedDict, total=False):
     max_events_per_trigger: int
     align: bool
     starting: Literal["earliest", "latest"]
+    metrics_port: int | None
+    metrics_host: str
 
 
 class Pipeline:
@@ -112,18 +116,17 @@ class Pipeline:
 
         Raises:
             LakeInUse: another stream feeds this lake.
-            ConfigError: an option is wrong.
+            ConfigError: an option is wrong, or metrics cannot be served where they should be.
         """
         _release_ended(self.layout.root)
-        lock = RunLock(self.layout)
-        try:
+        with ExitStack() as stack:
+            held = stack.enter_context(RunLock(self.layout))
             finish_intents(self.layout)
+            self._serve_metrics(stack)
             query = self._start(available_now)
-        except BaseException:
-            lock.release()
-            raise
-        _FEEDING[self.layout.root] = query, lock
-        threading.Thread(target=_release_at_end, args=(query, lock), name="bulltask-pipeline", daemon=True).start()
+            _FEEDING[self.layout.root] = query, held
+            until_end = stack.pop_all()
+        threading.Thread(target=_close_at_end, args=(query, until_end), name="bulltask-pipeline", daemon=True).start()
         return query
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
@@ -214,6 +217,13 @@ class Pipeline:
         """How far the lake is behind its queues, how long their rings hold what is not read, what was lost."""
         return pipeline_status(self.layout, self._queues_of())
 
+    def _serve_metrics(self, until: ExitStack) -> None:
+        if (port := self._more.get("metrics_port")) is not None:
+            from bulltask.spark.metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
+
+            host = self._more.get("metrics_host", "127.0.0.1")
+            until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
+
     def _queues_of(self) -> dict[str, str]:
         """Options of the source that say where the queues are."""
         return {name: text for name, text in self._source().items() if name in _WHERE}
@@ -258,7 +268,7 @@ def _release_ended(root: Path) -> None:
         lock.release()
 
 
-def _release_at_end(query: StreamingQuery, lock: RunLock) -> None:
-    """Give the lock back when the query ends; how it ended is for others to look at."""
-    with lock, suppress(PySparkException):
+def _close_at_end(query: StreamingQuery, held: ExitStack) -> None:
+    """Give back what is held for a query when that ends; how it ended is for others to look at."""
+    with held, suppress(PySparkException):
         query.awaitTermination()

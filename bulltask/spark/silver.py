@@ -23,9 +23,21 @@ from pyspark.sql import functions as fn
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lake_tables import as_table, day_of
 from bulltask.spark.lifecycle import FINISHED
-from bulltask.spark.lifecycle_sql import LIFE, attempts_of, in_order, is_finished, jobs_of, life_events, tell
+from bulltask.spark.lifecycle_sql import (
+    LIFE,
+    OF_ATTEMPT,
+    OF_JOB,
+    attempts_of,
+    in_order,
+    is_finished,
+    jobs_of,
+    life_events,
+    tell,
+)
 
 __all__ = ["LookUp", "Silver", "silver_of"]
+
+_OF_ROWS = (*LIFE, *OF_ATTEMPT, *OF_JOB)
 
 LookUp = Callable[[pa.Table], DataFrame | None]
 """Finds the events, of all batches before, of jobs (``queue``, ``job_id``); ``None`` when there is none."""
@@ -63,7 +75,7 @@ def silver_of(new: DataFrame, carry: DataFrame | None, look_up: LookUp, give_up_
     again: DataFrame | None = None
     try:
         late = judged.where("is_late")
-        keys = late.where("back_event IS NULL").select("queue", "job_id").toArrow()
+        keys = late.where("is_first").select("queue", "job_id").toArrow()
         past = look_up(keys) if keys.num_rows else None
         if past is not None:
             whole = late.select(*LIFE, "is_new").unionByName(life_events(past, is_new=False))
@@ -85,8 +97,10 @@ def _judge(events: DataFrame, give_up_ms: int) -> DataFrame:
         give_up_ms: a job without an event since then is given up.
 
     Returns:
-        What `tell` returned, with ``is_open`` (the event is of a life that goes on), ``given_up`` (it is of one that is
-        given up now) and ``is_late`` (it is of a job of which events are missing that came before).
+        Of what `tell` returned, the events with which something is to be done. One is the last of a life that ends now
+        (``is_job``), an attempt begins with it of which the outcome is decided now (``is_attempt``), it is of a life
+        that goes on (``is_open``), or of a job of which events are missing that came before (``is_late``, and
+        ``is_first`` of its events).
     """
     whole = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     life = fn.coalesce(fn.col("added.event_ms"), fn.lit(-1)), fn.coalesce(fn.col("added.event_seq"), fn.lit(-1))
@@ -102,24 +116,21 @@ def _judge(events: DataFrame, give_up_ms: int) -> DataFrame:
     ended = fn.coalesce(fn.col("last_kept").isin(*FINISHED), fn.lit(False)) | (fn.col("last_event") == "removed")
     goes_on = (fn.col("number") == fn.col("last_number")) & ~ended
     is_old = fn.col("last_ms") < give_up_ms
-    return (
-        seen.withColumns(last)
-        .withColumns(
-            {
-                "is_open": goes_on & ~is_old,
-                "given_up": goes_on & is_old,
-                "is_late": fn.col("all_new") & (fn.col("first_event") != "added"),
-            }
-        )
-        .drop("number", *last)
-    )
+    told = seen.withColumns(last).withColumns({"goes_on": goes_on, "given_up": goes_on & is_old})
+    return told.select(
+        *_OF_ROWS,
+        "is_new",
+        (fn.col("begins") & fn.coalesce(fn.col("decided"), fn.col("given_up"))).alias("is_attempt"),
+        (fn.col("is_last") & _is_told_now()).alias("is_job"),
+        (fn.col("goes_on") & ~is_old).alias("is_open"),
+        (fn.col("all_new") & (fn.col("first_event") != "added")).alias("is_late"),
+        fn.col("back_event").isNull().alias("is_first"),
+    ).where("is_attempt OR is_job OR is_open OR is_late")
 
 
 def _silver(judged: DataFrame) -> Silver:
     """Tell what a batch adds, from what `_judge` returned."""
-    decided = fn.coalesce(fn.col("decided"), fn.col("given_up"))
-    attempts = attempts_of(judged.where(fn.col("begins") & decided))
-    jobs = jobs_of(judged.where(fn.col("is_last") & _is_told_now()))
+    attempts, jobs = attempts_of(judged.where("is_attempt")), jobs_of(judged.where("is_job"))
     dt = {"ingest_id": fn.lit(None).cast("string")}
     return Silver(
         as_table(attempts.withColumns({"dt": day_of(fn.col("ended_at"), fn.col("as_of")), **dt}), ATTEMPTS).drop(

@@ -1,0 +1,108 @@
+"""How a pipeline is doing, for Prometheus: how far it is behind, what was lost, how long batches take.
+
+What was read and lost comes from the ledger, how far that is behind from Redis, both at the moment of the scrape: a
+stream that is stuck, which would tell nothing of itself, is seen to fall behind.
+
+Imported only when metrics are on: it loads ``prometheus_client``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bulltask.errors import ConfigError
+from bulltask.lake.ledger import BatchRecord, Ledger
+from bulltask.lake.status import PipelineStatus
+
+__all__ = ["PipelineMetrics", "serve"]
+
+
+class PipelineMetrics(Collector):
+    """Responsible for what one scrape sees.
+
+    Args:
+        ledger: of the lake.
+        status: asks Redis and the ledger how the pipeline is doing.
+    """
+
+    def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
+        self._ledger, self._status = ledger, status
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics as they are now; without Redis, how far the lake is behind is missing."""
+        status = self._status()
+        yield from _of_queues(status)
+        yield _gauge("redis_up", "1 when Redis answers", float(status.redis_error is None))
+        if (head := self._ledger.head()) is not None:
+            yield from _of_batches(head)
+
+
+def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
+    """Serve ``/metrics`` in a thread of this process.
+
+    Args:
+        collector: what it shows.
+        host: an address of this machine.
+        port: to listen on.
+
+    Returns:
+        What ends it.
+
+    Raises:
+        ConfigError: the port is taken, not allowed, or the address is not this machine's.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(f"metrics cannot be served on {host}, port {port}: {exc}. Choose another port") from exc
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return end
+
+
+def _of_queues(status: PipelineStatus) -> Iterator[Metric]:
+    lost = CounterMetricFamily(
+        "bulltask_pipeline_events_lost_total", "Events that were gone before they were read", labels=("queue",)
+    )
+    gauges = {
+        "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
+        "lag_s": _gauge("lag_seconds", "How much older the lake's last event is than the stream's last"),
+        "headroom_s": _gauge("headroom_seconds", "Time until a stream drops what is not read, at its busiest rate"),
+    }
+    for queue in status.queues:
+        lost.add_metric((queue.queue,), queue.lost)
+        for name, gauge in gauges.items():
+            if (value := getattr(queue, name)) is not None:
+                gauge.add_metric((queue.queue,), value)
+    yield lost
+    yield from gauges.values()
+
+
+def _of_batches(head: BatchRecord) -> Iterator[Metric]:
+    batches = CounterMetricFamily("bulltask_pipeline_batches_total", "Batches that were written")
+    batches.add_metric((), head.number)
+    yield batches
+    steps = GaugeMetricFamily("bulltask_pipeline_batch_seconds", "What the last batch took, by step", labels=("step",))
+    for step, ms in head.steps_ms.items():
+        steps.add_metric((step,), ms / 1000)
+    yield steps
+    events = sum(queue.events for queue in head.queues.values())
+    yield _gauge("batch_events", "Events that the last batch read", events)
+    yield _gauge("carried_events", "Events of jobs that are not done, which the next batch reads", head.carried)
+    yield _gauge("last_batch_timestamp_seconds", "When the last batch was written", head.written_ms / 1000)
+
+
+def _gauge(name: str, text: str, value: float | None = None) -> GaugeMetricFamily:
+    """A gauge of the pipeline: with one value, or of each queue."""
+    if value is not None:
+        return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, value)
+    return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, labels=("queue",))

@@ -1,0 +1,86 @@
+"""What Prometheus sees of a pipeline: of its ledger, and of what Redis has beside it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry, generate_latest
+
+from bulltask.errors import ConfigError
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
+from bulltask.spark.metrics import PipelineMetrics, serve
+from bulltask.spark.status import pipeline_status
+from tests.support.event_writing import write_events
+from tests.support.job_histories import histories
+
+pytestmark = pytest.mark.redis
+
+EVENTS = [event for event in histories(3, 10) if event.queue == "queue-0"]
+
+
+@pytest.fixture
+def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> PipelineMetrics:
+    """Of a lake that has all but the last ten events of a queue, and lost seven."""
+    write_events(redis_client, EVENTS)
+    layout, queue = Layout(tmp_path), EVENTS[0].queue
+    read = {queue: QueueRecord(events=40, first=EVENTS[0].event_id, last=EVENTS[-11].event_id, lost=7, gaps=1)}
+    ends, steps = {queue: EVENTS[-11].event_id}, {"bronze": 1500, "tell": 250}
+    record = BatchRecord(
+        "a-0", number=3, written_ms=1_760_000_000_500, queues=read, ends=ends, lost={queue: 7}, steps_ms=steps
+    )
+    Ledger(layout).finish(record)
+    where = {"url": broker_url, "queue": "*"}
+    return PipelineMetrics(Ledger(layout), lambda: pipeline_status(layout, where))
+
+
+def lines_of(metrics: PipelineMetrics) -> set[str]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    return {line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")}
+
+
+def test_lag_loss_and_the_last_batch_are_told(metrics: PipelineMetrics) -> None:
+    behind_s = (EVENTS[-1].event_ms - EVENTS[-11].event_ms) / 1000
+    assert lines_of(metrics) >= {
+        f'bulltask_pipeline_lag_events{{queue="{EVENTS[0].queue}"}} 10.0',
+        f'bulltask_pipeline_lag_seconds{{queue="{EVENTS[0].queue}"}} {behind_s}',
+        f'bulltask_pipeline_events_lost_total{{queue="{EVENTS[0].queue}"}} 7.0',
+        "bulltask_pipeline_batches_total 3.0",
+        "bulltask_pipeline_batch_events 40.0",
+        'bulltask_pipeline_batch_seconds{step="bronze"} 1.5',
+        'bulltask_pipeline_batch_seconds{step="tell"} 0.25',
+        "bulltask_pipeline_last_batch_timestamp_seconds 1.7600000005e+09",
+        "bulltask_pipeline_redis_up 1.0",
+    }
+
+
+def test_without_redis_what_the_ledger_knows_is_told_all_the_same(
+    metrics: PipelineMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BULLTASK_RECONNECT_DELAY_MAX", "0.01")
+    nobody = {"url": "redis://127.0.0.1:1", "queue": "*"}
+    alone = PipelineMetrics(Ledger(Layout(tmp_path)), lambda: pipeline_status(Layout(tmp_path), nobody))
+    lines = lines_of(alone)
+    assert "bulltask_pipeline_redis_up 0.0" in lines
+    assert f'bulltask_pipeline_events_lost_total{{queue="{EVENTS[0].queue}"}} 7.0' in lines
+    assert not any("lag" in line for line in lines)
+
+
+def test_they_are_served_until_that_is_ended_and_a_taken_port_is_an_error(metrics: PipelineMetrics) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            serve(metrics, "127.0.0.1", port)
+    end = serve(metrics, "127.0.0.1", port)
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            assert b"bulltask_pipeline_batches_total 3.0" in answer.read()
+    finally:
+        end()
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
