@@ -173,5 +173,7 @@ def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
     given = any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"))
     if not given and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise MissingExtra("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME where one is")
-    settings = {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
+    # Its bar would run into the lines that commands write.
+    settings = {"spark.ui.showConsoleProgress": "false"}
+    settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
     return session("bulltask pipeline", master or (None if given else "local[*]"), conf=settings)

@@ -53,6 +53,8 @@ _LOOK_S: Final = 0.25
 @click.option("--max-open", type=seconds, metavar="TIME", default="7d", show_default=True, help="Time without an event "
               "after which a job is written as it was seen last.")  # fmt: skip
 @click.option("--max-events", type=click.IntRange(1), default=200_000, show_default=True, help="Events of a batch.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics here; off if not given.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics.")
 @spark_options
 @click.pass_context
 def command(
@@ -78,10 +80,12 @@ def command(
     from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
 
     source = source_of(ctx, more)
+    spark = open_session(master, conf)
+    # Behind the session, which sets a handler of its own for INT.
     with _asked_to_end() as asked:
         ledger = Ledger(Layout(root))
         before = _lost(ledger.head())
-        pipeline = _pipeline(open_session(master, conf), root, source, on_loss, more)
+        pipeline = _pipeline(spark, root, source, on_loss, more)
         teller = _Teller(ledger)
         query = pipeline.run(available_now=once)
         click.echo(f"feeding {root} from queues {source.queues}", err=True)
@@ -95,6 +99,8 @@ def command(
 def _pipeline(spark: Any, root: Path, source: Source, on_loss: Any, more: Mapping[str, Any]) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
+    port = more["metrics_port"]
+    metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": more["metrics_host"]}
     return Pipeline(
         spark,
         root,
@@ -107,6 +113,7 @@ def _pipeline(spark: Any, root: Path, source: Source, on_loss: Any, more: Mappin
         max_open=more["max_open"],
         max_events_per_trigger=more["max_events"],
         starting=more["starting"],
+        **metrics,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import run as run_command
+from bulltask.embedded.launch import pick_port
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import TASK_MINUTE
@@ -81,16 +83,21 @@ def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_
     redis_client.hset("bull:{mail}:meta", "opts.maxLenEvents", 10_000)
     for _ in range(10):
         redis_client.xadd(events, {"event": "paused"})
-    ledger = Ledger(Layout(root))
+    ledger, port, scraped = Ledger(Layout(root)), pick_port(), list[str]()
 
     def end() -> None:
-        wait_until(lambda: ledger.head() is not None, 120, "the first batch")
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            wait_until(lambda: ledger.head() is not None, 120, "the first batch")
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=50) as reply:
+                scraped.append(reply.read().decode())
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     asking = threading.Thread(target=end)
     asking.start()
-    found = ok(run("run", "--root", root, "--trigger", "0.2s", *CONF))
+    found = ok(run("run", "--root", root, "--trigger", "0.2s", "--metrics-port", str(port), *CONF))
     asking.join()
+    assert 'bulltask_pipeline_lag_events{queue="mail"} 0.0' in scraped[0]
     assert "10 events" in found
     assert "stopping behind this batch" in found
     redis_client.xtrim(events, maxlen=0, approximate=False)
