@@ -19,12 +19,15 @@ ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench clean lock
+.PHONY: help demo demo-spark test lint bench clean lock
 help:  ## list the targets (this is the default)
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp  ## show jobs flowing, a retry, a crash recovered (starts its own server)
 	$(BIN)/python examples/demo/run.py $(ARGS)
+
+demo-spark: $(VENV)/demo-spark.stamp  ## the data pipeline: 100,000 jobs from a DataFrame, their history as tables and a report; needs Java
+	$(BIN)/python examples/history/run.py $(ARGS)
 
 test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests $(ARGS)
@@ -48,7 +51,7 @@ $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/p
 	@touch $@
 
 clean:  ## remove everything that make, builds and tools left behind, .venv included
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/*/node_modules bulltask/lua/official
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/*/node_modules history-demo bulltask/lua/official
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -63,12 +66,17 @@ lock:  ## choose new versions of all tools and dependencies
 $(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[dev]'
-	@touch $@ $(VENV)/demo.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/demo-spark.stamp
 
 $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[demo]'
 	@touch $@
+
+$(VENV)/demo-spark.stamp: $(SOURCES) | $(BIN)/python
+	@echo "make: installing into $(VENV), Spark with it: some minutes and 900 MB"
+	$(BIN)/pip install -q -c $(LOCK) -e '.[demo,report,spark]'
+	@touch $@ $(VENV)/demo.stamp
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: bulltask needs Python 3.11 or newer; found none of: $(CANDIDATES)" >&2; exit 1; }

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from bulltask.embedded import EmbeddedServer
 from bulltask.process import die_with_parent
 from bulltask.settings import SETTINGS
 
+HERE = Path(__file__).parent
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]
 STOP_TIMEOUT = 20.0  # seconds that the worker has for its last jobs
 
@@ -60,12 +61,17 @@ def throw_away_server() -> Iterator[EmbeddedServer]:
 
 
 class DemoWorker:
-    """A ``bulltask worker`` in a process of its own, as in a second terminal; its log comes as JSON lines."""
+    """A ``bulltask worker`` in a process of its own, as in a second terminal; its log comes as JSON lines.
 
-    def __init__(self) -> None:
+    Args:
+        folder: where its ``tasks.py`` is.
+        options: further ones of the command.
+    """
+
+    def __init__(self, folder: Path = HERE, options: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bulltask", *WORKER],
-            cwd=Path(__file__).parent,
+            [sys.executable, "-m", "bulltask", *WORKER, *options],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
