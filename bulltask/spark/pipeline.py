@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from bulltask.spark.replay import ReplayReport, Selection, replay
 from bulltask.spark.snapshot import FINISHED, snapshot
 from bulltask.spark.start import register
 from bulltask.spark.status import pipeline_status
+from bulltask.spark.where import where_options
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions"]
 
@@ -241,19 +242,16 @@ class Pipeline:
     def _source(self) -> dict[str, str]:
         """Options of the source."""
         more = self._more
-        texts: Mapping[str, str | None] = {
+        return {
+            **where_options(more),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
-            "url": more.get("url"),
-            "prefix": more.get("prefix"),
-            "queueHashTag": None if (tag := more.get("queue_hash_tag")) is None else str(tag).lower(),
             "maxEventsPerTrigger": str(more.get("max_events_per_trigger", 200_000)),
             "alignQueues": str(more.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
             "gapRows": str(self._on_loss == "gap").lower(),
             "startingOffsets": self._begin(),
         }
-        return {name: text for name, text in texts.items() if text is not None}
 
     def _begin(self) -> str:
         """Where a new checkpoint begins: behind what is in the lake."""
