@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -65,7 +66,7 @@ def command(
     kind = _kind(topic, kind, output)
     if one_day is not None and several is not None:
         raise click.UsageError("--day and --days exclude each other")
-    try:
+    with _told_what_to_install():
         from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, as the others
         from bulltask.lake.report.advice import Wish  # noqa: PLC0415
         from bulltask.lake.report.making import make_report  # noqa: PLC0415
@@ -76,13 +77,24 @@ def command(
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
         made = make_report(layout, Period(asked[0], asked[-1], names), Wish(within, share, peak_factor))
         text = _table(made, topic, kind) if topic else _page(made, kind)
+    _show(made, text, output or (Path(f"bulltask-report-{made.data.period}.html") if kind == "html" else None))
+
+
+@contextmanager
+def _told_what_to_install() -> Iterator[None]:
+    """Name the extra where one of its modules is missing.
+
+    Raises:
+        MissingExtra: one is.
+    """
+    try:
+        yield
     except ModuleNotFoundError as exc:
         if exc.name not in {"pyarrow", "jinja2", "markupsafe"}:
             raise
         raise MissingExtra(
             f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
         ) from exc
-    _show(made, text, output or (Path(f"bulltask-report-{made.data.period}.html") if kind == "html" else None))
 
 
 def _kind(topic: str | None, kind: str | None, output: Path | None) -> str:
