@@ -1,10 +1,9 @@
 """Whether the lake keeps up with the events of four queues: ``python benchmarks/pipeline.py [--seconds 60]``.
 
-A process of its own lets Redis write histories of jobs at a steady rate, 20,000 events/s unless told otherwise, into
-rings of 100,000 entries, as BullMQ's scripts write them: 2 in 100 jobs fail, 4 in 100 are tried again. Meanwhile
-``Pipeline.run`` feeds a lake. It prints a line for each batch and then what counts: events/s, how far the lake is
-behind at the end, what was lost, and the CPU time of the pipeline for 100,000 events, which says the same on a busy
-machine.
+A process of its own lets Redis write histories of jobs at a steady rate, 20,000 events/s unless told otherwise (a
+quarter of it while Java compiles), into rings of 100,000 entries, as BullMQ's scripts write them: 2 in 100 jobs fail,
+4 in 100 are tried again. Meanwhile ``Pipeline.run`` feeds a lake. It prints a line for each batch and then what counts:
+events/s, how far the lake is behind at the end, what was lost, and the CPU time of the pipeline for 100,000 events.
 
 Needs Java, ``bulltask[spark]`` and a ``redis-server`` in the path, which it starts and ends. Exit code 1: something
 was lost, or rows and losses are not what was added.
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import redis
+from pyspark.sql.streaming.query import StreamingQuery
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -69,9 +69,10 @@ end
 """
 
 
-def generate(url: str, rate: int, ring: int, stop: Event) -> None:
-    """Write events until told to stop, without making up for what a busy machine prevented for long."""
-    each = max(1, round(rate / PER_JOB / len(QUEUES) / TICKS))
+def generate(url: str, rate: int, ring: int, is_warm: Event, stop: Event) -> None:
+    """Write events until told to stop, a quarter of them until Java is warm."""
+    most = max(1, round(rate / PER_JOB / len(QUEUES) / TICKS))
+    each = max(1, most // 4)
     with redis.Redis.from_url(url) as client:
         lives = client.register_script(LIVES)
         at, place = time.monotonic(), 1
@@ -80,6 +81,8 @@ def generate(url: str, rate: int, ring: int, stop: Event) -> None:
                 keys = [f"bull:{{{queue}}}:events", f"bull:{{{queue}}}:meta"]
                 lives(keys=keys, args=[place, place + each, ring, each])
             place += each
+            if is_warm.is_set() and each < most:
+                each, place = most, place + most  # what follows looks back by this many jobs
             at = max(at + 1 / TICKS, time.monotonic() - 1)
             stop.wait(max(0.0, at - time.monotonic()))
 
@@ -117,6 +120,13 @@ class Watch(threading.Thread):
                 )
 
 
+def catch_up(watch: Watch, client: redis.Redis, query: StreamingQuery) -> None:
+    """Wait until all is read; not for long, as what was lost never is."""
+    deadline = time.monotonic() + 120
+    while watch.read < added(client) and query.isActive and time.monotonic() < deadline:
+        watch.ended.wait(0.1)
+
+
 @dataclass
 class Moment:
     """What was done at one time."""
@@ -130,12 +140,12 @@ class Moment:
 def measure(options: argparse.Namespace, place: Path) -> int:
     """Run it all; return the exit code."""
     spark = session("bench", "local[2]", conf=CONF)
-    stop = multiprocessing.get_context("spawn").Event()
+    stop, is_warm = (multiprocessing.get_context("spawn").Event() for _ in range(2))
     with (
         RedisServer.start(place / "redis", flavour="redis") as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
-        arguments = (server.url, options.rate, options.ring, stop)
+        arguments = (server.url, options.rate, options.ring, is_warm, stop)
         maker = multiprocessing.get_context("spawn").Process(target=generate, args=arguments, daemon=True)
         maker.start()
         while any(not client.exists(f"bull:{{{queue}}}:events") for queue in QUEUES):
@@ -152,20 +162,21 @@ def measure(options: argparse.Namespace, place: Path) -> int:
             return Moment(time.monotonic(), watch.read, added(client), tree_cpu_us(os.getpid()) - others)
 
         query.awaitTermination(options.warm_up)
+        is_warm.set()
         begun = now()
         query.awaitTermination(options.seconds)
         ended = now()
         stop.set()
         maker.join()
+        catch_up(watch, client, query)
         query.stop()
         watch.ended.set()
         pipeline.run(available_now=True).awaitTermination()
         rows = ds.dataset(pipeline.layout.table(EVENTS), format="parquet").count_rows()
         head = ledger.head()
         lost = 0 if head is None else sum(head.lost.values())
-        code = show(options, begun, ended, (rows, lost, added(client)))
-    spark.stop()
-    return code
+        spark.stop()
+        return show(options, begun, ended, (rows, lost, added(client)))
 
 
 def show(options: argparse.Namespace, begun: Moment, ended: Moment, counts: tuple[int, int, int]) -> int:
