@@ -69,6 +69,15 @@ def _nothing_is_left_running(_leftovers: Leftovers, lasting_processes: set[int])
         pytest.fail("the test left processes running: " + "; ".join(f"{pid} {text}" for pid, text in left.items()))
 
 
+@pytest.fixture(autouse=True)
+def _no_signal_stays_blocked() -> Iterator[None]:
+    """Fail the test that blocks signals for good: programs of later tests would inherit it and could not be ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    after = signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert after == before, f"the test left signals blocked: {after - before}"
+
+
 @pytest.fixture(scope="session")
 def redis_server(
     session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory

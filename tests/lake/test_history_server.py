@@ -129,3 +129,14 @@ def test_the_command_without_a_lake_says_so(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["job", "serve", "--lake", str(tmp_path)])
     assert shown.exit_code == 1
     assert "there is no lake in" in shown.output
+
+
+def test_a_command_that_cannot_serve_leaves_the_signals_of_its_process_alone(lake: LakeBuilder) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        shown = CliRunner().invoke(main, ["job", "serve", "--lake", str(lake.layout.root), "--port", port])
+    assert "cannot be had" in shown.output
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

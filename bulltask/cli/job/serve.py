@@ -27,10 +27,14 @@ def command(*, lake: Path, port: int) -> None:
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
 
+    history = History(lake)
     # Blocked before there are threads, which inherit it: whoever asks this process to end is heard below.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    with HistoryServer(History(lake), port) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        click.echo(f"history: {server.url} answers from {lake}")
-        signal.sigwait(_ENDS)
-        server.shutdown()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        with HistoryServer(history, port) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            click.echo(f"history: {server.url} answers from {lake}")
+            signal.sigwait(_ENDS)
+            server.shutdown()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
