@@ -252,7 +252,7 @@ FILTERS = st.fixed_dictionaries(
         "queue": st.sampled_from(["mail", "{x}"]),
         "text": st.sampled_from(["timed", "É", "'A'"]),
         "since": TIMES,
-        "until": TIMES.map(lambda moment: moment + timedelta(days=3)),
+        "until": TIMES.map(lambda moment: moment + timedelta(days=3, hours=1)),  # behind every since
     },
 )
 
