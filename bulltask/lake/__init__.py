@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.errors import MissingExtra
+from bulltask.extras import look_up
 
 if TYPE_CHECKING:
     from bulltask.lake.history import History
@@ -44,16 +43,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] != "pyarrow":
-            raise
-        raise MissingExtra(
-            f"bulltask.lake.{name} needs {exc.name}, which is not installed: pip install 'bulltask[history]'"
-        ) from exc
+    return look_up(__name__, name, _HOME, "history", {"pyarrow"})
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,9 @@ Importing this imports nothing of Spark: each name is looked up where it is used
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.errors import MissingExtra
+from bulltask.extras import look_up
 
 if TYPE_CHECKING:
     from bulltask.spark.enqueueing import EnqueueReport, enqueue
@@ -54,16 +53,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] not in {"pyarrow", "pyspark", "py4j"}:
-            raise
-        raise MissingExtra(
-            f"bulltask.spark.{name} needs {exc.name}, which is not installed: pip install 'bulltask[spark]'"
-        ) from exc
+    return look_up(__name__, name, _HOME, "spark", {"pyarrow", "pyspark", "py4j"})
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,11 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from bulltask.queue.queue import Queue
 from bulltask.spark import session
+from bulltask.transport.broker import Broker
 from tests.support.certificates import Certificates
+from tests.support.hand import Hand
 from tests.support.processes import MARK
 from tests.support.redis_cluster import Cluster
 
@@ -20,13 +23,27 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that lives for a minute gains nothing by compiling well: the whole of a small run takes a third less."""
 
 
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    with Queue("mail", broker_url) as made:
+        yield made
+
+
+@pytest.fixture
+def hand(queue: Queue) -> Iterator[Hand]:
+    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
+    broker: Broker = queue.link.broker
+    made = Hand(broker, broker.keys("mail"))
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="session")
 def spark(
     session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """The session of these tests, with the source in it: two tasks at a time, each tried twice. Do not stop it."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        (pytest.fail if "CI" in os.environ else pytest.skip)("the Spark tests need Java (a JRE, 17 or newer)")
+    need_java()
     place = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(thin_home(place / "home")))
@@ -65,6 +82,12 @@ def tls_cluster(lasting_tls_cluster: Cluster) -> Cluster:
     """A cluster of three nodes that speak TLS; it is empty when the test starts. Give slots back."""
     lasting_tls_cluster.flush()
     return lasting_tls_cluster
+
+
+def need_java() -> None:
+    """Skip a test where Java is missing; in CI it must not be."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the Spark tests need Java (a JRE, 17 or newer)")
 
 
 def settings(place: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,12 @@ from bulltask.spark.backfill import BackfillReport, backfill
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.replay import ReplayReport, Selection, replay
 from bulltask.spark.snapshot import snapshot
-from bulltask.transport.broker import Broker
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def queue(broker_url: str) -> Iterator[Queue]:
-    with Queue("mail", broker_url) as made:
-        yield made
-
-
-@pytest.fixture
-def hand(queue: Queue) -> Iterator[Hand]:
-    broker: Broker = queue.link.broker
-    made = Hand(broker, broker.keys("mail"))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -16,27 +15,12 @@ from bulltask.queue.queue import Queue
 from bulltask.spark import Pipeline
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.rebuild import build_silver
-from bulltask.transport.broker import Broker
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture
-def queue(broker_url: str) -> Iterator[Queue]:
-    with Queue("mail", broker_url) as made:
-        yield made
-
-
-@pytest.fixture
-def hand(queue: Queue) -> Iterator[Hand]:
-    broker: Broker = queue.link.broker
-    made = Hand(broker, broker.keys("mail"))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -10,11 +10,8 @@ import pytest
 import redis
 from pyspark.sql.datasource import DataSourceReader
 
-from bulltask.queue.queue import Queue
 from bulltask.spark.source import BulltaskSource
-from bulltask.transport.broker import Broker
 from tests.conftest import FLAVOUR
-from tests.support.hand import Hand
 from tests.support.redis_cluster import Cluster
 
 Rows = list[dict[str, Any]]
@@ -35,21 +32,6 @@ def cluster(lasting_cluster: Cluster) -> Cluster:
     """A cluster of three nodes, which is empty when the test starts. Do not harm it, and give slots back."""
     lasting_cluster.flush()
     return lasting_cluster
-
-
-@pytest.fixture
-def queue(broker_url: str) -> Iterator[Queue]:
-    with Queue("mail", broker_url) as made:
-        yield made
-
-
-@pytest.fixture
-def hand(queue: Queue) -> Iterator[Hand]:
-    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
-    broker: Broker = queue.link.broker
-    made = Hand(broker, broker.keys("mail"))
-    yield made
-    made.close()
 
 
 @pytest.fixture

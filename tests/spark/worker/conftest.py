@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.conftest import settings, thin_home
+from tests.spark.conftest import need_java, settings, thin_home
 from tests.support.stage import Stage
 from tests.support.worker import Worker
 
@@ -71,8 +70,7 @@ def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, objec
 @pytest.fixture
 def spark_worker(stage: Stage, tmp_path: Path) -> Callable[..., Worker]:
     """Start a worker with one child, whose JVM starts quickly; takes more settings of bulltask."""
-    if shutil.which("java") is None:
-        pytest.skip("the Spark tests need Java (a JRE, 17 or newer)")
+    need_java()
     home = thin_home(tmp_path / "home")
 
     def start(**more: Any) -> Worker:
