@@ -15,7 +15,7 @@ from typing import Any
 from checks import Promise
 from feed import PATIENCE, DemoFailed, Feed, Heard
 from screen import Row, Screen
-from stage import WORKER
+from stage import WORKER, run_async
 from tasks import app, charge, fetch, noop, render, resize
 
 from bulltask import AsyncResult, PermanentError
@@ -90,7 +90,7 @@ def async_side_by_side(story: Story) -> None:
         return jobs
 
     begin = time.perf_counter()
-    jobs = asyncio.run(send_and_wait())
+    jobs = run_async(send_and_wait)
     took, alone = time.perf_counter() - begin, PAGES * WAIT
     if took > alone / 4:
         raise DemoFailed(f"{PAGES} async jobs took {took:.1f} s: that is not side by side")
@@ -154,7 +154,7 @@ def speed(story: Story, number: int) -> None:
     sent = time.perf_counter() - begin
     jobs[-1].get(timeout=2 * PATIENCE)
     took = time.perf_counter() - begin
-    results = asyncio.run(_all_results(jobs))
+    results = run_async(_all_results, jobs)
     children = _two_children(story, Counter(results))
     story.screen.say(f"{number:,} jobs sent in {sent:.2f} s, all done {took:.2f} s after the first was sent")
     story.screen.say(f"two children work again: {' and '.join(map(str, children))}, for {story.killed} that was killed")
@@ -172,7 +172,7 @@ def _two_children(story: Story, ran: Counter[int]) -> list[int]:
     deadline = time.perf_counter() + PATIENCE
     while len(ran) < 2 and time.perf_counter() < deadline:
         jobs = noop.delay_many([()] * 100)
-        results = asyncio.run(_all_results(jobs))
+        results = run_async(_all_results, jobs)
         story.promise(*(Promise(job, result) for job, result in zip(jobs, results, strict=True)))
         ran.update(results)
     if len(ran) != 2 or story.killed in ran:

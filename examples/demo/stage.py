@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, cast
+from typing import IO, Any, TypeVar, cast
 
 from bulltask.embedded import EmbeddedServer
 from bulltask.process import die_with_parent
@@ -21,6 +22,8 @@ from bulltask.settings import SETTINGS
 HERE = Path(__file__).parent
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]
 STOP_TIMEOUT = 20.0  # seconds that the worker has for its last jobs
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Returned = TypeVar("Returned")
 
 
 class Interrupted(BaseException):
@@ -33,13 +36,46 @@ class Interrupted(BaseException):
 
 def end_on_signals() -> None:
     """Turn Ctrl-C, TERM and the end of the terminal into `Interrupted`, once: the clean-up is not interrupted."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, _interrupt)
+
+
+def run_async(work: Callable[..., Coroutine[Any, Any, Returned]], *arguments: object) -> Returned:
+    """Run a coroutine to its end, or to the signal that ends the demo.
+
+    Raised anywhere in the event loop, `Interrupted` would leave a loop half made, or be taken for the error of a
+    callback and be lost. So a signal is noted here, and cancels the coroutine.
+    """
+    heard: list[int] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        for loop, task in running:
+            loop.call_soon_threadsafe(cast("asyncio.Task[Any]", task).cancel)
+
+    async def until_a_signal() -> Returned:
+        running.append((asyncio.get_running_loop(), asyncio.current_task()))
+        try:
+            if heard:
+                raise asyncio.CancelledError
+            return await work(*arguments)
+        finally:
+            running.clear()
+
+    for number in ENDING:
+        signal.signal(number, hear)
+    try:
+        return asyncio.run(until_a_signal())
+    finally:
+        end_on_signals()
+        if heard:
+            _interrupt(heard[0], None)
 
 
 def ignore_signals() -> None:
     """From here on the demo ends by itself."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
