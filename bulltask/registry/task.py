@@ -140,7 +140,7 @@ class AnyTask(Generic[P, R]):
     def map_dataframe(self, df: FrameT, columns: Any = None, **more: Any) -> FrameT:
         """Call the task for every row of a Spark DataFrame, and return the rows with what became of their jobs.
 
-        Needs the extra ``spark``; it and all options are described at :func:`bulltask.spark.mapping.map_dataframe`.
+        Needs the extra ``spark``; all options are described at :func:`bulltask.spark.map_dataframe`.
 
         Args:
             df: the rows.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.extras import look_up
 
 if TYPE_CHECKING:
-    from bulltask.spark.enqueueing import EnqueueReport, enqueue
     from bulltask.spark.enqueueing_stream import enqueue_stream
-    from bulltask.spark.gathering import gather
-    from bulltask.spark.mapping import map_dataframe
     from bulltask.spark.pipeline import Pipeline
     from bulltask.spark.reading import counts, events, jobs, stream_events
+    from bulltask.spark.sink.enqueueing import EnqueueReport, enqueue
+    from bulltask.spark.sink.gathering import gather
+    from bulltask.spark.sink.mapping import map_dataframe
     from bulltask.spark.start import current_session, register, session
 
 __all__ = [
@@ -35,16 +35,16 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "EnqueueReport": "bulltask.spark.enqueueing",
+    "EnqueueReport": "bulltask.spark.sink.enqueueing",
     "Pipeline": "bulltask.spark.pipeline",
     "counts": "bulltask.spark.reading",
     "current_session": "bulltask.spark.start",
-    "enqueue": "bulltask.spark.enqueueing",
+    "enqueue": "bulltask.spark.sink.enqueueing",
     "enqueue_stream": "bulltask.spark.enqueueing_stream",
     "events": "bulltask.spark.reading",
-    "gather": "bulltask.spark.gathering",
+    "gather": "bulltask.spark.sink.gathering",
     "jobs": "bulltask.spark.reading",
-    "map_dataframe": "bulltask.spark.mapping",
+    "map_dataframe": "bulltask.spark.sink.mapping",
     "register": "bulltask.spark.start",
     "session": "bulltask.spark.start",
     "stream_events": "bulltask.spark.reading",

@@ -23,16 +23,16 @@ from bulltask.lake.replacing import finish_intents
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.terms import Terms
 from bulltask.parsers import choice
-from bulltask.spark.backfill import BackfillReport, backfill
-from bulltask.spark.batches import Batches
-from bulltask.spark.gap_rows import gap_rows
-from bulltask.spark.gold import build_gold
-from bulltask.spark.rebuild import build_silver
-from bulltask.spark.replay import ReplayReport, Selection, replay
-from bulltask.spark.snapshot import FINISHED, snapshot
+from bulltask.spark.gold.building import build_gold
+from bulltask.spark.source.status import pipeline_status
+from bulltask.spark.source.where import where_options
 from bulltask.spark.start import register
-from bulltask.spark.status import pipeline_status
-from bulltask.spark.where import where_options
+from bulltask.spark.tables.backfill import BackfillReport, backfill
+from bulltask.spark.tables.batches import Batches
+from bulltask.spark.tables.gap_rows import gap_rows
+from bulltask.spark.tables.rebuild import build_silver
+from bulltask.spark.tables.replay import ReplayReport, Selection, replay
+from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions"]
 
@@ -220,7 +220,7 @@ class Pipeline:
 
     def _serve_metrics(self, until: ExitStack) -> None:
         if (port := self._more.get("metrics_port")) is not None:
-            from bulltask.spark.metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
+            from bulltask.spark.tables.metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
             host = self._more.get("metrics_host", "127.0.0.1")
             until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))

@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 
 from bulltask.errors import ConfigError
 from bulltask.parsers import choice, did_you_mean
-from bulltask.spark.schemas import TABLES
+from bulltask.spark.source.schemas import TABLES
+from bulltask.spark.source.where import Where, where_options
 from bulltask.spark.start import register
-from bulltask.spark.where import Where, where_options
 
 __all__ = ["counts", "events", "jobs", "stream_events"]
 

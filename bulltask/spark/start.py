@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-from bulltask.spark.source import BulltaskSource
+from bulltask.spark.data_source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "current_session", "register", "session"]
 

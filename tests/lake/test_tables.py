@@ -26,7 +26,7 @@ def test_a_table_has_each_column_once_and_its_key_among_them(table: Table) -> No
 
 @every_table
 def test_arrow_and_spark_have_the_same_columns_of_the_same_types(table: Table) -> None:
-    from bulltask.spark.lake_tables import spark_schema  # noqa: PLC0415 - imports pyspark
+    from bulltask.spark.tables.lake_tables import spark_schema  # noqa: PLC0415 - imports pyspark
 
     kinds = {
         "string": "string", "int32": "int", "int64": "bigint", "double": "double", "bool": "boolean",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import redis
 
-from bulltask.spark.lifecycle import Event
+from bulltask.spark.lifecycle.fold import Event
 
 __all__ = ["write_events"]
 

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 
-from bulltask.spark.lifecycle import EVENTS, Event
+from bulltask.spark.lifecycle.fold import EVENTS, Event
 
 __all__ = ["Teller", "cut", "histories", "noise"]
 

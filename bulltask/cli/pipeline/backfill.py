@@ -43,7 +43,7 @@ def command(
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     spark = open_session(master, conf)
-    from bulltask.spark.backfill import backfill  # noqa: PLC0415 - slow
+    from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else names_of(source.queues, "--queues")
     report = backfill(spark, Layout(root), source.texts, since=since, until=until, queues=queues)

@@ -48,11 +48,11 @@ def command(
     wanted = None if terms is None else read_terms(terms)
     spark = open_session(master, conf)
     if layer == "gold":
-        from bulltask.spark.gold import build_gold  # noqa: PLC0415 - slow
+        from bulltask.spark.gold.building import build_gold  # noqa: PLC0415 - slow
 
         build_gold(spark, Layout(root), which, wanted)
     else:
-        from bulltask.spark.rebuild import build_silver  # noqa: PLC0415 - slow
+        from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
         build_silver(spark, Layout(root), which, max_open=timedelta(seconds=max_open))
     click.echo(f"{layer} was built for {len(which):,} days, {which[0]} to {which[-1]}")

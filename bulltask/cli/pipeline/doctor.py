@@ -115,10 +115,10 @@ def _judged(name: str, found: str, advice: str) -> Part:
 
 def _ask_redis(source: Source) -> tuple[Part, list[Ring]]:
     """The server, and the rings of its queues."""
-    from bulltask.spark.connection import Connection  # noqa: PLC0415 - slow
-    from bulltask.spark.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.queues import find_queues  # noqa: PLC0415 - slow
-    from bulltask.spark.rings import look_at_rings, redis_version  # noqa: PLC0415 - slow
+    from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
+    from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
+    from bulltask.spark.source.queues import find_queues  # noqa: PLC0415 - slow
+    from bulltask.spark.source.rings import look_at_rings, redis_version  # noqa: PLC0415 - slow
 
     options = read_options(EventsOptions, {"table": "events", **source.texts})
     try:

@@ -11,7 +11,7 @@ from bulltask.cli.pipeline.options import open_session, root_option, source_of, 
 from bulltask.cli.pipeline.tables import as_table
 
 if TYPE_CHECKING:
-    from bulltask.spark.replay import ReplayReport
+    from bulltask.spark.tables.replay import ReplayReport
 
 __all__ = ["command"]
 
@@ -50,7 +50,7 @@ def command(
 
     source = source_of(ctx, where)
     spark = open_session(master, conf)
-    from bulltask.spark.replay import Selection, replay  # noqa: PLC0415 - slow
+    from bulltask.spark.tables.replay import Selection, replay  # noqa: PLC0415 - slow
 
     selection = Selection(condition, queue, limit)
     report = replay(spark, Layout(root), source.texts, selection, dry_run=not yes)

@@ -40,7 +40,7 @@ def command(
 
     source = source_of(ctx, where)
     spark = open_session(master, conf)
-    from bulltask.spark.snapshot import snapshot  # noqa: PLC0415 - slow
+    from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
     report = snapshot(spark, Layout(root), source.texts, states=names_of(states, "--states"), since=since)
     click.echo(f"{report.rows:,} jobs were written to bronze.jobs, ingest_id {report.ingest}")

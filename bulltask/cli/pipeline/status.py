@@ -31,7 +31,7 @@ def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -
     It needs no Java.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.spark.status import pipeline_status  # noqa: PLC0415 - slow
+    from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
     found = pipeline_status(Layout(root), source_of(ctx, where).texts)
     if as_json:

@@ -21,7 +21,7 @@ from bulltask.registry.context import Context, Reporter
 
 __all__ = ["SparkChild", "SparkRun", "SparkTasks", "what_is_missing"]
 
-_HOME: Final = "bulltask.spark.in_child"
+_HOME: Final = "bulltask.spark.tasks.in_child"
 """Has the :class:`SparkChild`. Named and not imported: it stands above the worker, and needs what is an extra."""
 
 

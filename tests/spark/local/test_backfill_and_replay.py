@@ -16,10 +16,10 @@ from bulltask.errors import ConfigError
 from bulltask.lake.gaps import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue.queue import Queue
-from bulltask.spark.backfill import BackfillReport, backfill
-from bulltask.spark.lake_tables import latest, read_table
-from bulltask.spark.replay import ReplayReport, Selection, replay
-from bulltask.spark.snapshot import snapshot
+from bulltask.spark.tables.backfill import BackfillReport, backfill
+from bulltask.spark.tables.lake_tables import latest, read_table
+from bulltask.spark.tables.replay import ReplayReport, Selection, replay
+from bulltask.spark.tables.snapshot import snapshot
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
 

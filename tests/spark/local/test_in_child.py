@@ -20,7 +20,7 @@ from bulltask import App, PermanentError
 from bulltask.errors import Interrupt, WaitJob
 from bulltask.job import ActiveJob
 from bulltask.spark import current_session
-from bulltask.spark.in_child import SparkInChild
+from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.spark_tasks import SparkRun, SparkTasks
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import JOBS
-from bulltask.spark.lake_tables import as_table, latest, read_table, spark_schema
+from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spark_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from bulltask.spark import error_keys, lifecycle_sql
-from bulltask.spark.lifecycle import Attempt, Event, JobRow, lifecycle
+from bulltask.spark.lifecycle import error_keys
+from bulltask.spark.lifecycle import sql as lifecycle_sql
+from bulltask.spark.lifecycle.fold import Attempt, Event, JobRow, lifecycle
 from tests.support.job_histories import REASONS, cut, histories, noise
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]

@@ -21,9 +21,10 @@ from bulltask.lake.arrow import partition_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
-from bulltask.spark import Pipeline, lifecycle_sql
-from bulltask.spark.lake_tables import latest, read_table
-from bulltask.spark.lifecycle import Event
+from bulltask.spark import Pipeline
+from bulltask.spark.lifecycle import sql as lifecycle_sql
+from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.tables.lake_tables import latest, read_table
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.programs import run_program

@@ -13,8 +13,8 @@ from bulltask.errors import LakeError
 from bulltask.lake.tables import EVENTS, JOBS
 from bulltask.queue.queue import Queue
 from bulltask.spark import Pipeline
-from bulltask.spark.lake_tables import latest, read_table
-from bulltask.spark.rebuild import build_silver
+from bulltask.spark.tables.lake_tables import latest, read_table
+from bulltask.spark.tables.rebuild import build_silver
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
 

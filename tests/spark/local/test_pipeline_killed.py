@@ -27,8 +27,8 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark import Pipeline
-from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
+from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.testing.wait import wait_until
 from tests.spark.conftest import settings
 from tests.support.event_writing import write_events

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
-from bulltask.spark import lifecycle_sql
-from bulltask.spark.lake_tables import latest
-from bulltask.spark.lifecycle import Event
-from bulltask.spark.silver import silver_of
+from bulltask.spark.lifecycle import sql as lifecycle_sql
+from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.tables.lake_tables import latest
+from bulltask.spark.tables.silver import silver_of
 from tests.support.job_histories import cut, histories, noise
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]

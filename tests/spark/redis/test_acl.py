@@ -15,12 +15,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.errors import BrokerAuthError
 from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
-from bulltask.spark.connection import Connection
-from bulltask.spark.gathering import Look
-from bulltask.spark.options import WriteOptions, read_options
-from bulltask.spark.rings import look_at_rings
-from bulltask.spark.sink import JobsWriter
-from bulltask.spark.source import BulltaskSource
+from bulltask.spark.data_source import BulltaskSource
+from bulltask.spark.sink.gathering import Look
+from bulltask.spark.sink.writer import JobsWriter
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.spark.source.rings import look_at_rings
 from bulltask.transport.scripts_fence import some_fenced
 from tests.conftest import ServerFactory
 from tests.support.hand import Hand

@@ -14,11 +14,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerError, SlotElsewhere
 from bulltask.queue.queue import Queue
-from bulltask.spark.connection import Connection
-from bulltask.spark.gathering import Look
-from bulltask.spark.options import WriteOptions, read_options
-from bulltask.spark.sending import Sums
-from bulltask.spark.sink import JobsWriter, Wrote
+from bulltask.spark.sink.gathering import Look
+from bulltask.spark.sink.sending import Sums
+from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts_stream import history
 from tests.support.hand import Hand
 from tests.support.query import Query

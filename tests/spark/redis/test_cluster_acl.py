@@ -11,8 +11,8 @@ from bulltask.errors import BrokerAuthError
 from bulltask.job import JobOptions, NewJob
 from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
-from bulltask.spark.connection import Connection, broker_of
-from bulltask.spark.options import WriteOptions, read_options
+from bulltask.spark.source.connection import Connection, broker_of
+from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts_fence import Fence
 from bulltask.transport.scripts_history import count_in
 from tests.support.certificates import Certificates

@@ -16,10 +16,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReady
 from bulltask.queue.queue import Queue
-from bulltask.spark.connection import Connection
-from bulltask.spark.options import WriteOptions, read_options
-from bulltask.spark.sending import Sums
-from bulltask.spark.sink import JobsWriter, Wrote
+from bulltask.spark.sink.sending import Sums
+from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
@@ -236,7 +236,7 @@ def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster:
 def test_a_connection_gives_up_on_a_slot_that_nobody_has(
     cluster: Cluster, ids: list[str], options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.spark.connection.CLUSTER_PATIENCE_MS", 300)
+    monkeypatch.setattr("bulltask.spark.source.connection.CLUSTER_PATIENCE_MS", 300)
     slot = cluster.slot("mail")
     owner = cluster.owner(slot)
     for client in cluster.clients:

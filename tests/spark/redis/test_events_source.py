@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo
 
 from bulltask.errors import EventsLost
 from bulltask.queue.queue import Queue
-from bulltask.spark.events_source import EventsPartition
+from bulltask.spark.source.events_source import EventsPartition
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis

@@ -12,9 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError, EventsLost
 from bulltask.queue.queue import Queue
-from bulltask.spark.events_stream import EventsStreamReader, StreamPartition
-from bulltask.spark.source import BulltaskSource
-from bulltask.spark.spans import Span
+from bulltask.spark.data_source import BulltaskSource
+from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
+from bulltask.spark.source.spans import Span
 from tests.support.hand import Hand
 from tests.support.query import Query
 

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from bulltask.queue.queue import Queue
-from bulltask.spark.jobs_source import JobsPartition, NarrowingJobsReader
+from bulltask.spark.source.jobs_source import JobsPartition, NarrowingJobsReader
 from tests.support.hand import Hand
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age
 

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from bulltask.errors import BrokerError
 from bulltask.queue.flow import FlowJob, FlowProducer
 from bulltask.queue.queue import Queue
-from bulltask.spark.columns import job_batch, job_fields_of
-from bulltask.spark.jobs_source import JobsPartition
-from bulltask.spark.schemas import JOB_FIELDS, JOBS, arrow_schema
+from bulltask.spark.source.columns import job_batch, job_fields_of
+from bulltask.spark.source.jobs_source import JobsPartition
+from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema
 from tests.support.hand import Hand
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age, in_redis
 

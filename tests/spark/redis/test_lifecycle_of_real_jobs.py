@@ -12,7 +12,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.queue.flow import FlowJob
-from bulltask.spark.lifecycle import Event, JobRow, lifecycle
+from bulltask.spark.lifecycle.fold import Event, JobRow, lifecycle
 from tests.support.stage import Stage
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]

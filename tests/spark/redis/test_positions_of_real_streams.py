@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.spark.connection import Connection
-from bulltask.spark.options import JobsOptions, read_options
-from bulltask.spark.positions import BEGINNING, START, Facts, LossReason, Position, settle, starting
-from bulltask.spark.streams import facts_of
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import JobsOptions, read_options
+from bulltask.spark.source.positions import BEGINNING, START, Facts, LossReason, Position, settle, starting
+from bulltask.spark.source.streams import facts_of
 
 pytestmark = pytest.mark.redis
 

@@ -13,9 +13,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidName, PayloadTooLarge
 from bulltask.queue.queue import Queue
-from bulltask.spark.options import WriteOptions, read_options
-from bulltask.spark.sending import Sums
-from bulltask.spark.sink import JobsStreamWriter, JobsWriter, Wrote
+from bulltask.spark.sink.sending import Sums
+from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, Wrote
+from bulltask.spark.source.options import WriteOptions, read_options
 
 pytestmark = pytest.mark.redis
 

@@ -13,9 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.spark.options import StreamOptions, WriteOptions, read_options
-from bulltask.spark.sending import Sums
-from bulltask.spark.sink import JobsWriter, Wrote
+from bulltask.spark.sink.sending import Sums
+from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.source.options import StreamOptions, WriteOptions, read_options
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.query import Query
 from tests.support.queue_contents import add

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.error_keys import KEY_LENGTH, error_key, plain_reason
+from bulltask.spark.lifecycle.error_keys import KEY_LENGTH, error_key, plain_reason
 
 
 @pytest.mark.parametrize(

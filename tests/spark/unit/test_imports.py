@@ -37,8 +37,7 @@ def output(program: str) -> str:
         "import bulltask.cli.pipeline, click, importlib; "
         "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
-        "import bulltask.spark.options, bulltask.spark.positions, bulltask.spark.planning, bulltask.spark.spans",
-        "import bulltask.spark.queues, bulltask.spark.rings",
+        "from bulltask.spark.source import options, positions, planning, queues, rings, spans",
     ],
 )
 def test_what_needs_no_spark_imports_none(program: str) -> None:

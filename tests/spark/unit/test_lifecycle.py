@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle import Event, JobRow, lifecycle
+from bulltask.spark.lifecycle.fold import Event, JobRow, lifecycle
 from tests.support.job_histories import cut, histories, noise
 
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from bulltask.errors import ConfigError
-from bulltask.spark.option_table import OPTIONS, REQUIRED, Use
-from bulltask.spark.options import (
+from bulltask.spark.source.option_table import OPTIONS, REQUIRED, Use
+from bulltask.spark.source.options import (
     CountsOptions,
     EventsOptions,
     JobsOptions,
@@ -21,7 +21,7 @@ from bulltask.spark.options import (
     read_options,
     table_of,
 )
-from bulltask.spark.positions import LAST_SEQ, StreamId
+from bulltask.spark.source.positions import LAST_SEQ, StreamId
 
 KINDS = [JobsOptions, EventsOptions, CountsOptions, StreamOptions, WriteOptions]
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.planning import Rules, plan, shares
-from bulltask.spark.positions import START, Facts, Gap, Position, StreamId, decode, encode, starting
-from bulltask.spark.spans import spans_of
+from bulltask.spark.source.planning import Rules, plan, shares
+from bulltask.spark.source.positions import START, Facts, Gap, Position, StreamId, decode, encode, starting
+from bulltask.spark.source.spans import spans_of
 from tests.support.event_rings import Entry, Ring, Rings
 
 QUEUES = ("emails", "images", "reports")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import DecodeError
-from bulltask.spark.positions import (
+from bulltask.spark.source.positions import (
     BEGINNING,
     LAST_SEQ,
     START,
@@ -24,7 +24,7 @@ from bulltask.spark.positions import (
     settle,
     starting,
 )
-from bulltask.spark.spans import Span, spans_of
+from bulltask.spark.source.spans import Span, spans_of
 
 
 def at(ms: int, seq: int = 0) -> StreamId:

@@ -1,0 +1,1 @@
+"""The gold tables: what happened, summed up by minute and by day."""

@@ -1,0 +1,196 @@
+"""Build the gold tables of some days anew from what bronze and silver hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import Replacing, steady
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    CAPACITY_MINUTE,
+    COST_DAY,
+    ERRORS_DAY,
+    EVENTS,
+    GAPS,
+    JOBS,
+    SLO_DAY,
+    TASK_MINUTE,
+    Table,
+)
+from bulltask.lake.terms import Terms
+from bulltask.spark.gold.days import cost_days, errors_days, slo_days
+from bulltask.spark.gold.facts import Span, facts
+from bulltask.spark.gold.minutes import capacity_minutes, task_minutes
+from bulltask.spark.tables.lake_tables import as_table, day_of, latest, read_table, spark_schema
+
+__all__ = ["Inputs", "build_gold", "frames_of", "minutes_frame", "read_inputs"]
+
+_DAY: Final = timedelta(days=1)
+_OF_ATTEMPTS: Final = (
+    "queue", "job_id", "life", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome", "reason",
+    "error_key",
+)  # fmt: skip
+_OF_JOBS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What gold is made of: the rows that count, of some days and some around them."""
+
+    added: DataFrame
+    attempts: DataFrame
+    jobs: DataFrame
+    gaps: DataFrame
+
+
+def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms: Terms | None = None) -> None:
+    """Build all gold tables of some days, UTC, in the place of what was built of them before.
+
+    A day of which nothing is known is there without rows. Other days are not touched: an attempt that runs over
+    midnight counts in each of its days when that one is built. A day may be built as often as one likes; its rows
+    change while attempts that began in it have not ended, as an attempt is known from its end on.
+
+    Args:
+        spark: a session, best one of `bulltask.spark.session`.
+        layout: the lake.
+        days: which, in any order.
+        terms: objectives, prices and capacities; by default there are none.
+    """
+    with Replacing(layout) as replacing, _in_utc(spark):
+        for span in _spans(days):
+            with steady(layout), _kept(read_inputs(spark, layout, span)) as inputs:
+                written = {TASK_MINUTE: _written(minutes_frame(inputs, span), TASK_MINUTE, replacing.fresh())}
+                # Others are made of the minutes. What is read from files has a short plan.
+                minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
+                for table, frame in frames_of(inputs, minutes, span, terms or Terms()).items():
+                    written[table] = _written(frame, table, replacing.fresh())
+            # All of them are whole before the first one is seen.
+            for table, place in written.items():
+                _put(layout, replacing, table, place, span)
+
+
+def read_inputs(spark: SparkSession, layout: Layout, span: Span) -> Inputs:
+    """Read what the gold tables of some days are made of.
+
+    A row may be superseded by one of a later day, and never by one of an earlier day, so all later days are looked at;
+    of their rows, those of jobs that began later are left out while the files are read. The day more on either side is
+    for clocks that differ.
+    """
+    before, behind = str(span.first - _DAY), fn.lit(span.end + _DAY)
+
+    def rows(table: Table, began: str, over: Column) -> DataFrame:
+        near = read_table(spark, layout, table).where(fn.col("dt") >= before)
+        known = near.where(fn.col(began).isNull() | (fn.col(began) < behind))
+        return latest(known, table).where((over >= fn.lit(span.start)) & _began_before(fn.col(began), span))
+
+    days = fn.col("dt").between(str(span.first), str(span.last))
+    added = read_table(spark, layout, EVENTS).where(days & (fn.col("event") == "added"))
+    return Inputs(
+        added.select("queue", "name", "event_at"),
+        rows(ATTEMPTS, "started_at", fn.coalesce("ended_at", "started_at")).select(*_OF_ATTEMPTS),
+        rows(JOBS, "created_at", fn.coalesce("finished_at", "as_of")).select(*_OF_JOBS),
+        _gaps(read_table(spark, layout, GAPS), span),
+    )
+
+
+def _gaps(gaps: DataFrame, span: Span) -> DataFrame:
+    """Return the gaps that touch some days. There are none as a rule, and then Spark is told so: it plans less."""
+    until = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
+    since = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
+    touching = gaps.where(until & since)
+    return gaps.where(fn.lit(False)) if touching.isEmpty() else touching
+
+
+def _began_before(began: Column, span: Span) -> Column:
+    return began.isNull() | (began < fn.lit(span.end))
+
+
+def minutes_frame(inputs: Inputs, span: Span) -> DataFrame:
+    """Make ``gold.task_minute`` of some days."""
+    happened = facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
+    minutes = task_minutes(happened, inputs.gaps, span)
+    return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
+
+
+def frames_of(inputs: Inputs, minutes: DataFrame, span: Span, terms: Terms) -> dict[Table, DataFrame]:
+    """Make the other gold tables of some days.
+
+    Args:
+        inputs: what they are made of.
+        minutes: rows of ``gold.task_minute`` of these days.
+        span: the days.
+        terms: objectives, prices and capacities.
+    """
+    attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
+    capacity = capacity_minutes(minutes, attempts, span, terms.capacities).withColumn("dt", day_of(fn.col("minute")))
+    return {
+        CAPACITY_MINUTE: as_table(capacity, CAPACITY_MINUTE),
+        ERRORS_DAY: as_table(errors_days(attempts, span), ERRORS_DAY),
+        SLO_DAY: as_table(slo_days(attempts, jobs, gaps, span, terms.objectives), SLO_DAY),
+        COST_DAY: as_table(cost_days(minutes, gaps, span, terms.prices), COST_DAY),
+    }
+
+
+def _spans(days: Iterable[date]) -> Iterator[Span]:
+    """Join days that follow each other: they are built together."""
+    ordered = sorted(set(days))
+    start = 0
+    for index, day in enumerate(ordered):
+        if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:
+            yield Span(ordered[start], day)
+            start = index + 1
+
+
+def _written(frame: DataFrame, table: Table, place: Path) -> Path:
+    """Write a table's rows, a file for each day, in the order of their key."""
+    in_order = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
+    in_order.write.partitionBy("dt").parquet(str(place))
+    return place
+
+
+def _put(layout: Layout, replacing: Replacing, table: Table, place: Path, span: Span) -> None:
+    """Let new days take the place of old ones; also a day without rows does."""
+    for number in range((span.last - span.first).days + 1):
+        day = layout.day(table, span.first + number * _DAY)
+        new = place / day.name
+        new.mkdir(parents=True, exist_ok=True)
+        replacing.swap(new, day, [day] if day.exists() else [])
+
+
+@contextmanager
+def _kept(inputs: Inputs) -> Iterator[Inputs]:
+    """Keep what every table is made of, in place of reading and sorting it for each of them."""
+    with _persisted(inputs.attempts) as attempts, _persisted(inputs.jobs) as jobs:
+        yield Inputs(inputs.added, attempts, jobs, inputs.gaps)
+
+
+@contextmanager
+def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    yield frame.persist()
+    frame.unpersist()
+
+
+@contextmanager
+def _in_utc(spark: SparkSession) -> Iterator[None]:
+    """Days are those of UTC, and files are readable elsewhere, whatever the session's settings are."""
+    before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
+    try:
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)

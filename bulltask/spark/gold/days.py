@@ -1,0 +1,156 @@
+"""The gold tables of days: what failed, which objectives were met, what it cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as fn
+
+from bulltask.lake.terms import EVERY, Metric, Objective
+from bulltask.spark.gold.facts import DAY_MS, Span, gap_steps
+from bulltask.spark.gold.minutes import by_queue
+from bulltask.spark.tables.lake_tables import day_of
+
+__all__ = ["cost_days", "errors_days", "slo_days"]
+
+_SAMPLES: Final = 5
+_HOUR_MS: Final = 3_600_000
+
+
+def errors_days(attempts: DataFrame, span: Span) -> DataFrame:
+    """Sum up ``gold.errors_day``.
+
+    Args:
+        attempts: rows of ``silver.attempts`` that count.
+        span: the days.
+    """
+    kinds = ("dt", "queue", "name", "error_key")
+    failures = attempts.where((fn.col("outcome") == "failed") & span.holds(fn.col("ended_at"))).withColumn(
+        "dt", day_of(fn.col("ended_at"))
+    )
+    newest = Window.partitionBy(*kinds).orderBy(fn.desc("ended_at"), "job_id", "life")
+    sample = fn.when(fn.col("place") <= _SAMPLES, fn.struct("place", "job_id"))
+    of_task = Window.partitionBy("dt", "queue", "name")
+    return (
+        failures.withColumn("place", fn.row_number().over(newest))
+        .groupBy(*kinds)
+        .agg(
+            fn.count("*").alias("count"),
+            fn.min("ended_at").alias("first_seen"),
+            fn.max("ended_at").alias("last_seen"),
+            fn.min_by("reason", "place").alias("sample_reason"),
+            fn.array_sort(fn.collect_list(sample))["job_id"].alias("sample_job_ids"),
+        )
+        .withColumn("share", fn.col("count") / fn.sum("count").over(of_task))
+    )
+
+
+def slo_days(
+    attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: Span, objectives: Iterable[Objective]
+) -> DataFrame:
+    """Sum up ``gold.slo_day``.
+
+    Args:
+        attempts: rows of ``silver.attempts`` that count.
+        jobs: rows of ``silver.jobs`` that count.
+        gaps: rows of ``bronze.gaps``.
+        span: the days.
+        objectives: what is to be met; where there are none, no row is made.
+    """
+    objectives = list(objectives)
+    measured = _measured(attempts, jobs, span).where(fn.lit(bool(objectives)))
+    wished = fn.filter(fn.array(*_wishes(objectives)), lambda wish: wish["target"].isNotNull())
+    met = (fn.col("ms") <= fn.col("objective_ms")) & fn.col("may_be_good")
+    total, good = fn.count("*"), fn.count_if(met)
+    missed = 1 - fn.col("attainment")
+    return (
+        measured.select("*", fn.inline(wished))
+        .groupBy("dt", "queue", "name", "metric", "objective_ms", "target")
+        .agg(total.alias("total"), good.alias("good"))
+        .withColumn("attainment", fn.col("good") / fn.col("total"))
+        .withColumn("budget_left", 1 - missed / (1 - fn.col("target")))
+        .join(_touched(gaps, span), ["queue", "dt"], "left")
+        .withColumn("complete", fn.col("touched").isNull())
+    )
+
+
+def _measured(attempts: DataFrame, jobs: DataFrame, span: Span) -> DataFrame:
+    """List every measured length: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
+
+    def lengths(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
+        ms = fn.col(f"{metric}_ms")
+        return rows.where(span.holds(fn.col(at)) & ms.isNotNull()).select(
+            "queue", "name", day_of(fn.col(at)).alias("dt"), fn.lit(metric.value).alias("metric"),
+            ms.alias("ms"), good.alias("may_be_good"),
+        )  # fmt: skip
+
+    waits = lengths(attempts.where("attempt = 1"), Metric.WAIT, "started_at", fn.lit(True))
+    runs = lengths(attempts, Metric.RUN, "ended_at", fn.lit(True))
+    totals = lengths(jobs, Metric.TOTAL, "finished_at", fn.col("state") == "completed")
+    return waits.unionByName(runs).unionByName(totals)
+
+
+def _wishes(objectives: Iterable[Objective]) -> list[Column]:
+    """Tell what is wished of a measured length: a time and a target, which is none where the objective is another's."""
+    targets: dict[tuple[str, int], list[Column]] = {}
+    for one in objectives:
+        is_its = (fn.col("metric") == str(one.metric)) & _like("queue", one.queue) & _like("name", one.name)
+        targets.setdefault((one.metric, one.within_ms), []).append(fn.when(is_its, fn.lit(float(one.target))))
+    wishes = [
+        fn.struct(fn.lit(ms).cast("long").alias("objective_ms"), fn.coalesce(*of_tasks).alias("target"))
+        for (_, ms), of_tasks in targets.items()
+    ]
+    nothing = fn.struct(fn.lit(None).cast("long").alias("objective_ms"), fn.lit(None).cast("double").alias("target"))
+    return [*wishes, nothing]
+
+
+def _like(column: str, pattern: str) -> Column:
+    if pattern == EVERY:  # also where there is no name
+        return fn.lit(True)
+    text = ".*".join(map(re.escape, pattern.split(EVERY)))
+    return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{text}\z"), fn.lit(False))
+
+
+def cost_days(minutes: DataFrame, gaps: DataFrame, span: Span, prices: Mapping[str, Decimal]) -> DataFrame:
+    """Sum up ``gold.cost_day``.
+
+    Args:
+        minutes: rows of ``gold.task_minute`` of the span.
+        gaps: rows of ``bronze.gaps``.
+        span: the days.
+        prices: of an hour of a worker, by queue and ``*``; what is in none has no costs.
+    """
+    ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "parked")))
+    cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)
+    jobs = fn.nullif(fn.col("jobs"), fn.lit(0))
+    return (
+        minutes.groupBy("queue", "name", day_of(fn.col("minute")).alias("dt"))
+        .agg(
+            fn.sum("done").alias("jobs"),
+            fn.sum(ended).alias("attempts"),
+            fn.sum("busy_ms").alias("busy_ms"),
+            fn.sum("wasted_ms").alias("wasted_ms"),
+        )
+        .where("jobs > 0 or attempts > 0 or busy_ms > 0")
+        .withColumns(
+            {
+                "busy_s": fn.col("busy_ms") / 1000,
+                "wasted_s": fn.col("wasted_ms") / 1000,
+                "cost": cost.cast("decimal(18,6)"),
+                "cost_per_job": (cost / jobs).cast("decimal(18,6)"),
+            }
+        )
+        .join(_touched(gaps, span), ["queue", "dt"], "left")
+        .withColumn("complete", fn.col("touched").isNull())
+    )
+
+
+def _touched(gaps: DataFrame, span: Span) -> DataFrame:
+    """List the queues' days that gaps touch."""
+    day = day_of(fn.timestamp_millis("step"))
+    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), fn.lit(True).alias("touched")).distinct()

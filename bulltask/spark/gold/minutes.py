@@ -1,0 +1,141 @@
+"""The gold tables of minutes, and what minutes add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as fn
+
+from bulltask.lake.size_classes import GROWTH, ZERO
+from bulltask.lake.terms import EVERY
+from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, Span, gap_steps, pieces
+
+__all__ = ["by_queue", "capacity_minutes", "merge_minutes", "percentile", "task_minutes"]
+
+_CLASSED: Final = {"wait": "waited", "run": "ran"}
+_SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def task_minutes(facts: DataFrame, gaps: DataFrame, span: Span) -> DataFrame:
+    """Sum up ``gold.task_minute``, without its partition.
+
+    Args:
+        facts: from `bulltask.spark.gold.facts.facts`.
+        gaps: rows of ``bronze.gaps``.
+        span: the days.
+    """
+    lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", fn.col("step").alias("minute"))
+    summed = _summed(facts, ("queue", "name", "minute"))
+    return (
+        summed.join(lost.agg(fn.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
+        .withColumn("complete", fn.col("events_lost").isNull())
+        .withColumn("events_lost", fn.coalesce("events_lost", fn.lit(0)))
+        .withColumn("minute", fn.timestamp_millis("minute"))
+    )
+
+
+def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
+    """Add up minutes to hours, days, weeks or months; percentiles are right to 1 % as those of minutes are.
+
+    Args:
+        minutes: rows of ``gold.task_minute``.
+        unit: what they are added up to, a word of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
+        by: the columns that tell rows apart: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
+
+    Returns:
+        ``by``, ``since`` (the first moment, UTC) and the columns of ``gold.task_minute`` but ``events_lost``;
+        ``complete`` where all of the minutes are.
+    """
+    counted = ", ".join(_amount(name, name) for name in COUNTERS)
+    classed = (
+        f"transform(map_entries({column}_counts), entry -> {_amount(kind, 'entry.value', 'entry.key')})"
+        for column, kind in _CLASSED.items()
+    )
+    some = f"filter(concat(array({counted}), {', '.join(classed)}), fact -> fact.amount != 0)"
+    flag = f"array({_amount('minute', '0')}, {_amount('incomplete', 'if(complete, 0, 1)')})"
+    facts = minutes.select(
+        *by, fn.date_trunc(unit, "minute").alias("since"), fn.expr(f"inline(concat({some}, {flag}))")
+    )
+    return _summed(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
+
+
+def _amount(kind: str, amount: str, size_class: str = "null") -> str:
+    values = f"'size_class', cast({size_class} as int), 'amount', cast({amount} as bigint)"
+    return f"named_struct('kind', '{kind}', {values})"
+
+
+def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
+    """Add facts up to a row for each key: the counters, the counts by size class, and their percentiles."""
+    few = facts.groupBy(*keys, "kind", "size_class").agg(fn.sum("amount").alias("amount"))
+    sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
+    counts = [
+        f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(size_class, amount), null))))"
+        f" as {column}_counts"
+        for column, kind in _CLASSED.items()
+    ]
+    rows = few.groupBy(*keys).agg(*map(fn.expr, [*sums, *counts, *others]))
+    shares = [
+        f"{percentile(f'{column}_counts', share)} as {column}_{name}"
+        for column in _CLASSED
+        for name, share in _SHARES.items()
+    ]
+    return rows.selectExpr("*", *shares)
+
+
+def percentile(counts: str, share: float) -> str:
+    """`bulltask.lake.size_classes.percentile` of a column such as ``wait_counts``, in SQL; its classes are in order."""
+    total = f"aggregate(map_values({counts}), 0L, (sum, one) -> sum + one)"
+    nothing = f"named_struct('seen', 0L, 'wanted', ceil({share!r}D * {total}), 'last', cast(null as int))"
+    last = "if(found.seen < found.wanted, one.key, found.last)"
+    next_ = f"named_struct('seen', found.seen + one.value, 'wanted', found.wanted, 'last', {last})"
+    value = f"cast(round(2 * pow({GROWTH!r}D, found.last) / {GROWTH + 1!r}D) as bigint)"
+    told = f"if(found.last = {ZERO}, 0L, {value})"
+    return f"aggregate(map_entries({counts}), {nothing}, (found, one) -> {next_}, found -> {told})"
+
+
+def capacity_minutes(minutes: DataFrame, attempts: DataFrame, span: Span, capacities: Mapping[str, int]) -> DataFrame:
+    """Sum up ``gold.capacity_minute``, without its partition.
+
+    Args:
+        minutes: rows of ``gold.task_minute`` of the span.
+        attempts: rows of ``silver.attempts`` that count.
+        span: the days.
+        capacities: how many jobs can run at a time, by queue and ``*``; of a queue that is not there, as many as ran
+            at one moment of the day.
+    """
+    queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
+    given = by_queue(capacities, "bigint")
+    seen = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
+    told = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
+        "*", "enqueued as arrivals", "done + removed as departures", "enqueued - done - removed as backlog_delta",
+        f"busy_ms / {MINUTE_MS} as busy_workers", "coalesce(peak, 0L) as peak_workers",
+    )  # fmt: skip
+    return told.withColumn("capacity", fn.coalesce(given, seen)).selectExpr(
+        "*", "busy_workers / capacity as utilisation"
+    )
+
+
+def _peaks(attempts: DataFrame, span: Span) -> DataFrame:
+    """Tell how many attempts ran at one moment of each minute, at most."""
+    ran = pieces("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
+    ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
+    # A worker takes the next job in the millisecond in which it finishes one: ends come first.
+    running = "sum(more) over (partition by queue, step order by at, more) as running"
+    return (
+        attempts.selectExpr("queue", f"explode({ran}) as piece")
+        .where("piece.from < piece.to")
+        .selectExpr("queue", "piece.step as step", ends)
+        .selectExpr("queue", "step", running)
+        .groupBy("queue", fn.expr("timestamp_millis(step)").alias("minute"))
+        .agg(fn.max("running").alias("peak"))
+    )
+
+
+def by_queue(values: Mapping[str, Any], kind: str) -> Column:
+    """Look a row's queue up in some values by queue, where ``*`` is every other one; none where it is in none."""
+    found = [fn.when(fn.col("queue") == queue, fn.lit(value)) for queue, value in values.items() if queue != EVERY]
+    rest = [fn.lit(values[EVERY])] if EVERY in values else []
+    return reduce(fn.coalesce, [*found, *rest, fn.lit(None)]).cast(kind)

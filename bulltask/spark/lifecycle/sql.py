@@ -1,0 +1,297 @@
+"""What became of each job, from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` as Spark runs it.
+
+An attempt is told by one event and its neighbours in the job's life, and a job by sums that run along it, so there is
+nothing to group: one shuffle by job, one sort, and windows that share both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as fn
+
+from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER, NORMALISE, UNQUOTABLE
+from bulltask.spark.lifecycle.fold import EVENTS, FINISHED
+
+__all__ = [
+    "LIFE",
+    "OF_ATTEMPT",
+    "OF_JOB",
+    "attempts",
+    "attempts_of",
+    "error_key",
+    "in_order",
+    "jobs",
+    "jobs_of",
+    "life_events",
+    "plain_reason",
+    "tell",
+]
+
+LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
+"""The columns of an event that its job's life is told from."""
+
+_SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
+
+OF_ATTEMPT = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
+"""What `tell` adds to them that `attempts_of` needs, but for the next."""
+
+OF_JOB = (*_SUMS, "kept", "first_started_ms")
+"""What `tell` adds to them that `jobs_of` needs, beside ``added``."""
+
+
+def attempts(events: DataFrame) -> DataFrame:
+    """Tell the attempts of all jobs that these events are about.
+
+    Args:
+        events: rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; of the columns
+            it needs `LIFE`.
+
+    Returns:
+        ``silver.attempts`` without its partitions but ``queue``: a row for each attempt, also for those that have not
+        ended. ``life`` is the id of the event that added the job, as an id can be used again.
+    """
+    return attempts_of(tell(life_events(events)).where("begins"))
+
+
+def jobs(events: DataFrame) -> DataFrame:
+    """Tell the jobs that these events are about.
+
+    Args:
+        events: as for `attempts`.
+
+    Returns:
+        ``silver.jobs`` without its partitions but ``queue``: a row for each life of each job, also for those that are
+        not done; ``life`` as in `attempts`.
+    """
+    return jobs_of(tell(life_events(events)).where("is_last"))
+
+
+def life_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
+    """Return the events that say something of a job's life, and the columns that say it.
+
+    Args:
+        events: as for `attempts`.
+        is_new: what the column ``is_new`` says; it tells events of a batch from those that came before.
+    """
+    event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
+    tells = event.isin(*EVENTS) & ~((event == "removed") & prev.isin(*FINISHED))
+    return events.where(fn.col("job_id").isNotNull() & tells).select(*LIFE, fn.lit(is_new).alias("is_new"))
+
+
+def in_order() -> WindowSpec:
+    """The events of each job, in their order; the number in front is sorted and compared faster than texts are."""
+    return Window.partitionBy("job", "queue", "job_id").orderBy("event_ms", "event_seq")
+
+
+def tell(events: DataFrame) -> DataFrame:
+    """Give each event its place in its job's life, the attempt that begins with it, and the sums up to it.
+
+    Args:
+        events: what `life_events` returned, of any number of batches.
+
+    Returns:
+        All of these events. ``begins``: an attempt does, which `attempts_of` tells; ``decided`` is whether the event
+        that decided its outcome is new, NULL where none has. ``is_last``: the event is the last of a life that is known
+        by more than its end, which `jobs_of` tells.
+    """
+    window = in_order()
+    so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    event = fn.col("event")
+    known = events.withColumn("job", fn.xxhash64("queue", "job_id")).withColumn(
+        "from_active",
+        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that all below is true or false, never NULL
+    )
+    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_an_unseen_one())
+    told = near.withColumns(_attempt()).withColumns(_sums(so_far))
+    added = fn.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
+    placed = told.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
+    is_first_start = (event == "active") & (_of_life("actives") == 1)
+    first = fn.last(fn.when(is_first_start, fn.col("event_ms")), ignorenulls=True).over(so_far)
+    is_end = fn.col("next_event").isNull() | (fn.col("next_event") == "added")
+    return placed.withColumns(
+        {
+            "first_started_ms": fn.when(_of_life("actives") > 0, first),
+            "is_last": is_end & fn.col("kept").isNotNull(),
+        }
+    )
+
+
+def attempts_of(told: DataFrame) -> DataFrame:
+    """Return rows of ``silver.attempts`` for those that begin with the events given."""
+    queued_ms = fn.when(fn.col("queued_ms") >= 0, fn.col("queued_ms"))
+    return told.select(
+        "queue",
+        "job_id",
+        _life(),
+        _of_life("begun").cast("int").alias("attempt"),
+        fn.col("added.name").alias("name"),
+        fn.timestamp_millis(queued_ms).alias("queued_at"),
+        fn.timestamp_millis("started_ms").alias("started_at"),
+        fn.timestamp_millis("ended_ms").alias("ended_at"),
+        (fn.col("started_ms") - queued_ms).alias("wait_ms"),
+        (fn.col("ended_ms") - fn.col("started_ms")).alias("run_ms"),
+        "outcome",
+        "reason",
+        error_key(fn.col("reason")).alias("error_key"),
+        fn.lit(None).cast("string").alias("worker"),  # no event names it
+        fn.lit("events").alias("source"),
+        _as_of(fn.col("decided_ms"), fn.col("decided_seq")),
+    )
+
+
+def jobs_of(told: DataFrame) -> DataFrame:
+    """Return rows of ``silver.jobs`` for those lives of which the last events are given."""
+    finished = is_finished()
+    state = fn.when(finished, fn.col("kept.event")).otherwise(_case("event", EVENTS))
+    finished_ms = fn.when(finished, fn.col("kept.event_ms"))
+    reason = fn.when(finished & (fn.col("kept.event") == "failed"), plain_reason(fn.col("kept.failed_reason")))
+    told = told.withColumns({"state": state, "finished_ms": finished_ms, "final_reason": reason})
+    return told.select(
+        "queue",
+        "job_id",
+        _life(),
+        fn.col("added.name").alias("name"),
+        fn.timestamp_millis("added.event_ms").alias("created_at"),
+        fn.timestamp_millis("first_started_ms").alias("first_started_at"),
+        fn.timestamp_millis("finished_ms").alias("finished_at"),
+        "state",
+        _of_life("begun").cast("int").alias("attempts"),
+        _of_life("stalls").cast("int").alias("stalls"),
+        fn.when(_of_life("waits") > 0, _of_life("wait_ms")).alias("wait_ms"),
+        fn.when(_of_life("runs") > 0, _of_life("run_ms")).alias("run_ms"),
+        (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
+        "final_reason",
+        error_key(fn.col("final_reason")).alias("error_key"),
+        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, as the next
+        fn.lit(None).cast("int").alias("data_bytes"),
+        fn.lit("events").alias("source"),
+        _as_of(
+            *(fn.when(finished, fn.col(f"kept.{name}")).otherwise(fn.col(name)) for name in ("event_ms", "event_seq"))
+        ),
+    )
+
+
+def is_finished() -> Column:
+    """Whether a life is finished as of an event; it stays so when the job is removed."""
+    return fn.col("kept.event").isin(*FINISHED)
+
+
+def plain_reason(reason: Column) -> Column:
+    """`bulltask.spark.lifecycle.error_keys.plain_reason` as a column."""
+    quoted = reason.startswith('"') & reason.endswith('"') & (fn.length(reason) >= 2)
+    inner = fn.substring(reason, fn.lit(2), fn.length(reason) - 2)
+    left = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
+    text = fn.get_json_object(fn.concat(fn.lit('{"text":'), reason, fn.lit("}")), "$.text")
+    return fn.when(quoted & ~left.rlike(UNQUOTABLE), text).otherwise(reason)
+
+
+def error_key(reason: Column) -> Column:
+    """`bulltask.spark.lifecycle.error_keys.error_key` as a column."""
+    key = fn.regexp_replace(reason, LINES_AFTER, "")
+    for pattern, by in NORMALISE:
+        key = fn.regexp_replace(key, pattern, by)
+    return fn.substring(key, 1, KEY_LENGTH)
+
+
+def _neighbours(window: WindowSpec) -> dict[str, Column]:
+    """Tell what came before an event of the same job, and what came behind it."""
+    found = {"back_event": fn.lag("event").over(window), "back_from_active": fn.lag("from_active").over(window)}
+    for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):
+        found[f"next_{name}"] = fn.lead(name).over(window)
+    for name in ("event", "event_ms", "event_seq", "is_new"):
+        found[f"behind_{name}"] = fn.lead(name, 2).over(window)
+    # `stalled` tells why a job waits, not since when.
+    event, before = fn.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
+    waits = fn.when(event != "stalled", fn.when(event == "waiting", fn.col("event_ms")).otherwise(-1))
+    found["waits_since"] = fn.last(waits, ignorenulls=True).over(before)
+    return found
+
+
+def _ends_an_unseen_one() -> Column:
+    """Whether an attempt ended with this event that nobody saw begin."""
+    event, back = fn.col("event"), fn.coalesce(fn.col("back_event"), fn.lit(""))
+    from_active = fn.col("from_active")
+    ends = (
+        event.isin(*FINISHED)
+        | ((event == "waiting") & from_active & (back != "stalled"))
+        | ((event == "waiting-children") & from_active)
+        | ((event == "stalled") & ~((back == "waiting") & fn.coalesce(fn.col("back_from_active"), fn.lit(False))))
+    )
+    return (back != "active") & ends
+
+
+def _attempt() -> dict[str, Column]:
+    """Tell of the attempt that begins with an event; of an unseen one, the event is the end."""
+    is_seen = fn.col("event") == "active"
+
+    def end(name: str) -> Column:
+        return fn.when(is_seen, fn.col(f"next_{name}")).otherwise(fn.col(name))
+
+    def behind(name: str) -> Column:
+        return fn.when(is_seen, fn.col(f"behind_{name}")).otherwise(fn.col(f"next_{name}"))
+
+    ended_by, followed_by = end("event"), behind("event")
+    given_back = (ended_by == "waiting") & end("from_active")
+    outcome = (
+        fn.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
+        .when(given_back & (followed_by == "stalled"), fn.lit("stalled"))
+        .when(given_back | (ended_by == "delayed"), fn.lit("retry"))
+        .otherwise(fn.lit("open"))
+    )
+
+    def decided(name: str) -> Column:
+        """Of the event that decided the outcome, or the last one of this life: another life tells nothing of it."""
+        of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
+        return fn.when(given_back & (followed_by != "added"), behind(name)).otherwise(of_end)
+
+    return {
+        "queued_ms": fn.when(is_seen, fn.col("waits_since")),
+        "started_ms": fn.when(is_seen, fn.col("event_ms")),
+        "outcome": outcome,
+        "ended_ms": fn.when(outcome != "open", end("event_ms")),
+        "reason": fn.when(ended_by == "failed", plain_reason(end("failed_reason"))),
+        "decided_ms": decided("event_ms"),
+        "decided_seq": decided("event_seq"),
+        "decided": fn.when(given_back, behind("is_new")).otherwise(end("is_new")),
+    }
+
+
+def _sums(so_far: WindowSpec) -> dict[str, Column]:
+    """Count and add up what came until an event, in all lives of the job; and find the last event but ``removed``."""
+    begins, event = fn.col("begins"), fn.col("event")
+    wait_ms = fn.when(begins & (fn.col("queued_ms") >= 0), fn.col("started_ms") - fn.col("queued_ms"))
+    run_ms = fn.when(begins, fn.col("ended_ms") - fn.col("started_ms"))
+    kept = fn.when(event != "removed", fn.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
+    return {
+        "actives": fn.count_if(event == "active").over(so_far),
+        "begun": fn.count_if(begins).over(so_far),
+        "stalls": fn.count_if(begins & (fn.col("outcome") == "stalled")).over(so_far),
+        "waits": fn.count(wait_ms).over(so_far),
+        "wait_ms": fn.coalesce(fn.sum(wait_ms).over(so_far), fn.lit(0)),
+        "runs": fn.count(run_ms).over(so_far),
+        "run_ms": fn.coalesce(fn.sum(run_ms).over(so_far), fn.lit(0)),
+        "kept": fn.last(kept, ignorenulls=True).over(so_far),
+    }
+
+
+def _of_life(name: str) -> Column:
+    """A sum, of this life only."""
+    return fn.col(name) - fn.coalesce(fn.col(f"added.{name}"), fn.lit(0))
+
+
+def _life() -> Column:
+    is_known = fn.col("added").isNotNull()
+    return fn.when(is_known, fn.concat_ws("-", fn.col("added.event_ms"), fn.col("added.event_seq"))).alias("life")
+
+
+def _as_of(ms: Column, seq: Column) -> Column:
+    """`bulltask.spark.lifecycle.fold.Event.as_of_us` as a time."""
+    return fn.timestamp_micros(ms * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
+
+
+def _case(column: str, words: Mapping[str, str]) -> Column:
+    """Translate a column's words."""
+    table = fn.create_map(*[fn.lit(word) for pair in words.items() for word in pair])
+    return table[fn.col(column)]

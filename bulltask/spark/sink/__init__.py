@@ -1,0 +1,1 @@
+"""From rows to jobs, and from jobs back to rows."""

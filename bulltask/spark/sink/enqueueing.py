@@ -1,0 +1,248 @@
+"""``enqueue``: the rows of a DataFrame as jobs, and a report of what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal, TypedDict, Unpack
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.errors import ConfigError
+from bulltask.queue.options import AddOptions
+from bulltask.spark.sink.ids import check_write_id, new_write_id
+from bulltask.spark.sink.rows import NUMBER, JobMaker, check_columns, check_job_options
+from bulltask.spark.sink.sending import Sending, how_to_go_on
+from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.spark.source.vectorized import vectorized
+from bulltask.spark.source.where import where_options
+
+__all__ = [
+    "WEEK",
+    "EnqueueOptions",
+    "EnqueueReport",
+    "WayOptions",
+    "as_json",
+    "check_known",
+    "enqueue",
+    "numbered",
+    "sent",
+    "standard_rows",
+    "telling_how_to_go_on",
+    "write_options",
+]
+
+SENT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
+"""What became of a row: the job that is stored for it, and whether it was added."""
+
+WEEK: Final = timedelta(days=7)
+
+
+class WayOptions(TypedDict, total=False):
+    """What every way to make jobs of rows may be told.
+
+    Attributes:
+        opts: options of every job, in the words of ``Queue.add``.
+        write_id: makes the write repeatable: the same rows with the same id add nothing that was added before. A new
+            one if left out.
+        batch: jobs of one round trip, 500 if left out.
+        fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if left out.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+    """
+
+    opts: AddOptions
+    write_id: str
+    batch: int
+    fence_ttl: Duration
+    url: str
+    prefix: str
+    queue_hash_tag: bool
+
+
+class EnqueueOptions(WayOptions, total=False):
+    """What else ``enqueue`` may be told, beside :class:`WayOptions`.
+
+    Attributes:
+        on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
+            (``number``), or refused before anything is sent (``error``). With ``job_id`` it is the ids that are
+            compared, and ``number`` has no meaning.
+    """
+
+    on_duplicate_rows: Literal["collapse", "number", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueReport:
+    """What a write has done.
+
+    Spark counts what the tries of its tasks said that it kept. What a failed try had added before counts as
+    duplicated in the one that came after it; added and duplicated always make up all rows.
+
+    Attributes:
+        write_id: the write; ``gather(report, …)`` finds its jobs by it while the fence is kept.
+        queue: as the user spells it.
+        rows: how many rows were read.
+        added: jobs that were not there before.
+        duplicated: rows whose job was there already, or had been added by this write before.
+        seconds: how long it took.
+        partitions: tasks that had rows.
+    """
+
+    write_id: str
+    queue: str
+    rows: int
+    added: int
+    duplicated: int
+    seconds: float
+    partitions: int
+
+
+def enqueue(
+    df: DataFrame,
+    queue: str,
+    *,
+    name: str | Column,
+    data: Column | Sequence[str],
+    job_id: Column | None = None,
+    **more: Unpack[EnqueueOptions],
+) -> EnqueueReport:
+    """Add a job to a queue for each row of a DataFrame, each once, however often Spark runs a task again.
+
+    A job's id comes from the write, the queue, the job's name and its data, or is ``job_id``. There is no way back:
+    what was sent before an error stays, and the same write again adds what is missing.
+
+    Args:
+        df: the rows.
+        queue: the queue, spelled as everywhere in bulltask.
+        name: the name of all jobs, which for a bulltask worker is the task's; or a column with names.
+        data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
+            which become an object.
+        job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
+        more: see :class:`WayOptions` and :class:`EnqueueOptions`.
+
+    Raises:
+        TypeError: there is no such option.
+        ConfigError: an option or a column is wrong, ``df`` is a stream, or rows are equal and were not to be.
+    """
+    began_ms = mono_ms()
+    check_known(more, EnqueueOptions)
+    if df.isStreaming:
+        raise ConfigError("enqueue sends the rows of a table; enqueue_stream sends those of a stream")
+    rows = standard_rows(df, name, data, job_id)
+    rows = numbered(rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse"))
+    sending = _sending(rows.drop(NUMBER).schema, queue, more)
+
+    part = F.spark_partition_id().alias("part")
+    outcomes = rows.select(part, sent(sending)(F.struct(*rows.columns))["outcome"].alias("outcome"))
+    with telling_how_to_go_on(sending):
+        counts = outcomes.groupBy("part", "outcome").count().collect()
+    done = {(one["part"], one["outcome"]): one["count"] for one in counts}
+    total, added = sum(done.values()), sum(count for (_, outcome), count in done.items() if outcome == "added")
+    seconds, partitions = (mono_ms() - began_ms) / 1000, len({part for part, _ in done})
+    return EnqueueReport(sending.maker.write_id, queue, total, added, total - added, seconds, partitions)
+
+
+def check_known(given: Mapping[str, object], kind: type) -> None:
+    """Find unknown names among options.
+
+    Raises:
+        TypeError: there is one; the message lists the known ones.
+    """
+    known = kind.__annotations__  # of a TypedDict: those that it inherits are among them
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+
+
+def sent(sending: Sending) -> Callable[[Column], Column]:
+    """A function of a struct of the columns of rows: sends them, and says what became of each (:data:`SENT`)."""
+
+    def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for found in sending.sent(map(pa.RecordBatch.from_struct_array, structs)):
+            ids = pa.array((one.id for one in found), pa.string(), size=len(found))
+            yield pa.StructArray.from_arrays([ids, pa.array([one.outcome for one in found])], ["id", "outcome"])
+
+    return vectorized(send, SENT)
+
+
+@contextmanager
+def telling_how_to_go_on(sending: Sending) -> Iterator[None]:
+    """Let every error say it: the tasks' own errors do, but that of a lost executor knows of no write."""
+    try:
+        yield
+    except Exception as exc:
+        exc.add_note(how_to_go_on(sending.maker.write_id))
+        raise
+
+
+def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
+    """The rows with the columns that a write has.
+
+    Raises:
+        ConfigError: ``data`` is one name, and not a list of them.
+    """
+    if isinstance(data, str):
+        raise ConfigError(f"data must be a column, or a list of names of columns: [{data!r}], not {data!r}")
+    content = data if isinstance(data, Column) else F.struct(*data)
+    columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": content}
+    if job_id is not None:
+        columns["id"] = job_id
+    rows = df.select(*(column.alias(to) for to, column in columns.items()))
+    if not isinstance(rows.schema["data"].dataType, StringType):
+        rows = rows.withColumn("data", as_json("data"))
+    return rows
+
+
+def as_json(column: str | Column) -> Column:
+    """A column as JSON in which what is null is there, as ``null``."""
+    return F.to_json(column, {"ignoreNullFields": "false"})
+
+
+def numbered(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
+    """Number equal rows, or refuse them.
+
+    Args:
+        rows: the rows.
+        same: the columns in which they are equal.
+        wanted: ``on_duplicate_rows``.
+
+    Raises:
+        ConfigError: there are equal rows and were not to be; or ``wanted`` is something else.
+    """
+    if wanted not in {"collapse", "number", "error"}:
+        raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
+    if wanted == "number":
+        if "id" in same:
+            raise ConfigError("on_duplicate_rows='number' makes different ids of equal rows; with job_id they have ids")
+        # Equal rows are in one task then, and which of them is which makes no difference: so no order is needed.
+        place = Window.partitionBy(*same).orderBy(*same)
+        return rows.withColumn(NUMBER, F.row_number().over(place).cast("long") - 1)
+    if wanted == "error" and (twice := rows.groupBy(*same).count().where("count > 1").first()) is not None:
+        shown = ", ".join(f"{column} {twice[column]!r:.80}" for column in same)
+        raise ConfigError(f"[BULLTASK_ROWS_EQUAL] {twice['count']} rows have the same {shown}; nothing was sent")
+    return rows
+
+
+def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
+    options = read_options(WriteOptions, write_options(queue, more))
+    alike = check_job_options(more.get("opts", {}), options.config)
+    columns = check_columns(schema, queue=queue, id_column=None)
+    maker = JobMaker(options.config, check_write_id(options.write_id or new_write_id()), queue, alike, bool(columns.id))
+    return Sending(maker, columns, options.batch, options.fence_ttl_ms)
+
+
+def write_options(queue: str, more: WayOptions) -> dict[str, str]:
+    """The options of ``format("bulltask")`` that say the same as those of ``enqueue``, but for ``opts``."""
+    options = {
+        **where_options(more),
+        "queue": queue,
+        "batch": str(more.get("batch", 500)),
+        "fenceTtl": f"{max(1, to_ms(more.get('fence_ttl', WEEK), 'fence_ttl')) / 1000:.3f}s",
+    }
+    write_id = more.get("write_id")
+    return options if write_id is None else {**options, "writeId": write_id}

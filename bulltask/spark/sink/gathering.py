@@ -1,0 +1,195 @@
+"""``gather``: what became of jobs, as a DataFrame with a row for each id that was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypedDict, Unpack
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from bulltask.clock import Duration, to_ms, wall_ms
+from bulltask.codec import decode_text
+from bulltask.config import Config
+from bulltask.errors import ConfigError
+from bulltask.spark.sink.enqueueing import EnqueueReport, check_known
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.spark.source.vectorized import vectorized
+from bulltask.spark.source.where import where_options
+from bulltask.transport.call import command
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_fence import some_fenced
+from bulltask.transport.scripts_history import job_fields
+
+__all__ = ["FOUND", "GatherOptions", "Look", "gather"]
+
+FOUND: Final = StructType(
+    [
+        StructField("state", StringType()),
+        StructField("return_value", StringType()),
+        StructField("failed_reason", StringType()),
+        StructField("finished_ms", LongType()),
+    ]
+)
+_ARROW: Final = pa.struct(
+    {"state": pa.string(), "return_value": pa.string(), "failed_reason": pa.string(), "finished_ms": pa.int64()}
+)
+_AT_ONCE: Final = 1_000
+_FIELDS: Final = ("timestamp", "returnvalue", "failedReason", "finishedOn")
+_UNFINISHED: Final = "unfinished"
+_MISSING: Final[Mapping[str, object]] = {"state": "missing"}
+
+
+class GatherOptions(TypedDict, total=False):
+    """What else ``gather`` may be told.
+
+    Attributes:
+        poll: seconds or ``timedelta`` between two looks at jobs that have not ended; 2 seconds if left out.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+    """
+
+    poll: Duration
+    url: str
+    prefix: str
+    queue_hash_tag: bool
+
+
+def gather(
+    ids: DataFrame | EnqueueReport, queue: str, *, wait: Duration | None = None, **more: Unpack[GatherOptions]
+) -> DataFrame:
+    """Return what became of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
+
+    There is a row for every id, whatever happened to its job. ``state`` is ``completed``, ``failed``, ``unfinished``,
+    or ``missing`` when Redis has no such job (any more). ``return_value`` is JSON. As everything in Spark it is looked
+    up when the rows are needed, and anew each time; ``cache()`` or write what is to stay.
+
+    Args:
+        ids: rows with a column ``id``; or the report of ``enqueue``, whose jobs are known while its fence is kept.
+        queue: the queue, spelled as everywhere in bulltask.
+        wait: how long from now jobs that have not ended are waited for, in seconds or as ``timedelta``, by the clocks
+            of the machines; not at all if left out.
+        more: see :class:`GatherOptions`.
+
+    Raises:
+        TypeError: there is no such option.
+        ConfigError: an option is wrong, there is no column ``id`` of texts, or Redis knows no job of the report.
+    """
+    check_known(more, GatherOptions)
+    options = _options(queue, more)
+    until_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
+    look = Look(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
+    rows = _rows_of(ids, look) if isinstance(ids, EnqueueReport) else ids
+    if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
+        raise ConfigError(f"gather needs a column 'id' of texts; the rows have {rows.schema.simpleString()}")
+    found = rows.select("id", vectorized(look.up, FOUND)(F.col("id")).alias("found"))
+    return found.select(
+        "id",
+        "found.state",
+        "found.return_value",
+        "found.failed_reason",
+        F.timestamp_millis("found.finished_ms").alias("finished_at"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Responsible for looking jobs up, and for waiting for them; travels to the executors.
+
+    Attributes:
+        config: where Redis is.
+        keys: of the queue.
+        until_ms: how long jobs that have not ended are waited for, by this machine's clock; ``None``: not at all.
+        poll_ms: time between two looks at them.
+    """
+
+    config: Config = field(repr=False)  # its URL may have a password
+    keys: QueueKeys
+    until_ms: float | None
+    poll_ms: int
+
+    def up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """What became of the jobs with these ids, an array for each array."""
+        with Connection(self.config) as connection:
+            for ids in arrays:
+                yield self._at(connection, ids.to_pylist())
+
+    def _at(self, connection: Connection, ids: Sequence[str | None]) -> pa.Array:
+        """A row for each of ``ids``, in their order; a null is the id of no job."""
+        found: dict[str | None, Mapping[str, object]] = {None: _MISSING}
+        left = [one for one in dict.fromkeys(ids) if one is not None]
+        while left:
+            for start in range(0, len(left), _AT_ONCE):
+                found.update(self._ask(connection, left[start : start + _AT_ONCE]))
+            left = [one for one in left if found[one]["state"] == _UNFINISHED]
+            left_ms = 0 if self.until_ms is None else self.until_ms - wall_ms()
+            if left_ms <= 0:
+                break
+            if left:
+                threading.Event().wait(min(left_ms, self.poll_ms) / 1000)
+        return pa.array([found[one] for one in ids], _ARROW)
+
+    def _ask(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+        keys = self.keys
+        # The sets first: a job that is among the ended ones has its result in its hash, and not the other way round.
+        calls = [
+            call
+            for one in ids
+            for call in (
+                command("ZSCORE", keys.completed, one),
+                command("ZSCORE", keys.failed, one),
+                job_fields(keys, one, _FIELDS),
+            )
+        ]
+        replies = connection.run_many(calls)
+        for one, done, failed, raw in zip(ids, replies[::3], replies[1::3], replies[2::3], strict=True):
+            yield one, _read(done is not None, failed is not None, raw)
+
+
+def _read(done: bool, failed: bool, raw: Sequence[bytes | None]) -> Mapping[str, object]:
+    made, returned, reason, finished = raw
+    if made is None:
+        return _MISSING
+    if done:
+        value = None if returned is None else decode_text(returned)
+        return {"state": "completed", "return_value": value, "finished_ms": _number(finished)}
+    if failed:
+        value = None if reason is None else decode_text(reason)
+        return {"state": "failed", "failed_reason": value, "finished_ms": _number(finished)}
+    return {"state": _UNFINISHED}
+
+
+def _number(raw: bytes | None) -> int | None:
+    try:
+        return None if raw is None else int(float(raw))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _options(queue: str, more: GatherOptions) -> WriteOptions:
+    return read_options(WriteOptions, {**where_options(more), "queue": queue})
+
+
+def _rows_of(report: EnqueueReport, look: Look) -> DataFrame:
+    """The ids that the write's fence holds."""
+    queue = look.keys.queue
+    if report.queue != queue:
+        raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
+    cursor, ids = "0", dict[str, None]()
+    with Connection(look.config) as connection:
+        while True:
+            cursor, some = connection.run(some_fenced(look.keys, report.write_id, cursor))
+            ids |= dict.fromkeys(some)
+            if cursor == "0":
+                break
+    if report.rows and not ids:
+        raise ConfigError(
+            f"Redis knows no job of the write {report.write_id} in queue {queue}: its fence has expired, or it went to "
+            "another server; give the ids instead"
+        )
+    spark = SparkSession.active()
+    return spark.createDataFrame(pa.table({"id": pa.array(ids, pa.string())}))

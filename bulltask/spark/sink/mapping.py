@@ -1,0 +1,168 @@
+"""``task.map_dataframe``: a call of a task for every row of a DataFrame, and what became of it beside the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, TypedDict, Unpack
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from bulltask import embedded
+from bulltask.clock import Duration, to_ms, wall_ms
+from bulltask.config import Config
+from bulltask.errors import ConfigError, JobRefusedError
+from bulltask.names import wire_name
+from bulltask.registry.options import CallOptions, JobPlan, plan_job
+from bulltask.registry.task import AnyTask
+from bulltask.spark.sink.enqueueing import WEEK, as_json, check_known, numbered, sent, telling_how_to_go_on
+from bulltask.spark.sink.gathering import FOUND, Look
+from bulltask.spark.sink.ids import check_write_id, new_write_id
+from bulltask.spark.sink.rows import NUMBER, Alike, Columns, JobMaker
+from bulltask.spark.sink.sending import Sending
+from bulltask.spark.source.vectorized import vectorized
+from bulltask.transport.keys import QueueKeys
+
+__all__ = ["MapOptions", "map_dataframe"]
+
+_DATA: Final = "bulltask_data"
+_SENT: Final = "bulltask_sent"
+_FOUND: Final = "bulltask_found"
+_OF_ONE_JOB: Final = ("job_id", "parent")
+_RESULTS: Final = ("id", "state", "return_value", "failed_reason")
+
+
+class MapOptions(TypedDict, total=False):
+    """What else ``map_dataframe`` may be told.
+
+    Attributes:
+        timeout: how long jobs that have not ended are waited for once all are sent, in seconds or as ``timedelta``, by
+            the clocks of the machines; ``0`` for not at all, without limit if left out or ``None``.
+        poll: seconds or ``timedelta`` between two looks at jobs that have not ended; 2 seconds if left out.
+        options: of every call, those of ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
+        write_id: makes the calls repeatable: the same rows with the same id add no job that was added before. A new
+            one if left out.
+        on_duplicate_rows: rows of equal arguments are one job, and all of them have its result (``collapse``, the
+            default), or a job each (``number``), or are refused before anything is sent (``error``).
+        result_prefix: stands before the names of the columns that are added; nothing if left out.
+        batch: jobs of one round trip, 500 if left out.
+        fence_ttl: how long Redis remembers which jobs were added, counted from the last; 7 days if left out.
+    """
+
+    timeout: Duration | None
+    poll: Duration
+    options: Mapping[str, Any]
+    write_id: str
+    on_duplicate_rows: Literal["collapse", "number", "error"]
+    result_prefix: str
+    batch: int
+    fence_ttl: Duration
+
+
+def map_dataframe(
+    task: AnyTask[Any, Any],
+    df: DataFrame,
+    columns: Sequence[str] | Mapping[str, str | Column] | None = None,
+    **more: Unpack[MapOptions],
+) -> DataFrame:
+    """Call a task for every row of a DataFrame, and return the rows with what became of their jobs.
+
+    All jobs are sent before this returns, each once, however often Spark runs a task again; the rows and the ids of
+    their jobs are then kept by Spark's executors until the DataFrame is forgotten. The results are looked up, and
+    waited for, when the rows are needed, and anew each time; ``cache()`` or write what is to stay.
+
+    Args:
+        task: the task, with its own options: queue, retries, how long results are kept …
+        df: the rows.
+        columns: the columns with the arguments: names that are those of the task's parameters, or for each parameter a
+            name or a column; all columns of ``df`` if left out. Values become JSON as ``to_json`` makes it: a
+            timestamp is a text, and null is ``None``.
+        more: see :class:`MapOptions`.
+
+    Returns:
+        The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` when Redis
+        has no such job any more), ``return_value`` (JSON), ``failed_reason``.
+
+    Raises:
+        TypeError: there is no such option, or the columns do not fit the task's parameters.
+        ConfigError: an option is wrong, a column has the name of a result, ``df`` is a stream, or the task keeps no
+            results. Nothing was sent in these cases.
+    """
+    check_known(more, MapOptions)
+    if df.isStreaming:
+        raise ConfigError("map_dataframe needs the rows of a table; those of a stream are one in each foreachBatch")
+    config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
+    plan = _plan(task, config, more.get("options", {}))
+    prefix = _check_free(df, more.get("result_prefix", ""))
+    timeout, poll_ms = more.get("timeout"), max(1, to_ms(more.get("poll", 2.0), "poll"))
+    wait_ms = math.inf if timeout is None else to_ms(timeout, "timeout")
+    arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
+    sending = _sending(plan, config, more)
+
+    data = as_json(F.struct(*arguments)) if arguments else F.lit("{}")
+    rows = df.withColumn(_DATA, data)
+    rows = numbered(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
+    parts = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
+    with telling_how_to_go_on(sending):
+        # The jobs are those of these very rows: made anew, rows of rand() or of a table that grows would be others.
+        rows = rows.withColumn(_SENT, sent(sending)(F.struct(*parts))).localCheckpoint()
+
+    look = Look(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
+    found = rows.withColumn(_FOUND, vectorized(look.up, FOUND)(F.col(f"{_SENT}.id")))
+    results = {"id": f"{_SENT}.id"} | {name: f"{_FOUND}.{name}" for name in _RESULTS[1:]}
+    named = [F.col(place).alias(prefix + name) for name, place in results.items()]
+    return found.select("*", *named).drop(_DATA, _SENT, _FOUND, NUMBER)
+
+
+def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
+    if single := [name for name in _OF_ONE_JOB if name in options]:
+        raise ConfigError(f"{single[0]} belongs to one job, and these are the options of all")
+    plan = plan_job(task.name, task.options, CallOptions.of(options), config)
+    kept = plan.options.to_wire(0).get("removeOnComplete")
+    least = kept.get("count") if isinstance(kept, Mapping) else kept
+    if kept is True or (least == 0 and least is not False):
+        raise ConfigError(
+            f"task {task.name} keeps no results: its jobs are removed as soon as they have completed; say otherwise "
+            "with options={'remove_on_complete': {'age': 3600}}"
+        )
+    return plan
+
+
+def _check_free(df: DataFrame, prefix: str) -> str:
+    taken = [name for name in (prefix + result for result in _RESULTS) if name in df.columns]
+    if taken:
+        raise ConfigError(
+            f"[BULLTASK_COLUMN_TAKEN] the rows have a column {taken[0]!r} already, which is the name of a result; give "
+            "the results other names with result_prefix='job_'"
+        )
+    return prefix
+
+
+def _arguments(
+    task: AnyTask[Any, Any], df: DataFrame, columns: Sequence[str] | Mapping[str, str | Column] | None
+) -> Mapping[str, Column]:
+    """The column of each parameter."""
+    if isinstance(columns, str):
+        raise ConfigError(f"columns must be a list of names, or a mapping: [{columns!r}], not {columns!r}")
+    if not isinstance(columns, Mapping):
+        columns = {name: name for name in (df.columns if columns is None else columns)}
+    try:
+        task.arguments.unbind(dict.fromkeys(columns))
+    except JobRefusedError as exc:
+        raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
+    return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
+
+
+def _sending(plan: JobPlan, config: Config, more: MapOptions) -> Sending:
+    write_id = check_write_id(more.get("write_id") or new_write_id())
+    maker = JobMaker(config, write_id, plan.queue, Alike(plan.options, plan.timestamp_ms), has_ids=False)
+    batch = more.get("batch", 500)
+    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
+        raise ConfigError(f"batch must be a whole number from 1 to 10000, not {batch!r}")
+    return Sending(maker, Columns("", ""), batch, max(1, to_ms(more.get("fence_ttl", WEEK), "fence_ttl")))
+
+
+def _keys(config: Config, queue: str) -> QueueKeys:
+    return QueueKeys(config.prefix, wire_name(queue, hash_tag=config.queue_hash_tag), queue)

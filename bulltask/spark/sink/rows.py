@@ -1,0 +1,178 @@
+"""Rows on their way to become jobs: which columns they have, and the jobs that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, Final, cast
+
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructType
+
+from bulltask import codec
+from bulltask.config import Config
+from bulltask.errors import ConfigError, DecodeError
+from bulltask.job import JobOptions, NewJob
+from bulltask.job_options import check_size
+from bulltask.names import check_job_id, check_job_name, check_queue_name, wire_name
+from bulltask.queue.options import build_job
+from bulltask.spark.sink.ids import derived_id
+
+__all__ = ["NUMBER", "Alike", "Columns", "JobMaker", "check_columns", "check_job_options", "columns_of"]
+
+NUMBER: Final = "bulltask_number"
+"""The column that numbers equal rows, where somebody asked for it."""
+
+_OF_ONE_JOB: Final = ("job_id", "parent")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns the rows have; an empty name stands for none.
+
+    Attributes:
+        id: job ids.
+        queue: queues.
+    """
+
+    id: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """What all jobs of a write have in common, checked once.
+
+    Attributes:
+        options: theirs.
+        timestamp_ms: when they were made; ``None``: when they are sent.
+    """
+
+    options: JobOptions
+    timestamp_ms: int | None
+
+
+def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> Columns:
+    """Return where the rows say what, before anything is written; Spark itself checks nothing.
+
+    Args:
+        schema: of the rows.
+        queue: the queue of all rows, ``None`` where a column says it.
+        id_column: the column with job ids; ``None``: ``id`` if there is one.
+
+    Raises:
+        ConfigError: a column is missing, of a wrong type, or would be left out silently.
+    """
+    names = schema.fieldNames()
+    ids = id_column if id_column is not None else ("id" if "id" in names else "")
+    columns = Columns(ids, "" if queue is not None else "queue")
+    known = [name for name in ("name", "data", columns.id, columns.queue) if name]
+    shown = f"the rows have the columns {', '.join(names) or '(none)'}"
+    for name in known:
+        if name not in names:
+            hint = ", or the option queue" if name == "queue" else ""
+            raise ConfigError(f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{hint}; {shown}")
+        if not isinstance(kind := schema[name].dataType, StringType):
+            cure = "to_json(...)" if name == "data" else "cast('string')"
+            raise ConfigError(
+                f"[BULLTASK_COLUMN_TYPE] column {name!r} must hold texts, not {kind.simpleString()}: {cure} makes them"
+            )
+    if unknown := sorted(set(names) - set(known)):
+        raise ConfigError(
+            f"[BULLTASK_COLUMN_UNKNOWN] column {unknown[0]!r} would not be part of any job; select {', '.join(known)}"
+            " (what belongs to a job's data goes into the column 'data', as JSON)"
+        )
+    return columns
+
+
+def check_job_options(options: Mapping[str, Any], config: Config) -> Alike:
+    """Check options that all jobs of a write have, before any of them is made, and return what comes of them.
+
+    Raises:
+        ConfigError: one is unknown or wrong, or belongs to a single job.
+    """
+    if single := [name for name in _OF_ONE_JOB if name in options]:
+        raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, and these are the options of all")
+    try:
+        sample = build_job("any", "any", None, options, config)
+    except TypeError as exc:
+        raise ConfigError(f"[BULLTASK_OPTION_WRONG] options of jobs: {exc}") from exc
+    return Alike(sample.options, sample.timestamp_ms)
+
+
+def columns_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Iterable[Any], ...]:
+    """Return the columns of an Arrow batch that were checked, as :meth:`JobMaker.make` takes them."""
+
+    def column(name: str, otherwise: object) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
+
+    return (
+        column("name", None),
+        column("data", None),
+        column(columns.queue, None),
+        column(columns.id, None),
+        column(NUMBER, 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobMaker:
+    """Responsible for the jobs of one write: each is what ``Queue.add`` would make of it.
+
+    Attributes:
+        config: how queues are spelled, and how much a job may hold.
+        write_id: the write.
+        queue: the queue of rows that do not say theirs.
+        alike: what the jobs have in common.
+        has_ids: the rows have ids of their own.
+    """
+
+    config: Config = field(repr=False)  # its URL may have a password
+    write_id: str
+    queue: str | None
+    alike: Alike
+    has_ids: bool
+
+    def make(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
+        """Build the job of a row.
+
+        Raises:
+            ConfigError: the row has no name, no queue, or no id where the others have.
+            DecodeError: its data is no JSON.
+            EncodeError, PayloadTooLarge, InvalidName: something about the job is wrong, as for ``Queue.add``.
+        """
+        if self.queue is not None:
+            queue = self.queue
+        if name is None or queue is None or (self.has_ids and job_id is None):
+            what = "name" if name is None else "queue" if queue is None else "id"
+            raise ConfigError(
+                f"[BULLTASK_ROW_INCOMPLETE] a row has no {what}: name={name!r:.80}, queue={queue!r:.80}, "
+                f"id={job_id!r:.80}, data={data!r:.200}"
+            )
+        wire = _checked(queue, name, self.config.queue_hash_tag)
+        sent = self._sent(name, data, queue)
+        if self.has_ids:
+            new_id = check_job_id(cast(str, job_id))
+        else:
+            new_id = derived_id(self.write_id, wire, name, sent, number)
+        return NewJob(queue, new_id, name, sent, self.alike.options, timestamp_ms=self.alike.timestamp_ms, chosen=True)
+
+    def _sent(self, name: str, data: str | None, queue: str) -> bytes:
+        """The data as it is sent: without spaces, so that the same data written in two ways is the same."""
+        try:
+            value = codec.decode(data)
+        except DecodeError as exc:
+            raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
+        what = f"the data of job {name}"
+        encoded = codec.encode(value, what=what, limit=self.config.max_payload)
+        check_size(encoded, self.alike.options.more, what)
+        return encoded
+
+
+@lru_cache(maxsize=1_000)
+def _checked(queue: str, name: str, hash_tag: bool) -> str:
+    """Check names that many rows have; BullMQ's name of the queue."""
+    check_job_name(name)
+    return wire_name(check_queue_name(queue), hash_tag=hash_tag)

@@ -1,0 +1,144 @@
+"""The batch readers of events and of counts.
+
+What a stream holds when the read is planned is cut by ids into ranges, and each range knows how many entries it has
+to bring: the stream is a ring, which may be trimmed while it is read, and rows must not be missing silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from bulltask.errors import EventsLost
+from bulltask.spark.source.columns import count_batch, event_batch
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import CountsOptions, EventsOptions
+from bulltask.spark.source.positions import Facts
+from bulltask.spark.source.pushdown import Narrowing
+from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.schemas import arrow_schema
+from bulltask.spark.source.spans import Span
+from bulltask.spark.source.streams import end_of, facts_of, read_pages
+from bulltask.transport.inspect import STATES
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_history import count_in
+
+__all__ = ["CountsReader", "EventsPartition", "EventsReader", "NarrowingCountsReader", "NarrowingEventsReader"]
+
+
+@dataclass(frozen=True)
+class EventsPartition(InputPartition):
+    """Events that one task reads.
+
+    Attributes:
+        queue: as the user spells it.
+        span: which entries of which stream; ``None`` for a partition without events.
+    """
+
+    queue: str = ""
+    span: Span | None = None
+
+
+class EventsReader(DataSourceReader):
+    """Responsible for one read of all events that the streams hold when it is planned.
+
+    Args:
+        options: where the queues are.
+        schema: the columns to read, in their order.
+    """
+
+    def __init__(self, options: EventsOptions, schema: StructType) -> None:
+        self._options, self._schema = options, arrow_schema(schema)
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[InputPartition]:
+        """Look at the streams and cut them into ranges."""
+        options = self._options
+        with Connection(options.config) as connection:
+            found = find_queues(connection, options, self._narrowing)
+            parts = [
+                EventsPartition(keys.queue, span)
+                for keys, facts in zip(found, facts_of(connection, found), strict=True)
+                for span in _cut(connection, keys, facts, options.per_partition)
+            ]
+        # Spark would put a partition of its own in the place of none, and read() would not know it.
+        return list[InputPartition](parts) or [EventsPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range, in batches; runs in another process than :meth:`partitions`.
+
+        Raises:
+            EventsLost: entries of the range were trimmed after it was planned.
+        """
+        assert isinstance(partition, EventsPartition)
+        if partition.span is None:
+            return
+        span, count = partition.span, 0
+        keys = QueueKeys(self._options.config.prefix, span.queue, partition.queue)
+        with Connection(self._options.config) as connection:
+            for entries in read_pages(connection, keys, span.after, span.upto, self._options.batch):
+                count += len(entries)
+                yield event_batch(self._schema, partition.queue, entries)
+        gap = span.gap(count)
+        if gap is not None:
+            raise EventsLost(gap.message)
+
+
+class NarrowingEventsReader(EventsReader):
+    """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters of the queue; return those that Spark still has to apply."""
+        return [one for one in filters if not self._narrowing.take_queue(one)]
+
+
+class CountsReader(DataSourceReader):
+    """Responsible for one read of how many jobs each queue has in each state; one row for each state.
+
+    Args:
+        options: where the queues are.
+        schema: the columns to read, in their order.
+    """
+
+    def __init__(self, options: CountsOptions, schema: StructType) -> None:
+        self._options, self._schema = options, arrow_schema(schema)
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[InputPartition]:
+        """One partition: the numbers take one round trip."""
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is but one
+        """Count; runs in another process than :meth:`partitions`."""
+        with Connection(self._options.config) as connection:
+            found = find_queues(connection, self._options, self._narrowing)
+            numbers = iter(connection.run_many([count_in(keys, state) for keys in found for state in STATES]))
+        for keys in found:
+            yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
+
+
+class NarrowingCountsReader(CountsReader):
+    """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters of the queue; return those that Spark still has to apply."""
+        return [one for one in filters if not self._narrowing.take_queue(one)]
+
+
+def _cut(connection: Connection, keys: QueueKeys, facts: Facts | None, size: int) -> list[Span]:
+    """Ranges of up to ``size`` entries that together are the whole stream."""
+    if facts is None or facts.first is None:
+        return []
+    spans: list[Span] = []
+    after, left = facts.first.before, facts.length
+    while left > size:
+        last, count = end_of(connection, keys, after, facts.last, size)
+        if last is None or last == facts.last:
+            break
+        spans.append(Span(keys.name, after, last, count))
+        after, left = last, left - count
+    return [*spans, Span(keys.name, after, facts.last, left)]

@@ -1,0 +1,194 @@
+"""The stream reader of events: batch after batch, each planned from the last one's end.
+
+Spark keeps the end of each batch, asks for the next one, and after a crash asks for the same one again. So the reader
+remembers nothing: what is lost is worked out from positions and from the streams as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from bulltask.errors import EventsLost
+from bulltask.spark.source.columns import event_batch, gap_entry
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import StreamOptions
+from bulltask.spark.source.planning import Question, Reach, Rules, plan
+from bulltask.spark.source.positions import Facts, Gap, StreamId, decode, encode, starting
+from bulltask.spark.source.pushdown import Narrowing
+from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.schemas import arrow_schema
+from bulltask.spark.source.spans import Span, spans_of
+from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_history import SPAN, span_end
+from bulltask.transport.scripts_stream import exists, stream_info
+
+__all__ = ["EventsStreamReader", "StreamPartition"]
+
+
+@dataclass(frozen=True)
+class StreamPartition(InputPartition):
+    """Events that one task reads, or what is lost of them.
+
+    Attributes:
+        queue: as the user spells it.
+        piece: which entries of which stream, or which of them nobody can read any more.
+    """
+
+    queue: str
+    piece: Span | Gap
+
+
+class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Responsible for the batches of one query; it holds no connection and is cheap to make.
+
+    Args:
+        options: which queues, how much at once, and what to do about losses.
+        schema: the columns to read, in their order.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options, self._schema = options, arrow_schema(schema)
+        self._target: Mapping[str, Facts | None] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins with each queue."""
+        facts = self._all_facts()
+        return encode({queue: starting(now, self._options.starts_at(queue)) for queue, now in facts.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What ``maxEventsPerTrigger`` says."""
+        most = self._options.max_events
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Remember what there is now: the query ends when it has read that."""
+        self._target = self._all_facts()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """What there is to be read, for the query's progress."""
+        return encode({queue: now.end for queue, now in self._all_facts().items() if now is not None})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Plan the next batch.
+
+        Raises:
+            EventsLost: events were trimmed before they were read, and ``failOnDataLoss`` is on.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
+        rules = Rules(most, self._options.align, count_missed=self._options.every, target=self._target)
+        with Connection(self._options.config) as connection:
+            queues = [keys.name for keys in self._queues(connection)]
+            planned = plan(decode(start), _RedisStreams(connection, self._options.config.prefix), queues, rules)
+        self._fail_for(planned.gaps)
+        return encode(planned.end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Cut a planned batch into pieces for tasks.
+
+        Raises:
+            EventsLost: as :meth:`latestOffset`; the batch may have been planned before a crash.
+        """
+        before, parts = decode(start), list[InputPartition]()
+        with Connection(self._options.config) as connection:
+            for queue, facts, upto in self._now(connection, end):
+                gaps, span = spans_of(queue.name, before.get(queue.name), upto, facts)
+                self._fail_for(gaps)
+                if self._options.gap_rows:
+                    parts += [StreamPartition(queue.queue, gap) for gap in gaps]
+                for piece in _cut(connection, queue, span, self._options.per_partition):
+                    parts.append(StreamPartition(queue.queue, piece))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one piece, in batches; runs in another process than the other methods.
+
+        Raises:
+            EventsLost: entries of it were trimmed after the batch was cut, and ``failOnDataLoss`` is on.
+        """
+        assert isinstance(partition, StreamPartition)
+        piece, count = partition.piece, 0
+        if isinstance(piece, Gap):
+            yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
+            return
+        keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
+        with Connection(self._options.config) as connection:
+            for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.batch):
+                count += len(entries)
+                yield event_batch(self._schema, partition.queue, entries)
+        gap = piece.gap(count)
+        if gap is not None:
+            self._fail_for([gap])
+            if self._options.gap_rows:
+                yield event_batch(self._schema, partition.queue, [gap_entry(gap)])
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the streams belong to BullMQ, which trims them."""
+
+    def stop(self) -> None:
+        """Nothing to do: no connection is kept."""
+
+    def _queues(self, connection: Connection) -> list[QueueKeys]:
+        return find_queues(connection, self._options, Narrowing())
+
+    def _all_facts(self) -> dict[str, Facts | None]:
+        with Connection(self._options.config) as connection:
+            found = self._queues(connection)
+            return dict(zip([keys.name for keys in found], facts_of(connection, found), strict=True))
+
+    def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, Facts | None, Any]]:
+        """The queues of a batch with their streams as they are; offsets keep queues that are gone."""
+        ends, options = decode(end), self._options
+        keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
+        yield from zip(keys, facts_of(connection, keys), ends.values(), strict=True)
+
+    def _fail_for(self, gaps: Sequence[Gap]) -> None:
+        if gaps and self._options.fail_on_loss:
+            raise EventsLost("; ".join(gap.message for gap in gaps))
+
+
+class _RedisStreams:
+    """Answers the questions of a plan (``planning.Streams``)."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection, self._prefix = connection, prefix
+
+    def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
+        return dict(zip(queues, facts_of(self._connection, [self._keys(queue) for queue in queues]), strict=True))
+
+    def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
+        return [self._reach(question) for question in questions]
+
+    def _reach(self, question: Question) -> Reach:
+        keys = self._keys(question.queue)
+        wanted = SPAN if question.most is None else min(SPAN, question.most)
+        asked = [exists(keys), stream_info(keys), span_end(keys, str(question.after), str(question.until), wanted)]
+        there, info, end = self._connection.try_at_once(asked)
+        if isinstance(end, Exception):
+            raise end
+        facts = read_facts(there, info)
+        more = end.count == wanted and wanted != question.most
+        return Reach(StreamId.parse(end.last) if end.count else None, end.count, facts, more)
+
+    def _keys(self, queue: str) -> QueueKeys:
+        return QueueKeys(self._prefix, queue)
+
+
+def _cut(connection: Connection, keys: QueueKeys, span: Span | None, size: int) -> list[Span]:
+    """Pieces of up to ``size`` entries that together are the span."""
+    pieces: list[Span] = []
+    while span is not None and span.expect is not None and span.expect > size:
+        last, count = end_of(connection, keys, span.after, span.upto, size)
+        if last is None or last >= span.upto:
+            break
+        pieces.append(Span(span.queue, span.after, last, count))
+        span = replace(span, after=last, expect=span.expect - count)
+    return pieces if span is None else [*pieces, span]

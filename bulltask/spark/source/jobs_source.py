@@ -1,0 +1,167 @@
+"""The batch reader of jobs: every job of the chosen states once, read in parallel while workers move them.
+
+The plan is one look at each queue, in a transaction, so that no job is on its way from one state to the next. Of
+states that workers take jobs from it holds the ids. Completed and failed jobs stay where they are, so most of them are
+cut by the times at which they ended; only of the newest the plan holds the ids too, because others of the same
+millisecond may still come. A worker says itself when a job ended: one whose clock is behind by more than
+:data:`RECENT_MS` may put a job that is in the plan as an active one among those that had ended long before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from bulltask.spark.source.columns import job_batch, job_fields_of
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.options import JobsOptions
+from bulltask.spark.source.pushdown import Narrowing
+from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.schemas import arrow_schema
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_history import (
+    LISTS,
+    count_between,
+    ids_between,
+    ids_in_list,
+    job_fields,
+    score_at,
+)
+
+__all__ = ["JobsPartition", "JobsReader", "NarrowingJobsReader"]
+
+ENDED: Final = ("completed", "failed")
+
+RECENT_MS: Final = 10_000
+"""So far back from the newest ended job the plan has ids; by so much the clocks of workers may differ."""
+
+
+@dataclass(frozen=True)
+class JobsPartition(InputPartition):
+    """Jobs that one task reads.
+
+    Attributes:
+        queue: the queue as the user spells it, ``""`` for a partition without jobs.
+        wire: the queue as BullMQ spells it.
+        state: where the jobs were when the read was planned.
+        low: when they ended at the earliest, in Redis' spelling of bounds; of jobs without ``ids``.
+        high: when they ended at the latest.
+        ids: their ids.
+    """
+
+    queue: str = ""
+    wire: str = ""
+    state: str = ""
+    low: str = ""
+    high: str = ""
+    ids: Sequence[str] = field(default=(), repr=False)
+
+
+class JobsReader(DataSourceReader):
+    """Responsible for planning and making one read of jobs; it holds no connection and is cheap to make.
+
+    Args:
+        options: where the jobs are.
+        schema: the columns to read, in their order.
+    """
+
+    def __init__(self, options: JobsOptions, schema: StructType) -> None:
+        self._options, self._schema = options, arrow_schema(schema)
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[InputPartition]:
+        """Look at the queues and cut what is to be read."""
+        with Connection(self._options.config) as connection:
+            found: list[InputPartition] = []
+            for keys in find_queues(connection, self._options, self._narrowing):
+                found += self._plan(connection, keys)
+        # Spark would put a partition of its own in the place of none, and read() would not know it.
+        return found or [JobsPartition()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition, in batches; runs in another process than :meth:`partitions`."""
+        assert isinstance(partition, JobsPartition)
+        if not partition.queue:
+            return
+        keys = QueueKeys(self._options.config.prefix, partition.wire, partition.queue)
+        place = {"queue": partition.queue, "state": partition.state}
+        names = job_fields_of(self._schema.names)
+        with Connection(self._options.config) as connection:
+            ids = _ids(connection, keys, partition)
+            for start in range(0, len(ids), self._options.batch):
+                some = ids[start : start + self._options.batch]
+                replies = connection.run_many([job_fields(keys, job_id, names) for job_id in some])
+                yield job_batch(self._schema, place, some, replies)
+
+    def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
+        states = [state for state in self._options.states if self._narrowing.state(state)]
+        ended = [state for state in states if state in ENDED]
+        newest = connection.run_many([score_at(keys, state, -1) for state in ended]) if ended else []
+        edges = dict(zip(ended, map(_edge, newest), strict=True))
+        calls = [self._listing(keys, state, edges.get(state)) for state in states]
+        parts: list[JobsPartition] = []
+        for state, ids in zip(states, connection.run_at_once(calls) if calls else (), strict=True):
+            parts += self._cut_times(connection, keys, state, edges[state]) if state in edges else []
+            parts += self._cut_ids(keys, state, ids)
+        return parts
+
+    def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
+        """All ids of a state, or of an ended one those behind the edge."""
+        if state in LISTS:
+            return ids_in_list(keys, state)
+        if edge is None:
+            return ids_between(keys, state, "-inf", "+inf")
+        low, high = self._narrowing.times()
+        return ids_between(keys, state, max(low, edge, key=float), high)
+
+    def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
+        """Cut what is before the edge at times between which there are about as many jobs."""
+        low, high = self._narrowing.times()
+        high = f"({edge}" if float(edge) <= float(high) else high
+        asked = [count_between(keys, state, "-inf", f"({low}"), count_between(keys, state, low, high)]
+        before, count = connection.run_many(asked)
+        if not count:
+            return []
+        parts = self._parts(count)
+        ranks = [before + count * part // parts for part in range(1, parts)]
+        scores = connection.run_many([score_at(keys, state, rank) for rank in ranks]) if ranks else []
+        inside = {score for score in scores if score and float(low) < float(score) < float(high.removeprefix("("))}
+        cuts = sorted(inside, key=float)
+        bounds = zip([low, *cuts], [*(f"({cut}" for cut in cuts), high], strict=True)
+        return [JobsPartition(keys.queue, keys.name, state, one, other) for one, other in bounds]
+
+    def _cut_ids(self, keys: QueueKeys, state: str, ids: Sequence[str]) -> list[JobsPartition]:
+        size = -(-len(ids) // self._parts(len(ids)))
+        return [
+            JobsPartition(keys.queue, keys.name, state, ids=ids[start : start + size])
+            for start in range(0, len(ids), size or 1)
+        ]
+
+    def _parts(self, count: int) -> int:
+        most = self._options.partitions or 2 * (os.cpu_count() or 1)
+        return max(1, min(most, count // self._options.min_rows))
+
+
+class NarrowingJobsReader(JobsReader):
+    """A reader that lets Redis apply filters. Spark refuses one while its configuration does not allow filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters of state, queue and ``finished_at``; return those that Spark still has to apply."""
+        return [one for one in filters if not self._narrowing.take(one)]
+
+
+def _edge(newest: str | None) -> str:
+    return "-inf" if newest is None else str(int(float(newest)) - RECENT_MS)
+
+
+def _ids(connection: Connection, keys: QueueKeys, partition: JobsPartition) -> Sequence[str]:
+    if partition.ids:
+        return partition.ids
+    return connection.run(ids_between(keys, partition.state, partition.low, partition.high))

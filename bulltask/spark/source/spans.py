@@ -1,0 +1,85 @@
+"""What of a planned batch is there to be read, and what is not any more.
+
+Spark plans a batch once and may read it twice: after a crash it asks for the same range again, perhaps an hour later.
+So what is lost is worked out from the positions of the range and from the stream as it is now, never remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bulltask.spark.source.positions import BEGINNING, Facts, Gap, LossReason, Position, StreamId, same_stream, settle
+
+__all__ = ["Span", "spans_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of one queue's entries that is there to be read.
+
+    Attributes:
+        queue: BullMQ's spelling of its name.
+        after: the entries come behind this id.
+        upto: the last one's id.
+        expect: how many there are; ``None`` when that is not known.
+    """
+
+    queue: str
+    after: StreamId
+    upto: StreamId
+    expect: int | None
+
+    def missing(self, read: int) -> int:
+        """How many entries were trimmed before they were read, if ``read`` of them were."""
+        return 0 if self.expect is None else max(0, self.expect - read)
+
+    def gap(self, read: int) -> Gap | None:
+        """What :meth:`missing` counts, to be reported."""
+        if not (lost := self.missing(read)):
+            return None
+        return Gap(self.queue, self.after, None, lost, exact=True, reason=LossReason.AT_READ)
+
+
+def spans_of(queue: str, start: Position | None, end: Position, facts: Facts | None) -> tuple[list[Gap], Span | None]:
+    """Divide one queue's part of a batch into what is lost and what is left.
+
+    Args:
+        queue: BullMQ's spelling of its name.
+        start: the batch begins behind it; ``None`` when this batch only takes the queue in.
+        end: the batch goes up to it.
+        facts: the stream now; ``None`` when there is none.
+
+    Returns:
+        Gaps and a span: every entry of the range that was counted is in one of them.
+    """
+    if start is None or start == end:
+        return [], None
+    first = None if facts is None else facts.first
+    if start.life != end.life:
+        return [_of_another_life(queue, start, end, facts)], None
+    if start.ordinal is None or end.ordinal is None or (facts is not None and facts.trimmed is None):
+        return _uncounted(queue, start, end, facts)
+    planned = end.lost - start.lost
+    gone = end.ordinal
+    if facts is not None and facts.trimmed is not None and same_stream(end, facts):
+        gone = min(end.ordinal, facts.trimmed)
+    lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, gone - start.ordinal - planned)}
+    gaps = [
+        Gap(queue, start.id, first, count, exact=True, reason=reason) for reason, count in lost.items() if count > 0
+    ]
+    left = end.ordinal - start.ordinal - sum(lost.values())
+    return gaps, Span(queue, start.id, end.id, left) if left else None
+
+
+def _of_another_life(queue: str, start: Position, end: Position, facts: Facts | None) -> Gap:
+    """The batch in which the stream turned out to be another one: nothing of it is read."""
+    reason = LossReason.RECREATED if end.id == BEGINNING else LossReason.ROLLED_BACK
+    if facts is None:
+        reason = LossReason.GONE
+    first = None if facts is None else facts.first
+    return Gap(queue, start.id, first, end.lost - start.lost, exact=False, reason=reason)
+
+
+def _uncounted(queue: str, start: Position, end: Position, facts: Facts | None) -> tuple[list[Gap], Span | None]:
+    _, gap = settle(queue, start, facts)
+    return [] if gap is None else [gap], Span(queue, start.id, end.id, None) if start.id < end.id else None

@@ -1,0 +1,68 @@
+"""Event streams, asked of Redis: what they say of themselves, where so many entries end, and the entries in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bulltask.errors import BulltaskError
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.positions import Facts, StreamId
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_history import SPAN, RawEntry, page, span_end
+from bulltask.transport.scripts_stream import StreamInfo, exists, stream_info
+
+__all__ = ["end_of", "facts_of", "read_facts", "read_pages"]
+
+
+def facts_of(connection: Connection, queues: Sequence[QueueKeys]) -> list[Facts | None]:
+    """What each stream says of itself; ``None`` for one that is not there."""
+    calls: list[Call[Any]] = []
+    for keys in queues:
+        calls += [exists(keys), stream_info(keys)]
+    said = connection.try_many(calls) if calls else []
+    return [read_facts(there, info) for there, info in zip(said[::2], said[1::2], strict=True)]
+
+
+def read_facts(there: bool | BulltaskError, info: StreamInfo | BulltaskError) -> Facts | None:
+    """What ``exists`` and ``stream_info`` answered, made one; Redis refuses the second where there is no stream."""
+    if isinstance(there, BulltaskError):
+        raise there
+    if not there:
+        return None
+    if isinstance(info, BulltaskError):
+        raise info
+    added = None if info.deleted else info.added
+    first = StreamId.parse(info.first) if info.first else None
+    return Facts(first, StreamId.parse(info.last), info.length, added)
+
+
+def end_of(
+    connection: Connection, keys: QueueKeys, after: StreamId, until: StreamId, most: int
+) -> tuple[StreamId | None, int]:
+    """The last of up to ``most`` entries behind ``after``, and how many they are; ``None`` and 0 for none.
+
+    Redis looks at a bounded number of them at a time, so that nobody else has to wait long.
+    """
+    last, count = after, 0
+    while count < most:
+        wanted = min(SPAN, most - count)
+        found = connection.run(span_end(keys, str(last), str(until), wanted))
+        if found.count:
+            last, count = StreamId.parse(found.last), count + found.count
+        if found.count < wanted:
+            break
+    return (last, count) if count else (None, 0)
+
+
+def read_pages(
+    connection: Connection, keys: QueueKeys, after: StreamId, upto: StreamId, size: int
+) -> Iterator[list[RawEntry]]:
+    """The entries behind ``after``, up to ``upto`` and with it, in lists of up to ``size``; ends when none is left."""
+    place = str(after)
+    while found := connection.run(page(keys, place, str(upto), size)):
+        yield found
+        if len(found) < size:
+            return
+        place = found[-1][0].decode()

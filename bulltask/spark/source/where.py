@@ -1,0 +1,51 @@
+"""Where Redis is, for what is asked of Spark: looked up in this process, handed over as options.
+
+Spark plans in processes of its own, whose environment is that of the moment in which the JVM was started. A
+``BULLTASK_BROKER_URL`` that a program sets later would not be seen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from bulltask import embedded
+from bulltask.spark.source.options import settings
+
+__all__ = ["Where", "where_options"]
+
+
+class Where(TypedDict, total=False):
+    """Which Redis, and how its queues are called: bulltask's own settings where left out.
+
+    Attributes:
+        url: of Redis; reads are best sent to a replica.
+        prefix: first part of every BullMQ key.
+        queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
+    """
+
+    url: str | None
+    prefix: str | None
+    queue_hash_tag: bool | None
+
+
+def where_options(where: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
+
+    Args:
+        where: arguments of a function, those of `Where` among them; what is missing there is a setting of bulltask.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    given = {
+        "broker_url": where.get("url"),
+        "prefix": where.get("prefix"),
+        "queue_hash_tag": where.get("queue_hash_tag"),
+    }
+    config = settings(given)
+    return {
+        "url": embedded.resolve_url(config.broker_url),
+        "prefix": config.prefix,
+        "queueHashTag": str(config.queue_hash_tag).lower(),
+    }

@@ -1,0 +1,1 @@
+"""The lake's tables, bronze and silver, as Spark writes them."""

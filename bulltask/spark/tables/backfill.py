@@ -1,0 +1,247 @@
+"""What a gap hides of jobs, as far as their hashes still say it.
+
+A job whose end was among lost events is unknown to ``silver``, or open for ever. Its hash knows the last attempt and
+how the job ended: from that come rows with ``source`` ``snapshot``. They take the place of what the pipeline may say
+of the same life of the job, as they are of a later time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as fn
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from bulltask.errors import ConfigError
+from bulltask.lake.gaps import GapRow, find_gaps
+from bulltask.lake.layout import Layout
+from bulltask.lake.replacing import steady
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
+from bulltask.spark.lifecycle.sql import error_key, plain_reason
+from bulltask.spark.tables.appending import append, ingest_of
+from bulltask.spark.tables.lake_tables import day_of, latest, read_table
+from bulltask.spark.tables.snapshot import FINISHED, snapshot
+
+__all__ = ["CLOCKS", "BackfillReport", "backfill"]
+
+CLOCKS: Final = timedelta(seconds=10)
+"""By so much the clock of a worker, which says in a job's hash when it ended, may differ from Redis'."""
+
+_GAPS: Final = StructType(
+    [
+        StructField("queue", StringType()),
+        StructField("after_id", StringType()),
+        StructField("begin", TimestampType()),
+        StructField("end", TimestampType()),
+    ]
+)
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillReport:
+    """What a backfill has found.
+
+    Attributes:
+        gaps: how many gaps there are in that time.
+        lost: the events that they lost.
+        looked_at: jobs of these queues that Redis has done and still has.
+        jobs: rows written to ``silver.jobs``.
+        repaired: gaps of which at least one job was found.
+    """
+
+    gaps: int
+    lost: int
+    looked_at: int
+    jobs: int
+    repaired: int
+
+
+def backfill(
+    spark: SparkSession,
+    layout: Layout,
+    source: Mapping[str, str],
+    *,
+    since: datetime,
+    until: datetime,
+    queues: Collection[str] | None = None,
+) -> BackfillReport:
+    """Write what is still known of the jobs that ended in gaps.
+
+    First the finished jobs of the queues with gaps are written to ``bronze.jobs``; then all that is known there is
+    compared with ``silver.jobs``. To do it again writes nothing new.
+
+    Args:
+        spark: the session.
+        layout: the lake.
+        source: where its queues are, as options of ``format("bulltask")``.
+        since: gaps that touch this time or later.
+        until: and before this time.
+        queues: only gaps of these.
+
+    Raises:
+        ConfigError: ``until`` is not behind ``since``.
+        LakeError: there is no lake.
+    """
+    if until <= since:
+        raise ConfigError(f"until ({until}) must be later than since ({since})")
+    gaps = find_gaps(layout, since=since, until=until, queues=queues)
+    if not gaps:
+        return BackfillReport(0, 0, 0, 0, 0)
+    # Queues by name, as a name may have a comma.
+    names = sorted({gap.queue for gap in gaps})
+    looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
+    taken_at = datetime.now(UTC)
+    missing = _missing(spark, layout, gaps).cache()
+    try:
+        with steady(layout):
+            missing.count()
+        ingest = ingest_of("backfill", taken_at)
+        rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(taken_at)})
+        append(_attempts(rows), ATTEMPTS, layout, ingest)
+        jobs = append(_jobs(rows), JOBS, layout, ingest)
+        found = {(row["queue"], row["after_id"]): row["count"] for row in _by_gap(missing)}
+    finally:
+        missing.unpersist()
+    repairs = [(gap.queue, gap.after_id, found.get((gap.queue, gap.after_id), 0), taken_at) for gap in gaps]
+    _note(spark, layout, ingest, list(dict.fromkeys(repairs)))
+    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), looked_at, jobs, len(found))
+
+
+def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
+    """Finished jobs that ended in a gap and of whose end ``silver`` does not know, with their ``life`` and gap."""
+    spans = [(gap.queue, gap.after_id, *_span(gap)) for gap in gaps]
+    newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
+    hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
+    done = hashes.where((fn.col("place") == 1) & fn.col("state").isin(*FINISHED)).drop("place")
+    in_gap = done.join(
+        fn.broadcast(spark.createDataFrame(spans, _GAPS)),
+        ["queue"],
+    ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
+    first = Window.partitionBy("queue", "id").orderBy("begin", "after_id")
+    ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
+    unknown = ended.join(_told(spark, layout), _same_end(), "left_anti")
+    return _with_life(spark, layout, unknown)
+
+
+def _span(gap: GapRow) -> tuple[datetime, datetime]:
+    begin = _BEGINNING if gap.after_at is None else gap.after_at - CLOCKS
+    return begin, (gap.first_at or gap.detected_at) + CLOCKS
+
+
+def _told(spark: SparkSession, layout: Layout) -> DataFrame:
+    """The ends that ``silver`` knows of."""
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
+    return rows.selectExpr(
+        "queue AS told_queue", "job_id AS told_id", "life AS told_life", "state AS told_state",
+        "finished_at AS told_at",
+    )  # fmt: skip
+
+
+def _same_end() -> Column:
+    """Of a clock that is further behind, the end is told once more: by a row that takes the other one's place."""
+    return (
+        (fn.col("queue") == fn.col("told_queue"))
+        & (fn.col("id") == fn.col("told_id"))
+        & (fn.col("state") == fn.col("told_state"))
+        & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
+    )
+
+
+def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
+    """Say which life of the job it is: that of the last ``added`` before the end, unless that one ended before."""
+    told = _told(spark, layout).groupBy("told_queue", "told_id", "told_life").agg(fn.max("told_at").alias("told_at"))
+    added = (
+        read_table(spark, layout, EVENTS)
+        .where("event = 'added'")
+        .selectExpr("queue AS told_queue", "job_id AS told_id", "event_id AS told_life", "event_at AS added_at",
+                    "event_ms", "event_seq")
+        .join(told, ["told_queue", "told_id", "told_life"], "left")
+    )  # fmt: skip
+    same = (
+        (fn.col("queue") == fn.col("told_queue"))
+        & (fn.col("id") == fn.col("told_id"))
+        & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCKS))
+    )
+    last = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
+    lived = unknown.join(added, same, "left").withColumn("place", fn.row_number().over(last)).where("place = 1")
+    is_another = fn.coalesce(fn.col("told_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
+    life = fn.when(~is_another, fn.col("told_life"))
+    return lived.withColumn("life", life).select(*unknown.columns, "life")
+
+
+def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
+    return missing.groupBy("queue", "after_id").count().collect()  # type: ignore[return-value]  # a Row is read by name
+
+
+def _number() -> Column:
+    """The number of the last attempt."""
+    return fn.greatest(fn.coalesce("attempts_started", "attempts_made", fn.lit(1)), fn.lit(1)).cast("int")
+
+
+def _reason() -> Column:
+    return fn.when(fn.col("state") == "failed", plain_reason(fn.col("failed_reason")))
+
+
+def _ms(first: str, last: str) -> Column:
+    return fn.unix_millis(fn.col(last)) - fn.unix_millis(fn.col(first))
+
+
+def _attempts(rows: DataFrame) -> DataFrame:
+    """Rows of ``silver.attempts``: the last attempt of each job, as the hash has no other."""
+    return rows.select(
+        "queue",
+        fn.col("id").alias("job_id"),
+        "life",
+        _number().alias("attempt"),
+        "name",
+        fn.lit(None).cast("timestamp").alias("queued_at"),
+        fn.col("processed_at").alias("started_at"),
+        fn.col("finished_at").alias("ended_at"),
+        fn.lit(None).cast("bigint").alias("wait_ms"),
+        _ms("processed_at", "finished_at").alias("run_ms"),
+        fn.col("state").alias("outcome"),
+        _reason().alias("reason"),
+        error_key(_reason()).alias("error_key"),
+        "worker",
+        "source",
+        "as_of",
+        day_of(fn.col("finished_at"), fn.col("as_of")).alias("dt"),
+    )
+
+
+def _jobs(rows: DataFrame) -> DataFrame:
+    """Rows of ``silver.jobs``; what only earlier attempts would say is not known, unless there were none."""
+    is_only = _number() == 1
+    return rows.select(
+        "queue",
+        fn.col("id").alias("job_id"),
+        "life",
+        "name",
+        "created_at",
+        fn.when(is_only, fn.col("processed_at")).alias("first_started_at"),
+        "finished_at",
+        "state",
+        _number().alias("attempts"),
+        fn.coalesce("stalled_count", fn.lit(0)).alias("stalls"),
+        fn.lit(None).cast("bigint").alias("wait_ms"),
+        fn.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
+        _ms("created_at", "finished_at").alias("total_ms"),
+        _reason().alias("final_reason"),
+        error_key(_reason()).alias("error_key"),
+        "parent_key",
+        fn.octet_length("data").cast("int").alias("data_bytes"),
+        "source",
+        "as_of",
+        day_of(fn.col("finished_at"), fn.col("as_of")).alias("dt"),
+    )
+
+
+def _note(spark: SparkSession, layout: Layout, ingest: str, repairs: Sequence[tuple[object, ...]]) -> None:
+    rows = spark.createDataFrame(repairs, "queue string, after_id string, repaired_rows long, repaired_at timestamp")
+    append(rows.withColumn("dt", day_of(fn.col("repaired_at"))), REPAIRS, layout, ingest)

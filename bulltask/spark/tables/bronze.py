@@ -1,0 +1,156 @@
+"""What a batch read, as it was read: ``bronze.events``, and ``bronze.gaps`` for what could not be.
+
+Spark writes the rows once, straight from Redis. Everything else is told from those files: how many there are and of
+which queues, which of them stand for lost events, and later what became of the jobs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.layout import listed, partition_value
+from bulltask.lake.ledger import QueueRecord
+from bulltask.lake.staging import Staging
+from bulltask.lake.tables import EVENTS, GAPS
+from bulltask.spark.source.positions import BEGINNING, StreamId
+from bulltask.spark.source.schemas import GAP_EVENT
+from bulltask.spark.tables.lake_tables import day_of, spark_schema
+
+__all__ = ["Bronze", "read_events", "stage"]
+
+_READ: Final = "read"  # under staging: all rows of the batch
+_TRUE, _FALSE = "is_gap=true", "is_gap=false"
+
+
+@dataclass(frozen=True, slots=True)
+class Bronze:
+    """What a batch has read.
+
+    Attributes:
+        queues: of each queue, by the user's spelling.
+        newest_ms: time of its newest event; 0 where there is none.
+        oldest_ms: time of its oldest event; 0 where there is none.
+    """
+
+    queues: Mapping[str, QueueRecord]
+    newest_ms: int
+    oldest_ms: int
+
+    @property
+    def events(self) -> int:
+        """How many rows of ``bronze.events`` there are."""
+        return sum(queue.events for queue in self.queues.values())
+
+
+def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
+    """Write the rows of a batch.
+
+    Args:
+        batch: rows of the source's table ``events``, among them those that stand for gaps.
+        staging: where.
+        detected_at: when the gaps were found.
+    """
+    names = [column.name for column in EVENTS.columns]
+    is_gap, dt = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False)), day_of(fn.col("event_at"))
+    rows = batch.select(*names, is_gap.alias("is_gap"), dt.alias("dt"), "queue")
+    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
+    gaps = _stage_gaps(staging, detected_at)
+    events = staging.place(_READ) / _FALSE
+    queues = dict(_seen(events))
+    for queue, lost in gaps.items():
+        seen = queues.get(queue, QueueRecord())
+        queues[queue] = QueueRecord(seen.events, seen.first, seen.last, sum(lost), len(lost))
+    if events.is_dir():
+        events.rename(staging.table(EVENTS))
+    newest_ms = max((StreamId.parse(seen.last).ms for seen in queues.values() if seen.last), default=0)
+    oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
+    return Bronze(queues, newest_ms, oldest_ms)
+
+
+def read_events(spark: SparkSession, staging: Staging) -> DataFrame:
+    """Return the rows of ``bronze.events`` that a batch has written, without their ``ingest_id``."""
+    schema = spark_schema(EVENTS)
+    return spark.read.schema(schema.__class__([f for f in schema.fields if f.name != "ingest_id"])).parquet(
+        str(staging.table(EVENTS))
+    )
+
+
+def _seen(root: Path) -> Iterator[tuple[str, QueueRecord]]:
+    """Of each queue, what its files hold."""
+    ids: dict[str, list[tuple[int, StreamId, StreamId]]] = {}
+    for queue, file in _files(root):
+        found = pq.read_table(file, columns=["event_ms", "event_seq"], partitioning=None)
+        if found.num_rows:
+            ids.setdefault(queue, []).append((found.num_rows, _end(found, "min"), _end(found, "max")))
+    for queue, parts in ids.items():
+        first, last = min(part[1] for part in parts), max(part[2] for part in parts)
+        yield queue, QueueRecord(sum(part[0] for part in parts), str(first), str(last))
+
+
+def _end(ids: pa.Table, which: str) -> StreamId:
+    """The least or greatest id."""
+    choose = pc.min if which == "min" else pc.max
+    ms = choose(ids["event_ms"])
+    seq = choose(ids["event_seq"].filter(pc.equal(ids["event_ms"], ms)))
+    return StreamId(ms.as_py(), seq.as_py())
+
+
+def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
+    """Write what the rows that stand for gaps say; of each queue, how many events each gap lost."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for queue, file in _files(staging.place(_READ) / _TRUE):
+        found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
+    lost = {}
+    for queue, rows in found.items():
+        gaps = list(_gaps(rows, detected_at))
+        directory = next(path for path, name in _directories(staging.place(_READ) / _TRUE) if name == queue)
+        schema = arrow_schema(GAPS)
+        columns = [name for name in schema.names if name not in GAPS.partitions]
+        table = pa.Table.from_pylist(gaps, pa.schema([schema.field(name) for name in columns]))
+        staging.add(GAPS, f"dt={detected_at.date().isoformat()}/{directory.name}", table)
+        lost[queue] = [gap["lost"] for gap in gaps]
+    return lost
+
+
+def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        said = json.loads(row["extra"])
+        first, after = said.get("first"), StreamId.parse(row["event_id"])
+        yield {
+            "after_id": str(after),
+            "first_id": first,
+            "lost": int(said["lost"]),
+            "exact": said["exact"] == "true",
+            "reason": said["reason"],
+            "after_at": None if after == BEGINNING else _time(after),
+            "first_at": None if first is None else _time(StreamId.parse(first)),
+            "detected_at": detected_at + timedelta(microseconds=number),  # it is part of the key
+        }
+
+
+def _time(entry: StreamId) -> datetime:
+    return datetime.fromtimestamp(entry.ms / 1000, UTC)
+
+
+def _directories(root: Path) -> Iterator[tuple[Path, str]]:
+    for day in listed(root):
+        for queue in listed(day):
+            yield queue, partition_value(queue.name)
+
+
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    for directory, queue in _directories(root):
+        for file in sorted(directory.glob("*.parquet")):
+            yield queue, file

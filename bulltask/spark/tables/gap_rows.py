@@ -1,0 +1,19 @@
+"""``bronze.gaps`` with what backfills have found of each gap."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.tables import GAPS, REPAIRS
+from bulltask.spark.tables.lake_tables import read_table
+
+__all__ = ["gap_rows"]
+
+
+def gap_rows(spark: SparkSession, layout: Layout) -> DataFrame:
+    """Return ``bronze.gaps`` and ``repaired_rows``: how many jobs backfills have found; null for no backfill."""
+    found = read_table(spark, layout, REPAIRS).groupBy("queue", "after_id")
+    repaired = found.agg(fn.sum("repaired_rows").alias("repaired_rows"))
+    return read_table(spark, layout, GAPS).join(repaired, ["queue", "after_id"], "left")

@@ -1,0 +1,104 @@
+"""``silver`` of some days made anew from ``bronze.events``: when it was damaged, or a newer bulltask tells more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from bulltask.errors import LakeError
+from bulltask.lake.layout import Layout, listed
+from bulltask.lake.ledger import Ledger
+from bulltask.lake.replacing import Replacing, steady
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
+from bulltask.spark.tables.appending import ingest_of
+from bulltask.spark.tables.lake_tables import read_table
+from bulltask.spark.tables.silver import silver_of
+
+__all__ = ["build_silver"]
+
+_TABLES: Final = (ATTEMPTS, JOBS)
+
+Partitions = dict[tuple[str, str], list[Path]]
+"""By day and queue, as their directories are called: what was written there."""
+
+
+def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, max_open: timedelta) -> None:
+    """Make the rows of silver of some days anew, from all events that are there.
+
+    Rows that come from snapshots, and those of jobs that were given up as open, stay. The stream may go on meanwhile.
+
+    Args:
+        spark: the session.
+        layout: the lake.
+        days: which, UTC.
+        max_open: how long a job may be without an event until it is given up, as for the stream.
+
+    Raises:
+        LakeError: events that these days are told from have expired.
+    """
+    _refuse_expired(layout, days, max_open)
+    # Listed before the events are read: what a batch adds behind this is not replaced, and told twice does no harm.
+    old = {table: _partitions(layout, table, days) for table in _TABLES}
+    head = Ledger(layout).head()
+    clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
+    give_up_ms = round((clock - max_open).timestamp() * 1000)
+    ingest = ingest_of("build")
+    with Replacing(layout) as replacing:
+        made: dict[Table, Path] = {}
+        events = read_table(spark, layout, EVENTS)
+        with steady(layout), silver_of(events, None, lambda _: None, give_up_ms) as silver:
+            for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
+                made[table] = replacing.fresh()
+                whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
+                whole.write.partitionBy("dt", "queue").parquet(str(made[table]))
+        for table, new in made.items():
+            for (day, queue), gone in sorted((_made(new) | old[table]).items()):
+                is_there = (new / day / queue).is_dir()
+                place = layout.table(table) / day / queue / f"ingest_id={ingest}"
+                replacing.swap(new / day / queue if is_there else None, place if is_there else None, gone)
+
+
+def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
+    """Without the events of a job's beginning, less would be told of it than is told now."""
+    events, told = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
+    if not told or (events and events[0] <= min(told)):
+        return
+    first = events[0] + max_open if events else None
+    for day in sorted(days):
+        if first is None or day < first:
+            raise LakeError(
+                f"silver of {day} cannot be made anew: events that it is told from have expired; bronze.events in "
+                f"{layout.root} begins with {events[0] if events else 'nothing'}"
+            )
+
+
+def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partitions:
+    found = {
+        (day.name, queue.name): listed(queue)
+        for day in (layout.day(table, one) for one in sorted(days))
+        for queue in listed(day)
+    }
+    # A batch whose files are not all there yet takes them away itself, if it must.
+    name = f"ingest_id={Ledger(layout).publishing()}"
+    return {key: [one for one in paths if one.name != name] for key, paths in found.items()}
+
+
+def _made(new: Path) -> Partitions:
+    return {(day.name, queue.name): [] for day in listed(new) for queue in listed(day)}
+
+
+def _kept(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
+    """The rows that no event tells, or not any more."""
+    rows = read_table(spark, layout, table).drop("ingest_id")
+    return rows.where((fn.col("source") == "snapshot") | _is_given_up(table))
+
+
+def _is_given_up(table: Table) -> Column:
+    if table is ATTEMPTS:
+        return fn.col("outcome") == "open"
+    return ~fn.col("state").isin("completed", "failed", "removed")

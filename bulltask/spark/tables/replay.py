@@ -1,0 +1,214 @@
+"""Jobs that are done, sent anew: chosen by a condition over ``silver.jobs``, each once however often that is said."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as fn
+from pyspark.sql.types import StringType
+
+from bulltask.errors import ConfigError
+from bulltask.lake.layout import Layout
+from bulltask.lake.read import TableReader
+from bulltask.lake.replacing import steady
+from bulltask.lake.tables import JOBS, SNAPSHOTS
+from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.spark.source.vectorized import vectorized
+from bulltask.spark.tables.lake_tables import latest, read_table
+from bulltask.spark.tables.replaying import HASH, HashLook, Replayer
+from bulltask.spark.tables.snapshot import FINISHED
+
+__all__ = ["ReplayReport", "Selection", "replay"]
+
+_SAME: Final = timedelta(minutes=1)
+"""By so much the times of a job's hash, by its workers' clocks, may differ from those of its events."""
+
+_SHOWN: Final = 5
+_NAMED: Final = 20
+_FENCE_MS: Final = 7 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which finished jobs are meant.
+
+    Attributes:
+        where: a condition of SQL over the columns of ``silver.jobs``.
+        queue: only jobs of this queue.
+        limit: at most so many, in order of queue and id.
+    """
+
+    where: str
+    queue: str | None = None
+    limit: int | None = None
+
+    @property
+    def write_id(self) -> str:
+        """The same condition is the same write, however it is spaced: so jobs that it chose before are known."""
+        said = "\0".join([" ".join(self.where.split()), self.queue or ""])
+        return f"replay-{hashlib.sha256(said.encode()).hexdigest()[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay would do, or has done.
+
+    Attributes:
+        where: the condition.
+        write_id: the write; the same condition for the same queue is the same write.
+        selected: how many finished jobs it chose.
+        open_again: of these, how many are not done any more, as somebody retried them: they are left alone.
+        unknown: of these, how many have no data any more: neither Redis has them nor a snapshot. They cannot be sent.
+        unknown_ids: some of them, as ``queue/id``.
+        sample: some of those that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
+            ``final_reason``, ``data``.
+        dry_run: nothing was sent.
+        added: jobs that were sent.
+        duplicated: jobs that were sent by an earlier replay.
+    """
+
+    where: str
+    write_id: str
+    selected: int
+    open_again: int
+    unknown: int
+    unknown_ids: Sequence[str]
+    sample: Sequence[Mapping[str, Any]] = field(repr=False)
+    dry_run: bool
+    added: int = 0
+    duplicated: int = 0
+
+    @property
+    def ready(self) -> int:
+        """How many can be sent."""
+        return self.selected - self.open_again - self.unknown
+
+
+def replay(
+    spark: SparkSession,
+    layout: Layout,
+    source: Mapping[str, str],
+    selection: Selection,
+    *,
+    dry_run: bool = True,
+) -> ReplayReport:
+    """Send finished jobs anew, with their names, data and options but ids of their own.
+
+    An id comes from the job and its end, so that a job that is replayed again while its replay is there, or was sent
+    by the same condition within 7 days, is not sent twice. What belonged to the one job only is left out of the
+    options: its delay, its parent, the schedule that made it, when it expired.
+
+    Args:
+        spark: the session.
+        layout: the lake.
+        source: where the queues are, as options of ``format("bulltask")``.
+        selection: which jobs.
+        dry_run: only say what would be sent.
+
+    Raises:
+        ConfigError: the condition is none.
+        LakeError: there is no lake.
+    """
+    TableReader(layout)  # says so when there is no lake
+    options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
+    jobs = _found(_selected(spark, layout, selection), spark, layout, options).cache()
+    try:
+        with steady(layout):
+            counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
+        unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_NAMED).collect()
+        sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SHOWN).collect()
+        sent: Mapping[str, int] = {}
+        if not dry_run and counts.get("ready"):
+            sent = _send(jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _FENCE_MS))
+    finally:
+        jobs.unpersist()
+    shown = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
+    return ReplayReport(
+        where=selection.where,
+        write_id=selection.write_id,
+        selected=sum(counts.values()),
+        open_again=counts.get("open", 0),
+        unknown=counts.get("unknown", 0),
+        unknown_ids=[f"{row['queue']}/{row['job_id']}" for row in unknown],
+        sample=[{name: row[name] for name in shown} for row in sample],
+        dry_run=dry_run,
+        added=sent.get("added", 0),
+        duplicated=sum(sent.values()) - sent.get("added", 0),
+    )
+
+
+def _selected(spark: SparkSession, layout: Layout, selection: Selection) -> DataFrame:
+    """The finished jobs that are meant, with the ids of their replays."""
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
+    if selection.queue is not None:
+        rows = rows.where(fn.col("queue") == selection.queue)
+    try:
+        rows = rows.where(selection.where)
+        assert rows.schema  # Spark looks at the condition now
+    except (AnalysisException, ParseException) as exc:
+        first = str(exc).strip().splitlines()[0]
+        raise ConfigError(f"the condition {selection.where!r} makes no sense over silver.jobs: {first}") from exc
+    if selection.limit is not None:
+        rows = rows.orderBy("queue", "job_id", "life").limit(selection.limit)
+    ended_us = fn.unix_micros(fn.coalesce("finished_at", "as_of")).cast("string")
+    identity = fn.concat_ws("\0", "queue", "job_id", fn.coalesce("life", fn.lit("")), ended_us)
+    return rows.withColumn("new_id", fn.concat(fn.lit("s"), fn.substring(fn.sha2(identity, 256), 1, 24)))
+
+
+def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
+    """Say of each job what is known of it: from Redis if it is there, else from the last snapshot."""
+    look = vectorized(HashLook(options).up, HASH)
+    asked = rows.withColumn("hash", look(fn.struct("queue", "job_id")))
+    is_there = asked.withColumn("in_redis", _is_same(fn.col("hash.created_at"), fn.col("hash.finished_at")))
+    kept = read_table(spark, layout, SNAPSHOTS).selectExpr(
+        "queue", "id AS job_id", "snapshot_at",
+        "struct(name, data, opts, created_at, finished_at) AS kept",
+    )  # fmt: skip
+    both = is_there.join(kept, ["queue", "job_id"], "left")
+    in_lake = _is_same(fn.col("kept.created_at"), fn.col("kept.finished_at"))
+    newest = Window.partitionBy("queue", "job_id", "life").orderBy(
+        fn.col("in_lake").desc(), fn.col("snapshot_at").desc()
+    )
+    best = both.withColumn("in_lake", in_lake).withColumn("place", fn.row_number().over(newest)).where("place = 1")
+    known = fn.when(fn.col("in_redis"), fn.col("hash")).when(fn.col("in_lake"), fn.col("kept"))
+    is_open = fn.col("in_redis") & fn.col("hash.finished_at").isNull()
+    fate = fn.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
+    return best.select(
+        *(column for column in rows.columns if column != "name"),
+        fn.coalesce(known["name"], fn.col("name")).alias("name"),
+        known["data"].alias("data"),
+        known["opts"].alias("opts"),
+        fate.alias("fate"),
+    )
+
+
+def _is_same(created_at: Column, finished_at: Column) -> Column:
+    """Whether what was found is of the same life of the job, as an id can be used again: one of its times is."""
+    return fn.coalesce(_is_near("created_at", created_at), fn.lit(False)) | fn.coalesce(
+        _is_near("finished_at", finished_at), fn.lit(False)
+    )
+
+
+def _is_near(column: str, found: Column) -> Column:
+    mine = fn.col(column)
+    return found.between(mine - fn.lit(_SAME), mine + fn.lit(_SAME))
+
+
+def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
+    """Send them; how many of each outcome."""
+
+    def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for found in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+            yield pa.array(found, pa.string())
+
+    send = vectorized(outcome, StringType())
+    job = fn.struct("queue", "new_id", "name", "data", "opts")
+    outcomes = rows.select(send(job).alias("outcome"))
+    return {row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()}

@@ -1,0 +1,1 @@
+"""Spark inside a worker: tasks with ``spark=True``."""

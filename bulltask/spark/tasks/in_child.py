@@ -1,0 +1,171 @@
+"""Spark in a worker's child: one JVM and one session for all of its tasks with ``spark=True``, one after the other.
+
+Looked up by :mod:`bulltask.worker.child.spark_tasks`, which says what it needs of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+
+from bulltask.errors import TransientError, WaitJob
+from bulltask.spark.start import session
+from bulltask.spark.tasks.watch import GONE, Watch
+from bulltask.worker.child.spark_tasks import SparkRun
+
+__all__ = ["SparkInChild"]
+
+_END_S: Final = 10.0
+_NOTICE_S: Final = 2.0
+
+_CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
+"""A worker's log is no terminal."""
+
+
+class SparkInChild:
+    """Responsible for the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
+
+    The JVM is started with the first job, on the thread that runs it. It ends when its standard input does, a pipe
+    whose other end only this process has: so it is gone with the child, whatever ends that, and with it are Spark's
+    own Python processes.
+
+    Args:
+        app: the session's name.
+        master: where Spark runs, ``None`` for what Spark's own settings say.
+        conf: Spark's settings.
+        leave: has the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps what belongs to
+            the old one in many places, and a new child is clean.
+    """
+
+    def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
+        self._app, self._master, self._conf, self._leave = app, master, {**_CONF, **conf}, leave
+        self._gateway: Any = None
+        self._running: tuple[SparkContext, SparkRun] | None = None
+
+    @contextmanager
+    def run(self, run: SparkRun, /) -> Iterator[None]:
+        """Give a task its session, in a job group of the job's id, and end all that is left of the group after it.
+
+        Raises:
+            WaitJob: the JVM has died since the last job: another child runs this one.
+            TransientError: it could not be started, or has died while the task ran.
+        """
+        handler = signal.getsignal(signal.SIGINT)
+        context = self._started()
+        # Spark's own would raise in the middle of whatever runs, and Ctrl-C is the supervisor's business.
+        signal.signal(signal.SIGINT, handler)
+        watch, failed = self._begin(context, run), True
+        try:
+            yield
+            failed = False
+        except Exception as exc:
+            if self._has_died(exc):
+                self._leave()
+                raise TransientError(f"the JVM of this child has ended ({self._how()}) while the task ran") from exc
+            raise
+        finally:
+            self._running = None
+            watch.end(failed=failed)
+            self._clear(context, run, failed=failed)
+            signal.signal(signal.SIGINT, handler)  # the task may have made a session itself
+
+    def interrupt(self) -> None:
+        """Cancel what the job that runs does on Spark; in its thread, as a signal handler does."""
+        if self._running is None:
+            return
+        context, run = self._running
+        self._disconnect()
+        with suppress(*GONE):
+            _join_group(context, run)
+            context.cancelJobGroup(run.job_id)
+
+    def close(self) -> None:
+        """End the JVM and wait for its end."""
+        if (jvm := self._jvm()) is None:
+            return
+        with suppress(OSError):
+            assert jvm.stdin is not None
+            jvm.stdin.close()
+        try:
+            jvm.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            jvm.wait()
+
+    def _started(self) -> SparkContext:
+        if self._has_died():
+            self._leave()
+            raise WaitJob
+        context = SparkContext._active_spark_context  # noqa: SLF001 - nothing else says whether there is one
+        if context is None:  # the first job, or one after a task that has stopped its session, as scripts do
+            try:
+                self._start_jvm()
+                context = session(self._app, self._master, conf=self._conf).sparkContext
+            except Exception as exc:
+                raise TransientError(f"Spark could not be started: {exc}") from exc
+        self._gateway = context._gateway  # noqa: SLF001 - PySpark has no other name for its JVM
+        return context
+
+    def _start_jvm(self) -> None:
+        """Start the JVM as PySpark does, but in a process group of its own; nothing to do where there is one.
+
+        A terminal sends its signals to a whole group: Ctrl-Z pauses a worker and would stop the JVM for good.
+        """
+        if SparkContext._gateway is not None:  # noqa: SLF001 - as below
+            return
+        conf = SparkConf(loadDefaults=False).setAppName(self._app).setAll(list(self._conf.items()))
+        if self._master is not None:
+            conf.setMaster(self._master)
+        gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session takes what is there
+
+    def _begin(self, context: SparkContext, run: SparkRun) -> Watch:
+        _join_group(context, run)
+        watch = Watch(context, run)
+        self._running = context, run
+        return watch
+
+    def _clear(self, context: SparkContext, run: SparkRun, *, failed: bool) -> None:
+        """Nothing of a job goes on when its task has ended: its threads may have left something running."""
+        if failed:
+            self._disconnect()
+        with suppress(*GONE, AttributeError):  # the task has stopped its session, or the JVM is gone
+            context.cancelJobGroup(run.job_id)
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+            context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+    def _disconnect(self) -> None:
+        """Have this thread speak to the JVM over a new connection.
+
+        An exception that ends a call half-way leaves its answer on the way, and the next call would read it.
+        """
+        client = self._gateway._gateway_client  # noqa: SLF001 - py4j forgets it only for a KeyboardInterrupt
+        client.thread_connection.connection = None
+
+    def _jvm(self) -> subprocess.Popen[bytes] | None:
+        return None if self._gateway is None else self._gateway.proc
+
+    def _has_died(self, exc: Exception | None = None) -> bool:
+        if (jvm := self._jvm()) is None:
+            return False
+        # The connection breaks a moment before the process can be seen to have ended.
+        broken = isinstance(exc, GONE) and not isinstance(exc, Py4JJavaError)
+        with suppress(subprocess.TimeoutExpired):
+            return jvm.wait(_NOTICE_S if broken else 0) is not None
+        return False
+
+    def _how(self) -> str:
+        jvm = self._jvm()
+        code = None if jvm is None else jvm.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _join_group(context: SparkContext, run: SparkRun) -> None:
+    context.setJobGroup(run.job_id, run.task, interruptOnCancel=True)

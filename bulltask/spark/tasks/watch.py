@@ -1,0 +1,87 @@
+"""A job of BullMQ while it runs on Spark: how far it is, and whether it is still ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from bulltask.codec import Json
+from bulltask.errors import BulltaskError
+from bulltask.spark.tasks.stages import StageCount
+from bulltask.worker.child.spark_tasks import SparkRun
+
+__all__ = ["GONE", "Watch"]
+
+GONE: Final = (Py4JError, OSError)
+"""What a call raises whose JVM, or whose context, has ended."""
+
+_SHORTEST_S: Final = 1.0
+_LONGEST_S: Final = 10.0
+_SHARE: Final = 0.02
+"""Of the time that a job has run by now: an hour of progress must not fill the ring of the queue's events."""
+
+_LAST_LOOKS: Final = 20
+_LAST_PAUSE_S: Final = 0.05
+"""Spark's own books are a moment late; what has ended may be seen as running for so long."""
+
+
+class Watch:
+    """Responsible for telling a job's progress, and for cancelling what it does on Spark when its lock is lost.
+
+    It has a thread of its own, and so its own connection to the JVM: the task's is taken while it waits for Spark.
+
+    Args:
+        context: Spark's.
+        run: the job.
+    """
+
+    def __init__(self, context: SparkContext, run: SparkRun) -> None:
+        self._context, self._run = context, run
+        self._count = StageCount(context.statusTracker(), run.job_id)
+        self._told: dict[str, Json] | None = None
+        self._lost = self._failed = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"spark job {run.job_id}", daemon=True)
+        self._thread.start()
+
+    def end(self, *, failed: bool) -> None:
+        """The task has ended: tell the last progress, and end."""
+        self._failed = failed
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        begun = time.monotonic()
+        pause = _SHORTEST_S
+        with suppress(*GONE):  # the task hears of that itself
+            while not self._over.wait(pause):
+                self._look()
+                passed = time.monotonic() - begun
+                pause = _SHORTEST_S if self._lost else min(_LONGEST_S, max(_SHORTEST_S, passed * _SHARE))
+            self._look_last()
+
+    def _look(self) -> None:
+        self._tell(self._count.read())
+        with suppress(BulltaskError):  # Redis is away: nobody knows
+            self._lost = self._lost or not self._run.is_ours()
+        if self._lost:  # each time: the task may go on with another action
+            self._context.cancelJobGroup(self._run.job_id)
+
+    def _look_last(self) -> None:
+        progress, looks = self._count.read(), 1
+        while self._count.is_running and not self._failed and looks < _LAST_LOOKS:
+            threading.Event().wait(_LAST_PAUSE_S)
+            progress, looks = self._count.read(), looks + 1
+        self._tell(progress)
+
+    def _tell(self, progress: dict[str, Json] | None) -> None:
+        if progress is None or progress == self._told or self._lost or self._run.has_spoken():
+            return
+        with suppress(BulltaskError):  # the job goes on all the same; it may be told next time
+            self._run.report(progress)
+            self._told = progress
