@@ -84,20 +84,23 @@ def test_jobs_of_a_paused_queue_are_paused_ones(read: Read, queue: Queue) -> Non
     assert sorted(row["id"] for row in read(state="paused")) == sorted(ids)
 
 
-@pytest.mark.parametrize("state", ["completed", "wait", "delayed"])
+@pytest.mark.parametrize("state", ["completed", "failed", "wait", "delayed", "prioritized", "waiting-children"])
 def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
     reader_of: Callable[..., DataSourceReader], queue: Queue, hand: Hand, redis_client: redis.Redis, state: str
 ) -> None:
-    add(queue, 20, **({"delay": 60} if state == "delayed" else {}))
-    if state == "completed":
+    options = {"delayed": {"delay": 60}, "prioritized": {"priority": 1}}
+    ids = add(queue, 20, **options.get(state, {}))
+    if state == "waiting-children":
+        redis_client.zadd(BASE + state, dict.fromkeys(ids, 1))
+    if state in {"completed", "failed"}:
         for _ in range(20):
-            hand.complete()
-        age(redis_client, "completed", lambda number: number + 1)
+            (hand.complete if state == "completed" else hand.fail)()
+        age(redis_client, state, lambda number: number + 1)
 
     many = reader_of(state=state, minRowsPerPartition="5", numPartitions="3").partitions()
     one = reader_of(state=state, minRowsPerPartition="11", numPartitions="3").partitions()
 
-    recent = 1 if state == "completed" else 0  # the newest job is in the plan by its id
+    recent = 1 if state in {"completed", "failed"} else 0  # the newest job is in the plan by its id
     assert (len(many), len(one)) == (3 + recent, 1 + recent)
 
 

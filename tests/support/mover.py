@@ -1,0 +1,107 @@
+"""A worker that is as fast as Redis lets it be: BullMQ's own scripts, for many jobs in each round trip."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bulltask.job import JobOptions, NewJob
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_add import add_job
+from bulltask.transport.scripts_move import Claim, Ending, move_to_active, move_to_finished
+
+__all__ = ["Mover"]
+
+_KINDS: Final = (JobOptions(), JobOptions(), JobOptions(priority=3), JobOptions(delay_ms=20))
+_COMPLETES: Final = Ending(True, b"1", {"count": -1}, 1)
+_FAILS: Final = Ending(False, b"no", {"count": -1}, 1)
+
+
+class Mover:
+    """Takes and ends jobs of a queue, and adds one for each that it ends, in a thread of its own.
+
+    Use it in a ``with`` block. Jobs wait, have a priority or a delay, and every fifth fails. Both lists only grow,
+    and an id is in them when Redis has said that it is done.
+
+    Args:
+        broker: where.
+        keys: of the queue.
+        hands: jobs in hand at a time, moved in one round trip.
+
+    Attributes:
+        added: ids of all jobs that it has added.
+        ended: ids of those that it has completed or failed.
+    """
+
+    def __init__(self, broker: Broker, keys: QueueKeys, hands: int = 50) -> None:
+        self._broker, self._keys, self._hands = broker, keys, hands
+        self._claim = Claim("mover", 30_000, "mover")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._move)
+        self._moved = threading.Condition()
+        self._failure: BaseException | None = None
+        self.added: list[str] = []
+        self.ended: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def wait_for(self, count: int) -> None:
+        """Wait until it has ended so many jobs."""
+        with self._moved:
+            over = self._moved.wait_for(lambda: len(self.ended) >= count or self._failure is not None, 60)
+        assert self._failure is None, self._failure
+        assert over, f"only {len(self.ended)} jobs have ended; {count} were to"
+
+    def _move(self) -> None:
+        client = self._broker.client()
+        try:
+            client.connect()
+            held = list[str]()
+            while not self._stop.is_set():
+                calls = self._calls(held)
+                replies: list[Any] = client.run_many(calls)
+                with self._moved:
+                    self.ended += held
+                    self.added += replies[len(calls) - self._hands :]
+                    self._moved.notify_all()
+                held = [one.job_id for one in replies[: len(calls) - self._hands] if one.job_id]
+        except BaseException as exc:  # noqa: BLE001 - raised where the test waits
+            with self._moved:
+                self._failure = exc
+                self._moved.notify_all()
+        finally:
+            client.close()
+
+    def _calls(self, held: Sequence[str]) -> list[Call[Any]]:
+        """End what is held and take the next ones; and add as many as there are hands."""
+        keys, now_ms, first = self._keys, self._broker.clock.now_ms(), len(self.added)
+        calls: list[Call[Any]] = [
+            move_to_finished(
+                keys,
+                one,
+                self._claim,
+                _FAILS if number % 5 == 0 else _COMPLETES,
+                fetch_next=True,
+                now_ms=now_ms,
+            )
+            for number, one in enumerate(held)
+        ]
+        calls += [move_to_active(keys, self._claim, now_ms) for _ in range(self._hands - len(held))]
+        for number in range(first, first + self._hands):
+            job = NewJob(keys.queue, f"m{number}", "send", b"{}", _KINDS[number % len(_KINDS)])
+            calls.append(add_job(keys, job, now_ms))
+        return calls
