@@ -12,8 +12,8 @@ from bulltask.errors import BulltaskError
 
 __all__ = ["LazyGroup"]
 
-_EXTRAS: Final = {"pyarrow": "spark", "pyspark": "spark", "py4j": "spark"}
-"""Packages that are installed separately, and the extra that has them."""
+_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "pyspark": "spark", "py4j": "spark"}
+"""Packages that are installed separately, and the smallest extra that has them."""
 
 
 class LazyGroup(click.Group):

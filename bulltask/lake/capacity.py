@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
+from bulltask.lake.plural import counted
 from bulltask.lake.queueing import Load, fewest_workers
 from bulltask.lake.size_classes import merged, moments
 
@@ -213,11 +214,13 @@ def _choices(load: Load, workers: int, within_s: float) -> tuple[Choice, ...]:
 def _load_told(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
     seen = peak.load(1.0)
     return [
-        f"The busiest of {_of_minutes(minutes)} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {peak.jobs:,} jobs, {peak.jobs / 60:.3g} in a second, of {peak.attempts / peak.jobs:.3g} attempts each.",
-        f"An attempt of them runs {_seconds(seen.run_s)} on average: {seen.workers:.3g} workers are busy all the time"
-        " to keep up.",
-        f"With the peak factor {factor:g}, for what comes in bursts and for growth: {load.workers:.3g} workers.",
+        f"The busiest of {counted(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
+        f" {counted(peak.jobs, 'job')}, {peak.jobs / 60:.3g} in a second, of"
+        f" {counted(peak.attempts / peak.jobs, 'attempt', '.3g')} each.",
+        f"An attempt of them runs {_seconds(seen.run_s)} on average: that keeps"
+        f" {counted(seen.workers, 'worker', '.3g')} busy all the time.",
+        f"With the peak factor {factor:g}, for what comes in bursts and for growth:"
+        f" {counted(load.workers, 'worker', '.3g')}.",
     ]
 
 
@@ -225,8 +228,8 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
     of = {choice.workers: choice for choice in choices}
     chosen, one_less = of[workers], of.get(workers - 1)
     told = (
-        f"With {workers:,} workers {_percent(chosen.share)} of the attempts begin within {_seconds(within_s)}, and"
-        f" {chosen.utilisation:.0%} of the workers are busy"
+        f"With {counted(workers, 'worker')} {_percent(chosen.share)} of the attempts begin within {_seconds(within_s)},"
+        f" and {chosen.utilisation:.0%} of the workers are busy"
     )
     if one_less is not None:
         grows = "the queue would only grow" if one_less.utilisation >= 1 else f"it would be {_percent(one_less.share)}"
@@ -243,14 +246,11 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
 def _seen_told(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
     lines = []
     if busy is not None:
-        lines.append(f"Seen in {_of_minutes(minutes)}: {busy:.3g} attempts ran at a time on average, {peak:,} at most.")
+        ran = counted(busy, "attempt", ".3g")
+        lines.append(f"Seen in {counted(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
     if left_out:
-        lines.append(f"Left out: {_of_minutes(left_out)} with lost events, which may have been busier.")
+        lines.append(f"Left out: {counted(left_out, 'minute')} with lost events, which may have been busier.")
     return lines
-
-
-def _of_minutes(count: int) -> str:
-    return f"{count:,} minute{'s' if count != 1 else ''}"
 
 
 def _seconds(seconds: float) -> str:

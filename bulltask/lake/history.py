@@ -16,10 +16,10 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.measures import Every, JobCount, LatencyPoint, RatePoint
 from bulltask.lake.past import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
 from bulltask.lake.query import JobFilter, JobQuery, check_limit
+from bulltask.lake.queue_names import check_queues, known_queues, spelled
 from bulltask.lake.read import TableReader
 from bulltask.lake.search import rank_of, search
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
-from bulltask.parsers import did_you_mean
 
 __all__ = ["History", "Span"]
 
@@ -173,10 +173,9 @@ class History:
 
     def _spelled(self, queue: str | None) -> str | None:
         """The lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
-        if queue is None or not (queue.startswith("{") and queue.endswith("}")):
+        if queue is None or not queue.startswith("{"):
             return queue
-        known = {name for table in (JOBS, EVENTS, SNAPSHOTS) for name in self._reader.queues(table)}
-        return queue if queue in known else queue[1:-1]
+        return spelled(queue, known_queues(self._reader))
 
     def _rows(self, table: Table, where: Any, queue: str | None) -> list[Row]:
         def read(batches: Iterator[Any]) -> list[Row]:
@@ -186,11 +185,8 @@ class History:
 
     def _check_queue(self, queue: str | None) -> None:
         """Say that a queue is unknown where that is why nothing was found."""
-        if queue is None:
-            return
-        known = {name for table in (JOBS, EVENTS, SNAPSHOTS) for name in self._reader.queues(table)}
-        if queue not in known:
-            raise ConfigError(f"the lake {self.root} has nothing of queue {queue!r}{did_you_mean(queue, known)}")
+        if queue is not None:
+            check_queues(self.root, [queue], known_queues(self._reader))
 
     def __repr__(self) -> str:
         return f"<History {self.root}>"

@@ -131,6 +131,22 @@ def test_what_was_seen_of_all_queues_is_told() -> None:
     assert any("Seen in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning)
 
 
+def test_one_of_a_thing_is_not_told_as_several() -> None:
+    seen = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_workers": 1.0, "peak_workers": 1}]
+    found = recommend([minute(0, 1, 60_000)], seen, share=0.01, within=timedelta(days=1), peak_factor=1)
+    assert found is not None
+    told = " ".join(found.reasoning)
+    assert "UTC: 1 job, 0.0167 in a second, of 1 attempt each." in told
+    assert "Seen in 1 minute: 1 attempt ran at a time on average, 1 at most." in told
+    full, few = recommend([minute(0, 99, 600)], peak_factor=1), recommend([minute(0, 1, 500)])
+    assert full is not None
+    assert few is not None
+    assert "that keeps 1 worker busy all the time." in full.reasoning[1]
+    assert full.reasoning[2].endswith("for growth: 1 worker.")
+    assert any(line.startswith("With 1 worker 99.") for line in few.reasoning)
+    assert not any("1 jobs" in line or "1 workers" in line for line in (*found.reasoning, *few.reasoning))
+
+
 def test_the_peak_factor_and_a_shorter_wait_ask_for_more() -> None:
     rows = [minute(0, 1_200, 1_000)]
     usual, growth, quick = recommend(rows), recommend(rows, peak_factor=2), recommend(rows, within=timedelta(0))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from bulltask.errors import LakeError
@@ -69,6 +69,23 @@ def test_gaps_of_some_queues_only(lake: LakeBuilder) -> None:
 def test_where_there_is_no_lake_nothing_is_said_to_be_complete(tmp_path: Path) -> None:
     with pytest.raises(LakeError):
         find_gaps(Layout(tmp_path / "nowhere"))
+
+
+def test_a_queue_that_the_lake_has_not_is_not_said_to_be_complete(lake: LakeBuilder) -> None:
+    def asked(queues: str) -> Result:
+        return CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(lake.layout.root), "--queues", queues])
+
+    found = asked("othr")
+    assert found.exit_code == 1
+    assert "has nothing of queue 'othr'; did you mean 'other'? It has other, " in found.output
+    assert asked("{other}").exit_code == asked("other").exit_code == 3
+
+
+def test_one_gap_is_told_as_one(tmp_path: Path) -> None:
+    lost = {"lost": 1, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
+    LakeBuilder(tmp_path).gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    found = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path)])
+    assert found.output.endswith("\n1 gap, 1 event lost\n")
 
 
 def test_the_command_ends_with_3_when_something_is_missing(lake: LakeBuilder, tmp_path: Path) -> None:

@@ -67,14 +67,25 @@ def test_a_wrong_word_is_said_in_one_line(run: Run, words: list[str], message: s
     assert "Traceback" not in found.output
 
 
-def test_without_the_extra_a_command_says_what_to_install(tmp_path: Path) -> None:
+def test_without_arrow_a_command_names_the_smallest_extra_that_has_it(tmp_path: Path) -> None:
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nfrom bulltask.cli.main import main\n"
         f"main(['pipeline', 'compact', '--root', {str(tmp_path)!r}, '--before', '2026-11-22'])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
     assert ran.returncode == 1
-    assert ran.stderr.strip() == "Error: this needs pyarrow: pip install 'bulltask[spark]'"
+    assert ran.stderr.strip() == "Error: this needs pyarrow: pip install 'bulltask[history]'"
+
+
+def test_a_command_of_spark_names_the_extra_of_spark_though_arrow_is_missing_too(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfor name in ('pyarrow', 'pyspark'): sys.modules[name] = None\n"
+        "from bulltask.cli.main import main\n"
+        f"main(['-b', 'redis://127.0.0.1:1', 'pipeline', 'run', '--root', {str(tmp_path)!r}])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert ran.returncode == 1
+    assert ran.stderr.strip().endswith("pip install 'bulltask[spark]'")
 
 
 def test_times_days_and_lengths_are_read_as_people_write_them() -> None:

@@ -130,10 +130,16 @@ def test_what_is_missing_is_said_on_standard_error(run: Run, lake: LakeBuilder) 
     assert found.stderr.startswith("Incomplete: 2 minutes. Events of mail were lost: 5.")
 
 
+def test_a_queue_may_be_spelled_as_bullmq_does(run: Run) -> None:
+    found = run("errors", "--format", "json", "--queues", "{mail}")
+    assert [row["queue"] for row in json.loads(found.stdout)] == ["mail"]
+
+
 def test_a_day_without_data_is_no_error(run: Run) -> None:
     found = run("--day", "2026-11-20")
     assert found.exit_code == 0
-    assert "No jobs on 20 November 2026" in found.stderr
+    assert "No jobs on 20 November 2026. Nothing of that is in the lake" in found.stderr
+    assert "whose days go from 2026-11-22 to 2026-11-22" in found.stderr
     assert json.loads(run("errors", "--day", "2026-11-20", "--format", "json").stdout) == []
 
 
@@ -147,6 +153,8 @@ def test_a_day_without_data_is_no_error(run: Run) -> None:
         (["--share", "1.5"], 1, "share must be more than 0 and less than 1"),
         (["-o", "no/such/place.html"], 1, "no/such/place.html cannot be written"),
         (["costs"], 2, "'costs' is not one of"),
+        (["--queues", "mial"], 1, "has nothing of queue 'mial'; did you mean 'mail'? It has mail, images"),
+        (["cost", "--queues", "mail,xyz"], 1, "has nothing of queue 'xyz'. It has images, mail"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(run: Run, words: list[str], code: int, message: str) -> None:
@@ -173,10 +181,11 @@ def test_without_its_extra_the_error_names_it(lake: LakeBuilder, missing: str) -
     assert f"the report needs {missing}, which is not installed: pip install 'bulltask[report]'" in found.stderr
 
 
-def test_no_spark_is_imported(lake: LakeBuilder, tmp_path: Path) -> None:
+def test_neither_spark_nor_numpy_is_needed(lake: LakeBuilder, tmp_path: Path) -> None:
     code = (
-        "import sys; from bulltask.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
-        "print([name for name in ('pyspark', 'numpy') if name in sys.modules])"
+        "import sys; sys.modules['numpy'] = sys.modules['pyspark'] = None;"  # Arrow takes numpy where there is one
+        "from bulltask.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
+        "print([name for name in ('pyspark', 'py4j') if sys.modules.get(name)])"
     )
     out = str(tmp_path / "page.html")
     words = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", out]

@@ -18,7 +18,7 @@ from bulltask.lake.report.making import make_report
 from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
-from bulltask.lake.tables import REPAIRS
+from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 
@@ -299,7 +299,16 @@ def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
     assert report.charts == {}
     [alert] = report.alerts
     assert (alert.kind, alert.title) == ("empty", "No jobs on 25 November 2026")
-    assert "build gold" in alert.text
+    assert alert.text == "Nothing of that is in the lake, whose days go from 2026-11-22 to 2026-11-22."
+
+
+def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None:
+    lake.events([{"event_id": "1795305600000-0", "event": "added"}])
+    day = str(lake.layout.days(EVENTS)[0])
+    [empty, unbuilt] = reported(lake, Period.parse(day)).alerts
+    assert (empty.kind, unbuilt.kind) == ("empty", "unbuilt")
+    assert "build gold" in empty.text
+    assert "build gold" in unbuilt.text
 
 
 def test_no_lake_is_an_error(tmp_path: Path) -> None:

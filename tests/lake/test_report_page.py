@@ -231,8 +231,11 @@ def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Rep
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     text = make(reported(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text
-    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
+    assert "whose days go from 2026-11-22 to 2026-11-22" in text
     assert "Throughput" not in text
+    lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # of 25 November
+    text = make(reported(lake, "2026-11-25"))
+    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
 
 
 def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bulltask.cli.pipeline.options import moment, open_session, root_option, source_of, source_options, spark_options
+from bulltask.lake.plural import counted
 
 __all__ = ["command"]
 
@@ -47,9 +48,9 @@ def command(
 
     queues = None if source.queues == "*" else names_of(source.queues, "--queues")
     report = backfill(spark, Layout(root), source.texts, since=since, until=until, queues=queues)
-    click.echo(f"{report.gaps:,} gaps, in which at least {report.lost:,} events were lost")
+    click.echo(f"{counted(report.gaps, 'gap')}, in which at least {counted(report.lost, 'event')} went lost")
     if report.gaps:
         click.echo(
-            f"{report.looked_at:,} finished jobs looked at, {report.jobs:,} added to silver.jobs from what is known of "
-            f"them; jobs were found of {report.repaired:,} gaps"
+            f"{counted(report.looked_at, 'finished job')} looked at, {report.jobs:,} added to silver.jobs from what is "
+            f"still known; something was found of {counted(report.repaired, 'gap')}"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from bulltask.cli.pipeline.options import days, open_session, root_option, seconds, spark_options
+from bulltask.lake.plural import counted
 
 __all__ = ["command"]
 
@@ -55,4 +56,4 @@ def command(
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
         build_silver(spark, Layout(root), which, max_open=timedelta(seconds=max_open))
-    click.echo(f"{layer} was built for {len(which):,} days, {which[0]} to {which[-1]}")
+    click.echo(f"{layer} was built for {counted(len(which), 'day')}, {which[0]} to {which[-1]}")

@@ -12,6 +12,7 @@ import click
 
 from bulltask.cli.pipeline.options import EXIT_LOST, moment, root_option
 from bulltask.cli.pipeline.tables import as_table
+from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
     from bulltask.lake.gaps import GapRow
@@ -44,10 +45,16 @@ def command(
     """
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
+    from bulltask.lake.queue_names import check_queues, known_queues, spelled  # noqa: PLC0415
+    from bulltask.lake.read import TableReader  # noqa: PLC0415
+    from bulltask.parsers import names_of  # noqa: PLC0415
 
-    names = None if queues.strip() == "*" else names_of(queues, "--queues")
-    found = find_gaps(Layout(root), since=since, until=until, queues=names)
+    layout, names = Layout(root), None
+    if queues.strip() != "*":
+        known = known_queues(TableReader(layout))
+        names = [spelled(queue, known) for queue in names_of(queues, "--queues")]
+        check_queues(root, names, known)
+    found = find_gaps(layout, since=since, until=until, queues=names)
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2, default=datetime.isoformat))
     elif not found:
@@ -70,7 +77,7 @@ def _shown(found: list[GapRow]) -> str:
         for one in found
     ]
     table = as_table(("queue", "lost events", "reason", "behind", "before", "jobs found"), rows)
-    return f"{table}\n\n{len(found):,} gaps, {sum(one.lost for one in found):,} events lost"
+    return f"{table}\n\n{counted(len(found), 'gap')}, {counted(sum(one.lost for one in found), 'event')} lost"
 
 
 def _time(at: datetime | None) -> str:

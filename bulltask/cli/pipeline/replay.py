@@ -9,6 +9,7 @@ import click
 
 from bulltask.cli.pipeline.options import open_session, root_option, source_of, source_options, spark_options
 from bulltask.cli.pipeline.tables import as_table
+from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
     from bulltask.spark.tables.replay import ReplayReport
@@ -58,19 +59,21 @@ def command(
 
 
 def _show(report: ReplayReport) -> None:
-    click.echo(f"{report.selected:,} finished jobs fit, {report.ready:,} of them can be sent")
+    click.echo(f"{counted(report.selected, 'finished job')} selected, {report.ready:,} of them can be sent")
     if report.open_again:
-        click.echo(f"{report.open_again:,} are not done any more, as somebody retried them: they are left alone")
+        click.echo(f"Left alone, as somebody has retried them and they are not done: {report.open_again:,}")
     if report.unknown:
         named = ", ".join(report.unknown_ids) + (", ..." if report.unknown > len(report.unknown_ids) else "")
-        click.echo(f"{report.unknown:,} cannot be sent, as their data is neither in Redis nor in a snapshot: {named}")
+        click.echo(f"Without their data in Redis or in a snapshot: {report.unknown:,}, {named}")
     if report.sample:
         heads = ("queue", "job_id", "name", "state", "final_reason", "data")
         click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in report.sample]))
     if report.dry_run:
         click.echo("\nThis was a dry run: nothing was sent. To do it, say it again with --yes.")
     else:
-        click.echo(f"\n{report.added:,} jobs were added, {report.duplicated:,} had been; write id {report.write_id}")
+        click.echo(
+            f"\n{counted(report.added, 'job')} added, {report.duplicated:,} already there; write id {report.write_id}"
+        )
 
 
 def _cut(value: object) -> str:

@@ -22,6 +22,7 @@ from bulltask.cli.pipeline.options import (
     source_options,
     spark_options,
 )
+from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
     from bulltask.lake.ledger import BatchRecord, Ledger
@@ -152,7 +153,7 @@ def _told(head: BatchRecord) -> str:
     lost = sum(queue.lost for queue in head.queues.values())
     events = sum(queue.events for queue in head.queues.values())
     took = sum(head.steps_ms.values()) / 1000
-    return f"batch {head.number:,}: {events:,} events in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
+    return f"batch {head.number:,}: {counted(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
 
 
 def _end(query: Any, asked: threading.Semaphore) -> None:
@@ -182,7 +183,7 @@ def _verdict(query: Any, lost: int) -> int:
         click.echo(f"Error: {_first_line(text)}", err=True)
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
     if lost:
-        click.echo(f"{lost:,} events were lost: `bulltask pipeline gaps` says which", err=True)
+        click.echo(f"{counted(lost, 'event')} lost: `bulltask pipeline gaps` says which", err=True)
     return EXIT_LOST if lost else 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bulltask.cli.pipeline.options import moment, open_session, root_option, source_of, source_options, spark_options
+from bulltask.lake.plural import counted
 
 __all__ = ["command"]
 
@@ -43,4 +44,4 @@ def command(
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
     report = snapshot(spark, Layout(root), source.texts, states=names_of(states, "--states"), since=since)
-    click.echo(f"{report.rows:,} jobs were written to bronze.jobs, ingest_id {report.ingest}")
+    click.echo(f"{counted(report.rows, 'job')} written to bronze.jobs, ingest_id {report.ingest}")

@@ -13,6 +13,7 @@ import click
 
 from bulltask.cli.pipeline.options import root_option, source_of, source_options
 from bulltask.cli.pipeline.tables import as_table
+from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
     from bulltask.lake.status import PipelineStatus, QueueStatus
@@ -47,8 +48,8 @@ def _shown(found: PipelineStatus) -> Iterator[str]:
         yield "batches       none yet"
     else:
         yield f"batches       {found.batches:,}, the last at {found.written_at:%Y-%m-%d %H:%M:%S} UTC"
-        yield f"last batch    {found.events:,} events in {found.batch_s:.1f} s"
-        yield f"open jobs     {found.carried:,} of their events wait for the next batch"
+        yield f"last batch    {counted(found.events, 'event')} in {found.batch_s:.1f} s"
+        yield f"open jobs     {counted(found.carried, 'event')} of them kept for the next batch"
     yield f"lost events   {found.lost:,}"
     if found.redis_error:
         yield f"Redis         {found.redis_error}"

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from bulltask.cli.pipeline.options import open_session, redis_options, source_of, spark_options
+from bulltask.lake.plural import counted
 
 __all__ = ["command"]
 
@@ -51,5 +52,7 @@ def command(
     names = RowNames(names_of(data_cols, "--data-cols"), name, name_col, id_col)
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
     report = submit(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
-    click.echo(f"{report.rows:,} rows: {report.added:,} jobs added, {report.duplicated:,} were there before")
+    click.echo(
+        f"{counted(report.rows, 'row')}: {counted(report.added, 'job')} added, {report.duplicated:,} already there"
+    )
     click.echo(f"write id {report.write_id}")

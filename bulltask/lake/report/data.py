@@ -121,6 +121,7 @@ class Data:
         gaps: those that touch the period.
         incomplete: of each queue, the minutes that gold calls incomplete.
         unbuilt: days of which there are events but no gold.
+        held: the first and the last day that the lake has something of; none of an empty one.
         built_at: when the gold of the last day was written; None where there is none.
     """
 
@@ -137,6 +138,7 @@ class Data:
     gaps: list[GapRow] = field(default_factory=list)
     incomplete: Mapping[str, set[int]] = field(default_factory=dict)
     unbuilt: list[date] = field(default_factory=list)
+    held: tuple[date, date] | None = None
     built_at: datetime | None = None
 
 
@@ -168,6 +170,7 @@ def read(layout: Layout, period: Period) -> Data:
         gaps=find_gaps(layout, since=period.span[0], until=period.span[1], queues=period.queues or None),
         incomplete=_incomplete(reader, period),
         unbuilt=_unbuilt(reader, period),
+        held=_held(reader),
         built_at=_built_at(layout, period),
     )
 
@@ -330,6 +333,11 @@ def _unbuilt(reader: TableReader, period: Period) -> list[date]:
     read_days = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}
     built = {*reader.days(TASK_MINUTE)}
     return [day for day in period.days if day in read_days and day not in built]
+
+
+def _held(reader: TableReader) -> tuple[date, date] | None:
+    days = [day for table in (EVENTS, ATTEMPTS, TASK_MINUTE) for day in reader.days(table)]
+    return (min(days), max(days)) if days else None
 
 
 def _built_at(layout: Layout, period: Period) -> datetime | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from bulltask.lake.plural import counted
 from bulltask.lake.report.advice import Advice
 from bulltask.lake.report.charts import Chart, Ranges, bands, chart, ranges
 from bulltask.lake.report.data import Axis, Data
@@ -145,9 +146,7 @@ def _alerts(data: Data, build: str) -> list[Alert]:
     found = []
     if data.axis is None:
         of = f" of {', '.join(data.period.queues)}" if data.period.queues else ""
-        found.append(
-            Alert("empty", f"No jobs{of} on {data.period.title}", f"If there should be some, build the tables: {build}")
-        )
+        found.append(Alert("empty", f"No jobs{of} on {data.period.title}", _instead(data, build)))
     lost = incomplete_minutes(data)
     if minutes := len({minute for each in lost.values() for minute in each}):
         events = sum(gap.lost for gap in data.gaps)
@@ -157,7 +156,7 @@ def _alerts(data: Data, build: str) -> list[Alert]:
         found.append(
             Alert(
                 "incomplete",
-                f"Incomplete: {minutes:,} {'minute' if minutes == 1 else 'minutes'}",
+                f"Incomplete: {counted(minutes, 'minute')}",
                 f"{told}. Counts of that time are too low; charts have it shaded, and its gaps are listed at the end.",
             )
         )
@@ -165,6 +164,14 @@ def _alerts(data: Data, build: str) -> list[Alert]:
         days = ", ".join(map(str, data.unbuilt[:5])) + (", …" if len(data.unbuilt) > 5 else "")
         found.append(Alert("unbuilt", f"Not in here: {days}", f"There are events of it, but no tables yet: {build}"))
     return found
+
+
+def _instead(data: Data, build: str) -> str:
+    """What to do when there is nothing to show."""
+    if data.unbuilt or data.held is None:
+        return f"If there should be some, build the tables: {build}"
+    first, last = data.held
+    return f"Nothing of that is in the lake, whose days go from {first} to {last}."
 
 
 def _figures(
@@ -177,7 +184,7 @@ def _figures(
     most = f"peak {written(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
     return [
         Figure("Jobs done", written(done, Unit.COUNT), f"{written(done / minutes, Unit.NUMBER)} a minute"),
-        Figure("Failed", written(whole.failure_rate, Unit.PART), f"{failed:,} jobs", bad=failed > 0),
+        Figure("Failed", written(whole.failure_rate, Unit.PART), counted(failed, "job"), bad=failed > 0),
         Figure("Wait, p95", written(whole.wait(0.95), Unit.MS), f"half: {written(whole.wait(0.5), Unit.MS)}"),
         Figure("Run, p95", written(whole.run(0.95), Unit.MS), f"half: {written(whole.run(0.5), Unit.MS)}"),
         Figure("Busy workers", written(running, Unit.NUMBER), most),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from bulltask.lake.plural import counted
 from bulltask.lake.report import topics
 from bulltask.lake.report.advice import Advice, expectations
 from bulltask.lake.report.grids import Column, Grid
@@ -102,7 +103,7 @@ def told(advice: Advice) -> str:
     if found is None:
         return ""
     several = " when the same workers serve all these queues" if len(advice.by_queue) > 1 else ""
-    need = f"{found.workers:,} {'worker' if found.workers == 1 else 'workers'} recommended{several}, so that"
+    need = f"{counted(found.workers, 'worker')} recommended{several}, so that"
     wish = f"{written(found.share, Unit.PART)} of the attempts begin within {written(found.within_s, Unit.SECONDS)}"
     return "\n".join(
         ["", f"{need} {wish}, also in the busiest minute.", "", *(f"* {one}" for one in found.reasoning), ""]
