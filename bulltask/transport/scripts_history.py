@@ -6,6 +6,8 @@ everybody and at any later time; ranks and offsets would not, because workers mo
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ __all__ = [
     "job_fields",
     "page",
     "score_at",
+    "served_queues",
     "some_queues",
     "span_end",
 ]
@@ -133,3 +136,24 @@ def some_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
         return text(reply[0]), [name for name in found if name and ":" not in name]
 
     return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, judge=judge)
+
+
+def served_queues(prefix: str) -> Call[set[str]]:
+    """Names of the queues that connected workers serve, as BullMQ spells them: their connections are called so."""
+    start = f"{prefix}:"
+
+    def judge(reply: Any) -> set[str]:
+        words = (word for line in text(reply).splitlines() for word in line.split(" "))
+        names = (word.removeprefix("name=") for word in words if word.startswith("name="))
+        found = {_decoded(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
+        return found - {""}
+
+    return command("CLIENT", "LIST", judge=judge)
+
+
+def _decoded(name: str) -> str:
+    """A queue's name from that of a connection; nothing where somebody has called theirs otherwise."""
+    try:
+        return base64.b64decode(name, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

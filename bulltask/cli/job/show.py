@@ -37,12 +37,13 @@ def command(
 ) -> None:
     """Show the job ID: its state, data, result, attempts, events, logs and tracebacks.
 
-    Redis is asked first, in all queues unless --queue says which. What it has forgotten, and how each attempt went, is
-    in the lake. Exit code 1: nobody knows the job.
+    Redis is asked first, in all queues unless --queue says which: those of the app, of the lake and of connected
+    workers, then the others. What it has forgotten, and how each attempt went, is in the lake. Exit code 1: nobody
+    knows the job.
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis leaves the lake alone to ask: say where it is, with --lake")
-    found = None if no_redis else _in_redis(_app(ctx, given), job_id, queue, can_go_on=lake is not None)
+    found = None if no_redis else _in_redis(_app(ctx, given), job_id, queue, lake)
     history = None if lake is None else _in_lake(lake, job_id, queue, found)
     if found is None and history is None:
         click.echo(_nobody(job_id, queue, lake, asked_redis=not no_redis), err=True)
@@ -73,18 +74,24 @@ def _app(ctx: click.Context, given: Mapping[str, Any]) -> App:
     return app
 
 
-def _in_redis(app: App, job_id: str, queue: str | None, *, can_go_on: bool) -> Found | None:
+def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> Found | None:
     from bulltask.cli.job.finding import find  # noqa: PLC0415 - beside the app
 
     try:
-        return find(app, job_id, queue)
+        return find(app, job_id, queue, () if queue or lake is None else _queues_of(lake))
     except BrokerError as exc:
-        if not can_go_on:
+        if lake is None:
             raise
         click.echo(f"Redis could not be asked, so this is from the lake alone: {exc}", err=True)
         return None
     finally:
         app.close()
+
+
+def _queues_of(lake: Path) -> list[str]:
+    from bulltask.lake import History  # noqa: PLC0415 - slow
+
+    return History(lake).queues()
 
 
 def _in_lake(lake: Path, job_id: str, queue: str | None, found: Found | None) -> JobHistory | None:
@@ -110,7 +117,8 @@ def _nobody(job_id: str, queue: str | None, lake: Path | None, *, asked_redis: b
     """Say who was asked, and what else can be done."""
     asked = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if asked_redis else []
     if lake is not None:
-        return f"No job {job_id!r}: {' and '.join([*asked, f'the lake {lake}'])} know nothing of it."
+        verb = "know" if asked else "knows"
+        return f"No job {job_id!r}: {' and '.join([*asked, f'the lake {lake}'])} {verb} nothing of it."
     return (
         f"No job {job_id!r}: {asked[0]} knows nothing of it. Jobs that Redis has forgotten are in the lake of "
         "'bulltask pipeline run': say where it is, with --lake."
