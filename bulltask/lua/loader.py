@@ -9,16 +9,13 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
 __all__ = ["Script", "fenced", "official", "own"]
 
-_HERE = Path(__file__).parent
-_OFFICIAL = _HERE / "official"
-_OWN = _HERE / "own"
-_MANIFEST = _HERE / "manifest.json"
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 
 
@@ -61,12 +58,12 @@ def official(name: str) -> Script:
         ScriptIntegrityError: the file is missing or altered, or the manifest has no script of that name.
     """
     wanted = _manifest()
-    file_name = _only_file(name, list(wanted), _MANIFEST)
-    path = _OFFICIAL / file_name
+    file_name = _only_file(name, list(wanted), _file("manifest.json"))
+    path = _file("official") / file_name
     try:
         body = path.read_bytes()
-    except OSError as error:
-        raise ScriptIntegrityError(f"{path} cannot be read ({error.strerror}): {_CURE}") from error
+    except (OSError, KeyError) as error:  # KeyError: a zip has no such file
+        raise ScriptIntegrityError(f"{path} cannot be read ({error}): {_CURE}") from error
     found = hashlib.sha256(body).hexdigest()
     if found != wanted[file_name]:
         # A script that differs by one byte may corrupt every queue it touches, so nothing runs with it.
@@ -81,8 +78,9 @@ def own(name: str) -> Script:
     Raises:
         ScriptIntegrityError: there is no script of that name.
     """
-    file_name = _only_file(name, [path.name for path in _OWN.glob("*.lua")], _OWN)
-    return _script(file_name, (_OWN / file_name).read_bytes())
+    place = _file("own")
+    file_name = _only_file(name, [path.name for path in place.iterdir() if path.name.endswith(".lua")], place)
+    return _script(file_name, (place / file_name).read_bytes())
 
 
 @cache
@@ -102,11 +100,19 @@ def fenced(name: str) -> Script:
 
 @cache
 def _manifest() -> dict[str, str]:
-    scripts: dict[str, str] = json.loads(_MANIFEST.read_bytes())["scripts"]
+    scripts: dict[str, str] = json.loads(_file("manifest.json").read_bytes())["scripts"]
     return scripts
 
 
-def _only_file(name: str, file_names: list[str], where: Path) -> str:
+def _file(name: str) -> Traversable:
+    """A file or directory beside this one: no path, as Spark's executors may have bulltask as a zip (``--py-files``).
+
+    It is not kept: an open zip would be shared with forked processes, which would read it at each other's place.
+    """
+    return files("bulltask.lua") / name
+
+
+def _only_file(name: str, file_names: list[str], where: Traversable) -> str:
     matches = [file_name for file_name in file_names if file_name.rpartition("-")[0] == name]
     if len(matches) != 1:
         raise ScriptIntegrityError(f"{where} has {len(matches)} scripts named {name!r}, not one: {_CURE}")

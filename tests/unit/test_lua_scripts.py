@@ -47,7 +47,8 @@ def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the official scripts that the loader reads instead of the installed ones."""
     copy = tmp_path / "official"
     shutil.copytree(LUA / "official", copy)
-    monkeypatch.setattr(loader, "_OFFICIAL", copy)
+    shutil.copy(LUA / "manifest.json", tmp_path)
+    monkeypatch.setattr(loader, "_file", tmp_path.joinpath)
     monkeypatch.setattr(loader, "official", loader.official.__wrapped__)  # without the cache of other tests
     return copy
 
@@ -128,6 +129,28 @@ def test_a_script_that_does_not_exist_is_an_integrity_error(find: object) -> Non
     assert callable(find)
     with pytest.raises(ScriptIntegrityError, match="0 scripts named 'moveToMars'"):
         find("moveToMars")
+
+
+def test_scripts_are_read_from_a_zip_as_spark_ships_it(tmp_path: Path) -> None:
+    archive = tmp_path / "bulltask.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for path in (ROOT / "bulltask").rglob("*"):
+            if path.suffix in {".py", ".lua", ".json"} and path.name != "addLog-2.lua":
+                made.write(path, path.relative_to(ROOT))
+    program = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader\n"
+        "print(loader.__file__, loader.fenced('addStandardJob').sha, loader.own('fence').sha)\n"
+        "loader.official('addLog')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, archive], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [
+        str(archive / "bulltask" / "lua" / "loader.py"),
+        loader.fenced("addStandardJob").sha,
+        loader.own("fence").sha,
+    ]
+    assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", done.stderr)
 
 
 def test_the_build_requires_the_distribution_of_the_manifest() -> None:
