@@ -37,7 +37,7 @@ CLUSTER_PATIENCE_MS: Final = 60_000
 """So long a cluster may need to put a replica in the place of a node; Redis' default makes it some 20 seconds."""
 
 _TRIES: Final = 4
-_CLUSTER_PAUSE_MS: Final = 1_000
+_LONG_PAUSE_MS: Final = 1_000
 
 
 class Connection:
@@ -45,10 +45,13 @@ class Connection:
 
     Args:
         config: where the server is, and how long anything may take.
+        patience_ms: so long a server that is away is waited for, as for a node of a cluster that is replaced; ``None``
+            asks four times, and once where nothing listens.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
         self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url)
+        self._patience_ms = patience_ms
         self._client = Client(self._endpoint, None)
         self._cluster: ClusterClient | None = None
         self._hello: Hello | None = None
@@ -131,22 +134,27 @@ class Connection:
         return self._hello
 
     def _patiently(self, ask: Callable[[Client | ClusterClient], R]) -> R:
-        failed, until_ms = 0, mono_ms() + CLUSTER_PATIENCE_MS
+        failed, began_ms = 0, mono_ms()
         while True:
             try:
                 self._greet()
                 return ask(self._cluster or self._client)
             except (BrokerUnavailable, BrokerNotReady) as exc:
                 failed += 1
-                over = failed >= _TRIES if self._cluster is None else mono_ms() >= until_ms
-                if over or getattr(exc, "refused", False):
+                if self._is_over(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
                     raise
                 self._pause(failed)
 
+    def _is_over(self, failed: int, waited_ms: int, *, refused: bool) -> bool:
+        """Whether to ask no more."""
+        if self._patience_ms is not None:
+            return waited_ms >= self._patience_ms
+        return refused or (failed >= _TRIES if self._cluster is None else waited_ms >= CLUSTER_PATIENCE_MS)
+
     def _pause(self, failed: int) -> None:
         longest_ms = self._config.reconnect_delay_max_ms
-        if self._cluster is not None:
-            longest_ms = min(longest_ms, _CLUSTER_PAUSE_MS)
+        if self._cluster is not None or self._patience_ms is not None:
+            longest_ms = min(longest_ms, _LONG_PAUSE_MS)
         pause_ms = reconnect_delay_ms(failed, first_ms=self._config.reconnect_delay_ms, cap_ms=longest_ms)
         threading.Event().wait(pause_ms / 1000)
 
@@ -162,7 +170,7 @@ def broker_of(config: Config) -> Broker:
             config,
             publish_retries=100,
             publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_PATIENCE_MS),
-            reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _CLUSTER_PAUSE_MS),
+            reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _LONG_PAUSE_MS),
         )
     return Broker(config, url, clustered=clustered)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -31,6 +31,9 @@ from bulltask.transport.scripts_history import SPAN, span_end
 from bulltask.transport.scripts_stream import exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
+
+_PATIENCE_MS: Final = 60_000
+"""So long a server may be away, to be started again and to read its files, until a stream that runs ends for it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins with each queue."""
-        facts = self._all_facts()
+        facts = self._all_facts(patience_ms=None)  # at the very beginning, an address may be wrong
         return encode({queue: starting(now, self._options.starts_at(queue)) for queue, now in facts.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -85,7 +88,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
         rules = Rules(most, self._options.align, count_missed=self._options.every, target=self._target)
-        with Connection(self._options.config) as connection:
+        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             queues = [keys.name for keys in self._queues(connection)]
             planned = plan(decode(start), _RedisStreams(connection, self._options.config.prefix), queues, rules)
         self._fail_for(planned.gaps)
@@ -98,7 +101,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLost: as :meth:`latestOffset`; the batch may have been planned before a crash.
         """
         before, parts = decode(start), list[InputPartition]()
-        with Connection(self._options.config) as connection:
+        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             for queue, facts, upto in self._now(connection, end):
                 gaps, span = spans_of(queue.name, before.get(queue.name), upto, facts)
                 self._fail_for(gaps)
@@ -120,7 +123,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
         keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
-        with Connection(self._options.config) as connection:
+        with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.batch):
                 count += len(entries)
                 yield event_batch(self._schema, partition.queue, entries)
@@ -139,8 +142,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _queues(self, connection: Connection) -> list[QueueKeys]:
         return find_queues(connection, self._options, Narrowing())
 
-    def _all_facts(self) -> dict[str, Facts | None]:
-        with Connection(self._options.config) as connection:
+    def _all_facts(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, Facts | None]:
+        with Connection(self._options.config, patience_ms=patience_ms) as connection:
             found = self._queues(connection)
             return dict(zip([keys.name for keys in found], facts_of(connection, found), strict=True))
 

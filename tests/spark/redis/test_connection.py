@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.errors import BrokerError, BrokerUnavailable
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
+from tests.conftest import ServerFactory
+from tests.support.query import Query
 from tests.support.queue_contents import add
 
 pytestmark = pytest.mark.redis
@@ -70,3 +75,31 @@ def test_a_read_of_a_server_that_is_gone_says_so(
     proxy.close()
     with pytest.raises(BrokerUnavailable, match="no Redis answers"):
         rows_of(reader)
+
+
+def test_a_stream_waits_for_a_server_that_is_started_again_and_goes_on(server_factory: ServerFactory) -> None:
+    server = server_factory(appendonly=True, extra=["--appendfsync", "always"])
+    with redis.Redis.from_url(server.url) as client:
+        client.xadd("bull:{mail}:events", {"event": "paused"})
+        query = Query(server.url)
+        client.xadd("bull:{mail}:events", {"event": "paused"})
+        end = query.plan()
+    for step in (query.plan, lambda: query.read(end)):
+        server.kill()
+        back = threading.Timer(1.0, server.restart)
+        back.start()
+        try:
+            step()
+        finally:
+            back.join()
+    query.batch()
+    assert len(query.events()) == 2
+
+
+def test_a_stream_whose_address_is_wrong_says_so_at_once(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    server.stop()
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+        Query(server.url)
+    assert time.monotonic() - began < 30
