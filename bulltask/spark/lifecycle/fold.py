@@ -1,7 +1,8 @@
 """What became of each job, from the events of its queue: the fold in plain Python.
 
-This is the reference. :mod:`~bulltask.spark.lifecycle.sql` says the same in Spark's words, and a property test keeps
-the two equal. What BullMQ's scripts write, and what follows from it:
+This is the reference. :mod:`~bulltask.spark.lifecycle.arrays` says the same with arrays, for the events of a batch, and
+:mod:`~bulltask.spark.lifecycle.sql` in Spark's words, for whole tables; property tests keep the three equal. What
+BullMQ's scripts write, and what follows from it:
 
 * An attempt begins with ``active`` and its number is the count of those: BullMQ's ``ats``. A job taken away and given
   back (a rate limit, a stop, a dead child) looks like a retry without delay: ``waiting`` with ``prev=active``, without
@@ -30,10 +31,13 @@ from typing import Literal
 
 from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
 
-__all__ = ["EVENTS", "FINISHED", "Attempt", "Event", "JobRow", "JobState", "Outcome", "lifecycle"]
+__all__ = ["EVENTS", "FINISHED", "LIFE", "Attempt", "Event", "JobRow", "JobState", "Outcome", "lifecycle"]
 
 Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
+
+#: The columns of an event that its job's life is told from.
+LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
 
 #: The states of a job that is done.
 FINISHED: tuple[JobState, ...] = ("completed", "failed")

@@ -12,10 +12,9 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
 from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER, NORMALISE, UNQUOTABLE
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED
+from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LIFE
 
 __all__ = [
-    "LIFE",
     "OF_ATTEMPT",
     "OF_JOB",
     "attempts",
@@ -28,9 +27,6 @@ __all__ = [
     "plain_reason",
     "tell",
 ]
-
-LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
-"""The columns of an event that its job's life is told from."""
 
 _SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
 

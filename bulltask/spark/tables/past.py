@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import EVENTS
-from bulltask.spark.lifecycle.sql import LIFE
+from bulltask.spark.lifecycle.fold import LIFE
 from bulltask.spark.tables.lake_tables import read_table
 
 __all__ = ["earlier_events", "read_carry"]

@@ -21,9 +21,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.lifecycle.fold import FINISHED
+from bulltask.spark.lifecycle.fold import FINISHED, LIFE
 from bulltask.spark.lifecycle.sql import (
-    LIFE,
     OF_ATTEMPT,
     OF_JOB,
     attempts_of,

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -16,41 +15,11 @@ from pyspark.sql import functions as fn
 
 from bulltask.spark.lifecycle import error_keys
 from bulltask.spark.lifecycle import sql as lifecycle_sql
-from bulltask.spark.lifecycle.fold import Attempt, Event, JobRow, lifecycle
+from bulltask.spark.lifecycle.fold import Event, lifecycle
 from tests.support.job_histories import REASONS, cut, histories, noise
+from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-
-TEXT, NUMBER = pa.string(), pa.int64()
-COLUMNS = pa.schema({
-    "queue": TEXT, "job_id": TEXT, "event_ms": NUMBER, "event_seq": NUMBER, "event": TEXT, "name": TEXT, "prev": TEXT,
-    "failed_reason": TEXT,
-})  # fmt: skip
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def at(ms: int | None) -> datetime | None:
-    return None if ms is None else EPOCH + timedelta(milliseconds=ms)
-
-
-def at_us(us: int) -> datetime:
-    return EPOCH + timedelta(microseconds=us)
-
-
-def attempt_row(job: JobRow, one: Attempt) -> tuple[Any, ...]:
-    return (
-        one.queue, one.job_id, one.life, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
-        at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_key, None, "events",
-        at_us(one.as_of_us),
-    )  # fmt: skip
-
-
-def job_row(job: JobRow) -> tuple[Any, ...]:
-    return (
-        job.queue, job.job_id, job.life, job.name, at(job.created_ms), at(job.first_started_ms), at(job.finished_ms),
-        job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms, job.final_reason,
-        job.error_key, None, None, "events", at_us(job.as_of_us),
-    )  # fmt: skip
 
 
 def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
@@ -59,29 +28,22 @@ def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """A frame's rows; its times are instants, whatever the zone of this process."""
+    """A frame's rows; its times in microseconds."""
     times = {name: fn.col(name).cast("decimal(20,6)") for name, kind in frame.dtypes if kind == "timestamp"}
     found = []
     for row in frame.withColumns(times).collect():
         values = row.asDict()
         for name in times:
-            values[name] = None if values[name] is None else at_us(int(values[name] * 1_000_000))
+            values[name] = None if values[name] is None else int(values[name] * 1_000_000)
         found.append(tuple(values.values()))
     return found
-
-
-def assert_same(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]]) -> None:
-    found, expected = sorted(found, key=repr), sorted(expected, key=repr)
-    for is_row, should_be in zip(found, expected, strict=False):
-        assert is_row == should_be
-    assert len(found) == len(expected)
 
 
 def assert_sql_is_fold(spark: SparkSession, events: list[Event]) -> tuple[int, int]:
     shuffled = random.Random(0).sample(events, len(events))
     frame = frame_of(spark, [asdict(event) for event in shuffled])
     jobs = lifecycle(events)
-    tried = [attempt_row(job, one) for job in jobs for one in job.attempts]
+    tried = [attempt_row(one) for job in jobs for one in job.attempts]
     assert_same(rows(lifecycle_sql.attempts(frame)), tried)
     assert_same(rows(lifecycle_sql.jobs(frame)), [job_row(job) for job in jobs])
     return len(jobs), len(tried)

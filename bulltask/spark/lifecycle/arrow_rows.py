@@ -1,0 +1,182 @@
+"""Rows of ``silver.attempts`` and ``silver.jobs`` as tables of Arrow, from what the arrays say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.tables import ATTEMPTS, JOBS, Table
+from bulltask.spark.lifecycle.arrays import (
+    KINDS,
+    OUTCOMES,
+    Bools,
+    Ints,
+    Told,
+    in_order,
+    is_one_of,
+    job_numbers,
+    life_events,
+    tell,
+)
+from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
+from bulltask.spark.lifecycle.fold import EVENTS, FINISHED
+
+__all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
+
+_STATES: Final = tuple(EVENTS[kind] for kind in KINDS)
+_LAST_SEQ: Final = 999  # of those that `as_of` keeps apart
+
+
+def attempts(events: pa.Table) -> pa.Table:
+    """Tell the attempts of all jobs that these events are about.
+
+    Args:
+        events: rows of ``bronze.events``, each once, in any order; of the columns it needs `LIFE`.
+
+    Returns:
+        ``silver.attempts`` with its partition ``queue``: a row for each attempt, also for those that have not ended.
+    """
+    told = _tell(events)
+    return attempts_of(told, told.begins)
+
+
+def jobs(events: pa.Table) -> pa.Table:
+    """Tell the jobs that these events are about.
+
+    Args:
+        events: as for `attempts`.
+
+    Returns:
+        ``silver.jobs`` with its partition ``queue``: a row for each life of each job, also for those that are not done.
+    """
+    told = _tell(events)
+    return jobs_of(told, told.is_last)
+
+
+def attempts_of(told: Told, chosen: Bools) -> pa.Table:
+    """Return rows of ``silver.attempts`` for those that begin with the events chosen."""
+    rows = _Rows(told, np.flatnonzero(chosen))
+    at = rows.at
+    outcome = told.outcome[at]
+    reason, key = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), told.end[at], -1))
+    made = {
+        "attempt": pa.array(told.begun[at], pa.int32()),
+        "queued_at": _times(told.queued_ms[at]),
+        "started_at": _times(told.started_ms[at]),
+        "ended_at": _times(told.ended_ms[at]),
+        "wait_ms": _between(told.queued_ms[at], told.started_ms[at]),
+        "run_ms": _between(told.started_ms[at], told.ended_ms[at]),
+        "outcome": _words(OUTCOMES, outcome),
+        "reason": reason,
+        "error_key": key,
+        "as_of": rows.as_of(told.decided[at]),
+    }
+    return rows.table(ATTEMPTS, made)
+
+
+def jobs_of(told: Told, chosen: Bools) -> pa.Table:
+    """Return rows of ``silver.jobs`` for those lives of which the last events are chosen."""
+    rows = _Rows(told, np.flatnonzero(chosen))
+    at, lives = rows.at, told.lives
+    kept, added_ms = told.kept[at], lives.ms[told.added[at]]
+    # What is finished stays so when the job is removed.
+    says = np.where(is_one_of(lives.kind[kept], FINISHED), kept, at)
+    state = lives.kind[says]
+    finished_ms = np.where(is_one_of(state, FINISHED), lives.ms[says], -1)
+    reason, key = rows.reasons(np.where(is_one_of(state, ("failed",)), says, -1))
+    made = {
+        "created_at": _times(added_ms),
+        "first_started_at": _times(told.first_started_ms[at]),
+        "finished_at": _times(finished_ms),
+        "state": _words(_STATES, state),
+        "attempts": pa.array(told.begun[at], pa.int32()),
+        "stalls": pa.array(told.stalls[at], pa.int32()),
+        "wait_ms": _known(told.wait_ms[at]),
+        "run_ms": _known(told.run_ms[at]),
+        "total_ms": _between(added_ms, finished_ms),
+        "final_reason": reason,
+        "error_key": key,
+        "as_of": rows.as_of(says),
+    }
+    return rows.table(JOBS, made)
+
+
+class _Rows:
+    """Responsible for the columns that rows of both tables have, and how they are made of events.
+
+    Args:
+        told: the events.
+        at: of each row, the event that stands for it.
+    """
+
+    def __init__(self, told: Told, at: Ints) -> None:
+        self._lives, self._added, self.at = told.lives, told.added[at], at
+
+    def as_of(self, says: Ints) -> pa.Array:
+        """`bulltask.spark.lifecycle.fold.Event.as_of_us` of events."""
+        us = self._lives.ms[says] * 1000 + np.minimum(self._lives.seq[says], _LAST_SEQ)
+        return pa.array(us).cast(pa.timestamp("us", "UTC"))
+
+    def reasons(self, says: Ints) -> tuple[pa.Array, pa.Array]:
+        """The reasons of failures, as their throwers wrote them, and their keys; many are the same."""
+        written = self._texts("failed_reason", says).dictionary_encode()
+        plain = [plain_reason(reason) for reason in written.dictionary.to_pylist()]
+        reasons = pa.array(plain, pa.string()), pa.array([error_key(reason) for reason in plain], pa.string())
+        return tuple(one.take(written.indices) for one in reasons)
+
+    def table(self, table: Table, made: dict[str, pa.Array]) -> pa.Table:
+        """Put a table's rows together; what no event says is null."""
+        more: dict[str, Callable[[], pa.Array]] = {
+            "queue": lambda: self._texts("queue", self.at),
+            "job_id": lambda: self._texts("job_id", self.at),
+            "name": lambda: self._texts("name", self._added),
+            "life": self._life,
+            "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
+        }
+        schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
+        columns = [
+            made[field.name]
+            if field.name in made
+            else more[field.name]()
+            if field.name in more
+            else pa.nulls(len(self.at), field.type)
+            for field in schema
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _life(self) -> pa.Array:
+        """The id of the event that added the job."""
+        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lives.ms, self._lives.seq))
+        return pc.binary_join_element_wise(ms, seq, "-")
+
+    def _texts(self, column: str, at: Ints) -> pa.Array:
+        """A column's texts of events; none of none."""
+        places = np.append(self._lives.order, 0)[at]
+        found = self._lives.table[column].take(pa.array(places, mask=at < 0))
+        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _tell(events: pa.Table) -> Told:
+    told = life_events(events)
+    return tell(in_order(told, job_numbers(told), np.ones(told.num_rows, bool)))
+
+
+def _known(numbers: Ints) -> pa.Array:
+    return pa.array(numbers, mask=numbers < 0)
+
+
+def _between(first_ms: Ints, last_ms: Ints) -> pa.Array:
+    return pa.array(last_ms - first_ms, mask=(first_ms < 0) | (last_ms < 0))
+
+
+def _times(ms: Ints) -> pa.Array:
+    return pa.array(ms * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
+
+
+def _words(words: tuple[str, ...], numbers: Ints) -> pa.Array:
+    return pa.array(words, pa.string()).take(pa.array(numbers))
