@@ -7,8 +7,9 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.dataset as ds
 from bulltask.errors import ConfigError
 from bulltask.lake.query import JobQuery
 from bulltask.lake.read import TableReader
-from bulltask.lake.search import APART
+from bulltask.lake.search import APART, UNSEEN, seen_expression
 from bulltask.lake.size_classes import GROWTH, ZERO, percentile
 from bulltask.lake.tables import ATTEMPTS, JOBS
 
@@ -31,6 +32,7 @@ _ROWS_AT_ONCE: Final = 500_000
 
 _KEY: Final = ["queue", "job_id", "life"]
 _OF_JOB: Final = ["name", "state", "seen_at"]
+_COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,15 @@ class LatencyPoint:
 def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
     """Count the jobs that a search for this queue, task and time would find, by queue, task and state."""
     days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - APART]
+    older = [] if query.since is None else _older(reader, query, query.since, days)
     parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_AT_ONCE)
     found: Counter[tuple[str, str | None, str]] = Counter()
     for part in range(parts):
         found += reader.over(
             JOBS,
             days,
-            partial(_counted, query=query, part=part, parts=parts),
-            columns=[*_KEY, "name", "state", "finished_at", "as_of"],
+            partial(_counted, older=older, query=query, part=part, parts=parts),
+            columns=_COLUMNS,
             queue=query.queue,
         )
     by_name = sorted(found.items(), key=lambda one: (one[0][0], one[0][1] or "", one[0][2]))
@@ -165,9 +168,36 @@ def _ended(query: JobQuery) -> Any:
     return where
 
 
-def _counted(batches: Iterator[Any], *, query: JobQuery, part: int, parts: int) -> Counter[tuple[str, str | None, str]]:
+def _older(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
+    """Rows from before some days, of jobs done since then that began on an earlier day: they may know more of these."""
+    before = [day for day in reader.days(JOBS) if not days or day < days[0]]
+    created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
+    began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))
+
+    def began(batches: Iterator[Any]) -> dict[str, date]:
+        found = dict[str, date]()
+        for batch in batches:
+            for job_id, moment in zip(batch["job_id"].to_pylist(), batch["created_at"].to_pylist(), strict=True):
+                day = (first - UNSEEN if moment is None else moment.astimezone(UTC)).date()
+                found[job_id] = min(day, found.get(job_id, day))
+        return found
+
+    def begun() -> dict[str, date]:
+        columns = ["job_id", "created_at"]
+        return reader.over(JOBS, days, began, columns=columns, where=began_before, queue=query.queue)
+
+    if not before or not (jobs := begun()):
+        return []
+    near = [day for day in before if day >= min(jobs.values()) - APART]
+    of_them = ds.field("job_id").isin(list(jobs))
+    return reader.over(JOBS, near, list, columns=_COLUMNS, where=of_them, queue=query.queue) if near else []
+
+
+def _counted(
+    batches: Iterator[Any], *, older: Sequence[Any], query: JobQuery, part: int, parts: int
+) -> Counter[tuple[str, str | None, str]]:
     """Count the rows that count, of the jobs that one pass is about."""
-    rows = [pa.Table.from_batches([_of_part(batch, part, parts)]) for batch in batches]
+    rows = [pa.Table.from_batches([_of_part(batch, part, parts)]) for batch in chain(batches, older)]
     if not rows:
         return Counter()
     table = pa.concat_tables(rows)

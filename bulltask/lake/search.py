@@ -4,6 +4,10 @@ A job that failed and was completed by a later retry has two rows, and only the 
 the directory of another day, so a row that fits is a candidate, until all rows of its job have been looked at. Days are
 read from the newest to the oldest, and of each only as many candidates are kept as the page still needs: the memory of
 a search does not grow with the lake.
+
+The row that counts mostly lies behind the others: a job that is retried by hand ends later. But a backfill may find out
+today that a job which was removed a week later had been completed before, in a gap. So the rows of a job are looked for
+from the day on which it was added.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ from bulltask.lake.query import JobQuery, Position
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import JOBS
 
-__all__ = ["APART", "key_of", "newest_rank", "rank_of", "search", "seen_expression"]
+__all__ = ["APART", "UNSEEN", "key_of", "newest_rank", "rank_of", "search", "seen_expression"]
 
 APART: Final = timedelta(days=1)
-"""A later row of a job is at most so far before an earlier one: workers' clocks differ from Redis', by less."""
+"""A row of a job is at most so far before its beginning: clocks of workers and senders differ from Redis', by less."""
+
+UNSEEN: Final = timedelta(days=31)
+"""A job of which nobody saw the beginning is taken to have lived no longer than this."""
 
 _MORE: Final = 16
 """Candidates that are kept beyond those that are needed, in case some are superseded."""
@@ -85,7 +92,7 @@ def _counting(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[
     """Of candidates, those that no other row of their life takes the place of."""
     if not candidates:
         return
-    first = min(_seen(row) for row in candidates).date() - APART
+    first = min(_began(row) for row in candidates).date() - APART
     ids = sorted({row["job_id"] for row in candidates})
     rows = reader.over(
         JOBS,
@@ -180,6 +187,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def _seen(row: Row) -> datetime:
     moment: datetime = row["finished_at"] or row["as_of"]
     return moment
+
+
+def _began(row: Row) -> datetime:
+    """The earliest moment at which anything can have happened to its job."""
+    seen = _seen(row)
+    return min(seen, row["created_at"] or seen - UNSEEN)
 
 
 def _position(row: Row) -> Position:

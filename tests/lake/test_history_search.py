@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake import History, PastJob
+from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 
 Row = dict[str, Any]
@@ -102,6 +103,64 @@ def test_a_job_that_failed_and_was_completed_by_a_later_retry_is_found_as_comple
     assert [(job.id, job.state) for job in history.search().jobs] == [("a", "completed"), ("b", "completed")]
     assert ids(history, state="failed") == ids(history, text="no") == []
     assert ids(history, until=date(2026, 11, 21)) == ["b"]
+
+
+def test_a_job_that_is_retried_by_hand_ten_days_later_is_found_as_what_became_of_it(lake: LakeBuilder) -> None:
+    first, later = at("2026-11-10 10:00"), at("2026-11-20 10:00")
+    added: dict[str, Any] = {"created_at": at("2026-11-10 09:59")}
+    lake.jobs([done("a", first, "failed", final_reason="no", **added), done("b", first, **added)])
+    lake.jobs([done("a", later, **added)])
+    history = History(lake.layout.root)
+    assert ids(history) == ["a", "b"]
+    assert ids(history, state="failed") == ids(history, text="no") == []
+    assert ids(history, until=date(2026, 11, 11)) == ids(history, until=date(2026, 11, 15)) == ["b"]
+    assert ids(history, since=date(2026, 11, 20)) == ["a"]
+    for since, until, states in [
+        (None, None, {"completed": 2}),
+        (None, date(2026, 11, 15), {"completed": 1}),
+        (date(2026, 11, 10), date(2026, 11, 11), {"completed": 1}),
+        (date(2026, 11, 19), None, {"completed": 1}),
+    ]:
+        assert {one.state: one.jobs for one in history.counts(since=since, until=until)} == states
+    whole = history.job("a")
+    assert whole is not None
+    assert [(life.state, life.finished_at) for life in whole.lives] == [("completed", later)]
+
+
+@pytest.mark.parametrize("created_at", [at("2026-11-10 09:59"), None])
+def test_an_end_that_a_backfill_finds_takes_the_place_of_a_removal_ten_days_behind_it(
+    lake: LakeBuilder, created_at: datetime | None
+) -> None:
+    removed = {**done("a", DAY, "removed", created_at=created_at), "finished_at": None, "as_of": at("2026-11-20 10:00")}
+    lake.jobs([removed, done("b", at("2026-11-20 11:00"), created_at=created_at)])
+    end = done("a", at("2026-11-10 10:00"), source="snapshot", created_at=created_at)
+    lake.jobs([{**end, "as_of": at("2026-11-21")}])
+    history = History(lake.layout.root)
+    assert ids(history, state="removed") == ids(history, since=date(2026, 11, 20), id="a") == []
+    assert ids(history) == ["b", "a"]
+    assert [(one.state, one.jobs) for one in history.counts(since=date(2026, 11, 20))] == [("completed", 1)]
+    assert [(one.state, one.jobs) for one in history.counts(since=date(2026, 11, 9))] == [("completed", 2)]
+
+
+def test_no_day_before_the_jobs_of_a_search_were_added_is_read(lake: LakeBuilder) -> None:
+    """What keeps a search cheap: the day before is for clocks."""
+    for day in range(1, 21):
+        moment = at(f"2026-11-{day:02} 10:00")
+        lake.jobs([done(f"j{day}", moment, created_at=moment)])
+    for day in range(1, 19):
+        [file] = lake.layout.day(JOBS, date(2026, 11, day)).rglob("*.parquet")
+        file.write_bytes(b"not to be read")
+    history = History(lake.layout.root)
+    assert ids(history, limit=2, since=date(2026, 11, 20)) == ["j20"]
+    assert [one.jobs for one in history.counts(since=date(2026, 11, 20))] == [1]
+
+
+def test_a_retry_whose_beginning_has_expired_is_another_life(lake: LakeBuilder) -> None:
+    """As docs/pipeline.md says of expire: nothing tells it from an id that was used again."""
+    lake.jobs([done("a", at("2026-11-10"), "failed", life="1-0", created_at=at("2026-11-10"))])
+    lake.jobs([done("a", at("2026-11-20"), life=None)])
+    found = History(lake.layout.root).search().jobs
+    assert [(job.state, job.created_at) for job in found] == [("completed", None), ("failed", at("2026-11-10"))]
 
 
 def test_a_snapshot_by_a_clock_that_is_behind_takes_the_place_of_a_row_of_the_next_day(lake: LakeBuilder) -> None:
@@ -198,18 +257,20 @@ def test_a_broken_file_is_an_error_that_names_it(lake: LakeBuilder) -> None:
 
 # ---- against the plainest search that there is -----------------------------------------------------------------------
 
-TIMES = st.integers(0, 3 * 86_400_000 // 7_200_000).map(lambda n: DAY + timedelta(hours=2 * n))
+TIMES = st.integers(0, 5 * 86_400_000 // 7_200_000).map(lambda n: DAY + timedelta(hours=2 * n))
 TEXTS = st.sampled_from(["Timed out", "timed OUT é", "KeyError: 'a'", "", None])
 
 
 @st.composite
 def rows(draw: Callable[..., Any]) -> Row:
     ended, finished = draw(TIMES), draw(st.booleans())
-    # A later row lies at most a day before an earlier one.
-    as_of = ended + timedelta(hours=draw(st.integers(0, 5))) if finished else ended
+    # What a backfill finds out is known later than it happened, by any time.
+    as_of = ended + timedelta(hours=draw(st.integers(0, 100))) if finished else ended
+    life = draw(st.sampled_from(["1-0", None]))
     return {
         "job_id": draw(st.sampled_from("abcd")),
-        "life": draw(st.sampled_from(["1-0", None])),
+        "life": life,
+        "created_at": None if life is None else DAY,
         "queue": draw(st.sampled_from(["mail", "{x}"])),
         "name": draw(st.sampled_from(["send", None])),
         "state": draw(st.sampled_from(["failed", "completed", "active"])),
@@ -252,7 +313,7 @@ FILTERS = st.fixed_dictionaries(
         "queue": st.sampled_from(["mail", "{x}"]),
         "text": st.sampled_from(["timed", "É", "'A'"]),
         "since": TIMES,
-        "until": TIMES.map(lambda moment: moment + timedelta(days=3, hours=1)),  # behind every since
+        "until": TIMES.map(lambda moment: moment + timedelta(days=5, hours=1)),  # behind every since
     },
 )
 
