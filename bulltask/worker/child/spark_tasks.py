@@ -79,9 +79,10 @@ class SparkTasks:
     ) -> None:
         self._app, self._reporter, self._is_locked, self._leave = app, reporter, is_locked, leave
         self._child: SparkChild | None = None
-        pyspark: Any = sys.modules.get("pyspark")
-        # The app was imported before the fork: what it had started belongs to the supervisor.
-        self._inherited = pyspark is not None and pyspark.SparkContext._active_spark_context is not None  # noqa: SLF001
+        # The app was imported before the fork: what it had started belongs to the supervisor. The thin client of Spark
+        # Connect has no such class, and nothing to start.
+        contexts: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+        self._inherited = contexts is not None and contexts._active_spark_context is not None  # noqa: SLF001
 
     def inside(
         self, job: ActiveJob, token: str, function: Callable[..., Any], context: Context | None
@@ -147,7 +148,9 @@ class SparkTasks:
 
 def what_is_missing() -> str:
     """Return what keeps this machine from running Spark, and the cure; ``""`` for nothing."""
-    for module in ("pyspark", "pyarrow"):
+    if "SPARK_REMOTE" in os.environ:
+        return "SPARK_REMOTE is set, but a task needs a Spark of its own, and none of Spark Connect: unset it here"
+    for module in ("pyspark", "py4j", "pyarrow"):  # py4j: pyspark-client is a pyspark without it
         if find_spec(module) is None:
             return f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
     home = os.environ.get("JAVA_HOME")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.worker.child.spark_tasks import what_is_missing
+from bulltask.worker.child.spark_tasks import SparkTasks, what_is_missing
 
 
 @pytest.fixture
@@ -73,10 +74,21 @@ def test_sparks_settings_are_not_shown_because_there_may_be_passwords_among_them
     assert "secret" not in repr(App("tested", spark_conf={"spark.hadoop.fs.s3a.secret.key": "secret"}).conf)
 
 
-@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
+@pytest.mark.parametrize("module", ["pyspark", "py4j", "pyarrow"])
 def test_a_missing_extra_is_named_with_its_cure(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert what_is_missing() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
+
+
+def test_a_server_of_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
+    assert what_is_missing().startswith("SPARK_REMOTE is set, but a task needs a Spark of its own")
+
+
+def test_a_worker_with_nothing_but_the_thin_client_of_spark_connect_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", ModuleType("pyspark"))
+    nothing: Any = None
+    SparkTasks(App("tested"), nothing, nothing, nothing).close()
 
 
 def test_java_is_looked_for_where_spark_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
