@@ -215,17 +215,13 @@ def test_in_utc_no_minute_that_fits_is_left_out(minutes: str, hours: str, days: 
     pattern = f"{minutes} {hours} {days} * *"
     found = Cron.parse(pattern).next_ms(now, UTC)
     assert found is not None
+    fits = named(minutes, 0, 59), named(hours, 0, 23), named(days, 1, 31)
     minute = datetime.fromtimestamp(now // 60_000 * 60 + 60, UTC)
     for _ in range(3 * 1440):  # three days are looked at minute by minute
         if minute.timestamp() * 1000 >= found:
             break
         assert not all(
-            value in named(text, low, high)
-            for text, low, high, value in (
-                (minutes, 0, 59, minute.minute),
-                (hours, 0, 23, minute.hour),
-                (days, 1, 31, minute.day),
-            )
+            value in values for values, value in zip(fits, (minute.minute, minute.hour, minute.day), strict=True)
         )
         minute += timedelta(minutes=1)
 
