@@ -1,4 +1,4 @@
-"""Events of a queue, written into Redis as BullMQ's scripts write them, with ids that the test chooses."""
+"""Events of a queue, written into Redis as BullMQ's scripts write them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ import redis
 
 from bulltask.spark.lifecycle.fold import Event
 
-__all__ = ["write_events"]
+__all__ = ["fill", "write_events"]
+
+
+def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
+    """Add so many events to the queue's stream; return their ids, which are the server's."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", "10000")
+    for number in range(count):
+        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled", "jobId": str(number)})
+    return [str(entry_id) for entry_id in pipeline.execute()[1:]]
 
 
 def write_events(client: redis.Redis, events: Iterable[Event]) -> int:
-    """Add events to the streams of their queues, in their order; return how many."""
+    """Add events to the streams of their queues, in their order and with their ids; return how many."""
     count = 0
     with client.pipeline(transaction=False) as pipe:
         for event in events:

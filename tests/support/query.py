@@ -18,6 +18,8 @@ __all__ = ["Query"]
 class Query:
     """What Spark does with a reader: offsets travel as JSON, tasks get copies, a restart makes a new reader."""
 
+    schema = EVENTS
+
     def __init__(self, url: str, **options: str) -> None:
         self._options = {"url": url, "queue": "mail", **options}
         self.rows: list[dict[str, Any]] = []
@@ -26,7 +28,7 @@ class Query:
 
     def restart(self, **options: str) -> None:
         self._options |= options
-        self.reader = EventsStreamReader(read_options(StreamOptions, self._options), EVENTS)
+        self.reader = EventsStreamReader(read_options(StreamOptions, self._options), self.schema)
 
     def plan(self, most: int | None = None) -> Any:
         limit = self.reader.getDefaultReadLimit() if most is None else ReadMaxRows(most)

@@ -7,7 +7,7 @@ remembers nothing: what is lost is worked out from positions and from the stream
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,7 +20,18 @@ from bulltask.spark.source.columns import event_batch, gap_entry
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import StreamOptions
 from bulltask.spark.source.planning import Question, Reach, Rules, plan
-from bulltask.spark.source.positions import Facts, Gap, StreamId, decode, encode, starting
+from bulltask.spark.source.positions import (
+    BEGINNING,
+    Facts,
+    Gap,
+    LossReason,
+    Position,
+    StreamId,
+    decode,
+    encode,
+    seeing,
+    starting,
+)
 from bulltask.spark.source.pushdown import Narrowing
 from bulltask.spark.source.queues import find_queues
 from bulltask.spark.source.schemas import arrow_schema
@@ -63,8 +74,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins with each queue."""
-        facts = self._all_facts(patience_ms=None)  # at the very beginning, an address may be wrong
-        return encode({queue: starting(now, self._options.starts_at(queue)) for queue, now in facts.items()})
+        begun = dict[str, Position]()
+        for queue, now in self._all_facts(patience_ms=None).items():  # an address may be wrong
+            begun[queue] = seeing(starting(now, self._options.starts_at(queue)), now)
+        return encode(begun)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What ``maxEventsPerTrigger`` says."""
@@ -88,9 +101,12 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
         rules = Rules(most, self._options.align, count_missed=self._options.every, target=self._target)
+        before = decode(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            queues = [keys.name for keys in self._queues(connection)]
-            planned = plan(decode(start), _RedisStreams(connection, self._options.config.prefix), queues, rules)
+            queues = {keys.name for keys in self._queues(connection)}
+            if self._options.every:
+                queues.update(before)  # also those that have vanished, with what was not read of them
+            planned = plan(before, _RedisStreams(connection, self._options.config.prefix), sorted(queues), rules)
         self._fail_for(planned.gaps)
         return encode(planned.end)
 
@@ -105,10 +121,11 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, facts, upto in self._now(connection, end):
                 gaps, span = spans_of(queue.name, before.get(queue.name), upto, facts)
                 self._fail_for(gaps)
+                pieces, late = _pieces(connection, queue, span, self._options.per_partition)
+                self._fail_for(late)
                 if self._options.gap_rows:
-                    parts += [StreamPartition(queue.queue, gap) for gap in gaps]
-                for piece in _cut(connection, queue, span, self._options.per_partition):
-                    parts.append(StreamPartition(queue.queue, piece))
+                    parts += [StreamPartition(queue.queue, gap) for gap in (*gaps, *late)]
+                parts += [StreamPartition(queue.queue, piece) for piece in pieces]
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -118,16 +135,19 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLost: entries of it were trimmed after the batch was cut, and ``failOnDataLoss`` is on.
         """
         assert isinstance(partition, StreamPartition)
-        piece, count = partition.piece, 0
+        piece, count, page, left = partition.piece, 0, BEGINNING, None
         if isinstance(piece, Gap):
             yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
         keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.batch):
-                count += len(entries)
+                count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
                 yield event_batch(self._schema, partition.queue, entries)
-        gap = piece.gap(count)
+            if piece.missing(count):
+                left = _first_left(connection, keys)
+        # Trims go from the beginning: what is missing was before the last page, or behind it, where nothing is left.
+        gap = piece.gap(count, None if left is None else max(left, page))
         if gap is not None:
             self._fail_for([gap])
             if self._options.gap_rows:
@@ -185,13 +205,34 @@ class _RedisStreams:
         return QueueKeys(self._prefix, queue)
 
 
-def _cut(connection: Connection, keys: QueueKeys, span: Span | None, size: int) -> list[Span]:
-    """Pieces of up to ``size`` entries that together are the span."""
-    pieces: list[Span] = []
-    while span is not None and span.expect is not None and span.expect > size:
-        last, count = end_of(connection, keys, span.after, span.upto, size)
-        if last is None or last >= span.upto:
-            break
-        pieces.append(Span(span.queue, span.after, last, count))
-        span = replace(span, after=last, expect=span.expect - count)
-    return pieces if span is None else [*pieces, span]
+def _pieces(
+    connection: Connection, keys: QueueKeys, span: Span | None, size: int
+) -> tuple[Sequence[Span], Sequence[Gap]]:
+    """Pieces of up to ``size`` entries that together are the span, and what was trimmed of it meanwhile.
+
+    Each piece is counted, also the last one: what a trim takes from the first would else be missed in the last, as a
+    gap in another place.
+    """
+    if span is None or span.expect is None or span.expect <= size:
+        return [] if span is None else [span], []
+    pieces = list(_cut(connection, keys, span, size))
+    if not (missing := span.missing(sum(count for _, count in pieces))):
+        return [piece for piece, _ in pieces], []
+    first = _first_left(connection, keys)
+    gap = Gap(span.queue, span.after, first, missing, exact=True, reason=LossReason.AT_READ)
+    return [piece for piece, _ in pieces], [gap]
+
+
+def _cut(connection: Connection, keys: QueueKeys, span: Span, size: int) -> Iterator[tuple[Span, int]]:
+    """What is there of the span, in pieces of ``size`` entries, and how many each has."""
+    after, count = span.after, size
+    while count == size:
+        last, count = end_of(connection, keys, after, span.upto, size)
+        if last is not None:
+            yield Span(span.queue, after, last, count), count
+            after = last
+
+
+def _first_left(connection: Connection, keys: QueueKeys) -> StreamId | None:
+    facts = facts_of(connection, [keys])[0]
+    return None if facts is None else facts.first

@@ -109,7 +109,7 @@ def plan(start: Offsets, streams: Streams, queues: Sequence[str], rules: Rules) 
     _spend(ways, streams, rules.most)
     if rules.align:
         _align(ways, streams)
-    end = {**start, **{way.queue: way.end for way in ways}}
+    end = {**start, **{way.queue: way.planned for way in ways}}
     return Plan(end, tuple(gap for way in ways if (gap := way.gap)))
 
 

@@ -8,6 +8,9 @@ A position is a cut, which makes both halves agree: *exactly ``ordinal`` entries
 ``id``*. Where a stream contradicts that, it is not the one that was read: it was deleted and made again, or a fail-over
 brought an older copy. The ``life`` counts these, and is what makes the numbers of one stream comparable.
 
+Of a stream that is gone nobody can say what it had. So a position that does not stand at the end of its stream keeps
+that end too, a second cut: what lay between the two is lost for certain when the stream is.
+
 Nothing here knows Redis or Spark; :mod:`bulltask.spark.source.planning` makes plans of these values.
 """
 
@@ -20,11 +23,13 @@ from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 from bulltask.errors import DecodeError
+from bulltask.lake.plural import counted
 
 __all__ = [
     "BEGINNING",
     "LAST_SEQ",
     "START",
+    "Cut",
     "Facts",
     "Gap",
     "LossReason",
@@ -35,6 +40,7 @@ __all__ = [
     "decode",
     "encode",
     "same_stream",
+    "seeing",
     "settle",
     "starting",
 ]
@@ -78,6 +84,13 @@ BEGINNING: Final = StreamId(0, 0)
 """Comes before every entry."""
 
 
+class Cut(NamedTuple):
+    """Exactly ``ordinal`` entries were ever added whose id is not behind ``id``."""
+
+    id: StreamId
+    ordinal: int
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """How far one queue's events have been read.
@@ -88,12 +101,19 @@ class Position:
             start at an id of the user's, entries deleted by hand), until the reader has caught up.
         lost: how many entries were trimmed unread, in all lives together.
         life: how often the stream turned out to be another one.
+        seen: the stream's end, when it was asked for this position; ``None`` where that is ``id``, or is not known.
     """
 
     id: StreamId = BEGINNING
     ordinal: int | None = 0
     lost: int = 0
     life: int = 0
+    seen: Cut | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many entries are known to have been there behind ``id``."""
+        return 0 if self.seen is None or self.ordinal is None else max(0, self.seen.ordinal - self.ordinal)
 
 
 START: Final = Position()
@@ -168,7 +188,7 @@ class Gap:
         """One line, with a code, for the error that stops a query and for the log of one that goes on."""
         return (
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} after={self.after}: {_HAPPENED[self.reason]}; "
-            f"{'' if self.exact else 'at least '}{self.lost} events lost, "
+            f"{'' if self.exact else 'at least '}{counted(self.lost, 'event', 'd')} lost, "
             f"{f'the first one left is {self.first}' if self.first else 'none is left'}. Set failOnDataLoss=false to "
             "go on behind the gap (gapRows=true records it), and give the queue a longer stream: streams.events.maxLen"
         )
@@ -195,42 +215,51 @@ def settle(queue: str, position: Position, facts: Facts | None) -> tuple[Positio
         From where to read on, and what cannot be read. In a new life nothing was read yet.
     """
     if facts is None:
-        if position.id == BEGINNING:
+        if position.id == BEGINNING and position.seen is None:
             return position, None
-        return _next_life(position), Gap(queue, position.id, None, 0, exact=False, reason=LossReason.GONE)
+        lost = position.waiting
+        return _next_life(position), Gap(queue, position.id, None, lost, exact=False, reason=LossReason.GONE)
     if not same_stream(position, facts):
         return _reborn(queue, position, facts)
     return _trimmed(queue, position, facts)
 
 
 def same_stream(position: Position, facts: Facts) -> bool:
-    """False when the stream cannot be the one in which ``ordinal`` entries come up to ``id``."""
-    if position.id > facts.last:
+    """False when the stream cannot be the one in which ``ordinal`` entries come up to ``id``, and others behind it."""
+    if not _fits(position.id, position.ordinal, facts):
         return False
-    ordinal, added, trimmed = position.ordinal, facts.added, facts.trimmed
+    seen = position.seen
+    # Where nothing was read yet any stream fits. Of an older copy some of what was seen may be left, and is read on.
+    return seen is None or _fits(*seen, facts) or (facts.first is not None and facts.first <= seen.id)
+
+
+def _fits(entry: StreamId, ordinal: int | None, facts: Facts) -> bool:
+    """False when there cannot be ``ordinal`` entries up to this one."""
+    if entry > facts.last:
+        return False
+    added, trimmed = facts.added, facts.trimmed
     if ordinal is None or added is None or trimmed is None:
         return True
-    if position.id == facts.last or ordinal >= added:
-        return position.id == facts.last and ordinal == added
+    if entry == facts.last or ordinal >= added:
+        return entry == facts.last and ordinal == added
     # Behind the first entry that is left come entries that are read; before it, only trimmed ones.
-    return facts.first is None or (position.id >= facts.first) == (ordinal > trimmed)
+    return facts.first is None or (entry >= facts.first) == (ordinal > trimmed)
 
 
 def _reborn(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap]:
     """A position in another stream: the same one, but older, if it has entries that were read; else a new one."""
+    new, lost = _next_life(position), position.waiting
     if facts.first is None or facts.first > position.id:
-        new = _next_life(position)
-        return new, Gap(queue, position.id, facts.first, 0, exact=False, reason=LossReason.RECREATED)
-    new = _next_life(position)
+        return new, Gap(queue, position.id, facts.first, lost, exact=False, reason=LossReason.RECREATED)
     if facts.last <= position.id:
         new = replace(new, id=facts.last, ordinal=facts.added)
     else:
         new = replace(new, id=position.id, ordinal=None)
-    return new, Gap(queue, position.id, None, 0, exact=False, reason=LossReason.ROLLED_BACK)
+    return new, Gap(queue, position.id, None, lost, exact=False, reason=LossReason.ROLLED_BACK)
 
 
 def _next_life(position: Position) -> Position:
-    return Position(lost=position.lost, life=position.life + 1)
+    return Position(lost=position.lost + position.waiting, life=position.life + 1)
 
 
 def _trimmed(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap | None]:
@@ -247,7 +276,7 @@ def _trimmed(queue: str, position: Position, facts: Facts) -> tuple[Position, Ga
 
 def _uncounted(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap | None]:
     """Where ordinals say nothing: an entry at or before the position proves that none behind it was trimmed."""
-    position = replace(position, ordinal=None)
+    position = replace(position, ordinal=None, seen=None)
     if position.id == facts.last:
         return replace(position, ordinal=facts.added), None
     if facts.first is not None and (position.id == BEGINNING or facts.first <= position.id):
@@ -276,6 +305,14 @@ def starting(facts: Facts | None, where: StartAt) -> Position:
     return Position(where, None)
 
 
+def seeing(position: Position, facts: Facts | None) -> Position:
+    """Return the position with the end of its stream in ``seen``."""
+    ordinal, added = position.ordinal, None if facts is None else facts.added
+    if facts is None or ordinal is None or added is None or added <= ordinal:
+        return replace(position, seen=None)
+    return replace(position, seen=Cut(facts.last, added))
+
+
 def encode(offsets: Offsets) -> dict[str, Any]:
     """Return the offset that Spark stores.
 
@@ -286,7 +323,10 @@ def encode(offsets: Offsets) -> dict[str, Any]:
 
 
 def _encoded(position: Position) -> dict[str, Any]:
-    return {"id": str(position.id), "ordinal": position.ordinal, "lost": position.lost, "life": position.life}
+    made = {"id": str(position.id), "ordinal": position.ordinal, "lost": position.lost, "life": position.life}
+    if position.seen is None:
+        return made
+    return {**made, "seen": {"id": str(position.seen.id), "ordinal": position.seen.ordinal}}
 
 
 def decode(stored: Mapping[str, Any]) -> dict[str, Position]:
@@ -304,10 +344,11 @@ def decode(stored: Mapping[str, Any]) -> dict[str, Position]:
 
 
 def _decoded(fields: Mapping[str, Any]) -> Position:
-    ordinal = fields["ordinal"]
+    ordinal, seen = fields["ordinal"], fields.get("seen")
     return Position(
         StreamId.parse(fields["id"]),
         None if ordinal is None else int(ordinal),
         int(fields["lost"]),
         int(fields["life"]),
+        None if seen is None else Cut(StreamId.parse(seen["id"]), int(seen["ordinal"])),
     )

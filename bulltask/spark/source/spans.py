@@ -6,7 +6,7 @@ So what is lost is worked out from the positions of the range and from the strea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bulltask.spark.source.positions import BEGINNING, Facts, Gap, LossReason, Position, StreamId, same_stream, settle
 
@@ -33,11 +33,11 @@ class Span:
         """How many entries were trimmed before they were read, if ``read`` of them were."""
         return 0 if self.expect is None else max(0, self.expect - read)
 
-    def gap(self, read: int) -> Gap | None:
-        """What :meth:`missing` counts, to be reported."""
+    def gap(self, read: int, first: StreamId | None = None) -> Gap | None:
+        """What :meth:`missing` counts, to be reported; ``first`` is an entry that was there when all of it was gone."""
         if not (lost := self.missing(read)):
             return None
-        return Gap(self.queue, self.after, None, lost, exact=True, reason=LossReason.AT_READ)
+        return Gap(self.queue, self.after, first, lost, exact=True, reason=LossReason.AT_READ)
 
 
 def spans_of(queue: str, start: Position | None, end: Position, facts: Facts | None) -> tuple[list[Gap], Span | None]:
@@ -52,7 +52,7 @@ def spans_of(queue: str, start: Position | None, end: Position, facts: Facts | N
     Returns:
         Gaps and a span: every entry of the range that was counted is in one of them.
     """
-    if start is None or start == end:
+    if start is None or replace(start, seen=end.seen) == end:
         return [], None
     first = None if facts is None else facts.first
     if start.life != end.life:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bulltask.spark.source.positions import Facts, Gap, LossReason, Position, StreamId, settle
+from bulltask.spark.source.positions import Facts, Gap, LossReason, Position, StreamId, seeing, settle
 
 __all__ = ["Reach", "Way"]
 
@@ -39,6 +39,7 @@ class Way:
         goal: where the entries end; ``None`` when none is to be read in this batch.
         new: the batch before did not know it.
         found: what the stream said of a loss that cannot be counted, and so does not show in positions.
+        known: how many entries behind ``start`` were seen there, by the batch before or while this one is planned.
     """
 
     queue: str
@@ -49,11 +50,12 @@ class Way:
     goal: Position | None
     new: bool = False
     found: Gap | None = None
+    known: int = 0
 
     @classmethod
     def on(cls, queue: str, start: Position, facts: Facts | None, goal: Position | None) -> Way:
         """A queue that is being read."""
-        way = cls(queue, start, start, start, facts, goal)
+        way = cls(queue, start, start, start, facts, goal, known=start.waiting)
         way._settle(facts)
         way.base = way.end
         return way
@@ -67,6 +69,13 @@ class Way:
     def reborn(self) -> bool:
         """True when the stream turned out to be another one; that one is read from the next batch on."""
         return self.end.life != self.start.life
+
+    @property
+    def planned(self) -> Position:
+        """``end`` with how far the stream goes; as it was, to the letter, when there is nothing to plan."""
+        if self.goal is None or self.start.id >= self.goal.id:
+            return seeing(self.end, self.facts) if self.new or self.reborn else self.end
+        return seeing(self.end, self.facts)
 
     @property
     def waiting(self) -> int:
@@ -119,11 +128,13 @@ class Way:
         self.facts = facts
         settled, gap = settle(self.queue, self.end, facts)
         if settled.life != self.start.life:
-            self.end, self.found = settled, gap
-        elif self.goal is None or self.start.id >= self.goal.id:
+            self.end, self.found = replace(settled, lost=self.start.lost + self.known), gap
+            return
+        self.known = max(self.known, seeing(self.start, facts).waiting)
+        if self.goal is None or self.start.id >= self.goal.id:
             self.end = self.start  # nothing of it is to be read, so nothing of it is missed yet
         elif settled.id <= self.goal.id:
-            self.end, self.found = settled, gap or self.found
+            self.end, self.found = seeing(settled, facts), gap or self.found
         else:
             self._lose_all(self.goal)
 

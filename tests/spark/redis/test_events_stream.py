@@ -1,34 +1,26 @@
-"""The stream reader of events against a real server: every event once, or counted as lost, whatever happens."""
+"""The stream reader of events against a real server: every event once, in batches that are fair to all queues."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from bulltask.errors import ConfigError, EventsLost
+from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
 from bulltask.spark.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.source.spans import Span
+from tests.support.event_writing import fill
 from tests.support.hand import Hand
 from tests.support.query import Query
 
 pytestmark = pytest.mark.redis
 
 STREAM = "bull:{mail}:events"
-
-
-def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
-    pipeline = client.pipeline(transaction=False)
-    pipeline.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", "10000")
-    for number in range(count):
-        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled", "jobId": str(number)})
-    return [str(entry_id) for entry_id in pipeline.execute()[1:]]
 
 
 def test_the_events_of_real_jobs_come_once_and_in_their_order(
@@ -132,92 +124,6 @@ def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: 
 
     assert max(row["event_ms"] for row in query.rows if row["queue"] == "slow") <= 5_001
     assert max(row["event_ms"] for row in query.rows if row["queue"] == "fast") <= 5_001
-
-
-def trim_past_the_checkpoint(client: redis.Redis) -> None:
-    client.xtrim(STREAM, 4, approximate=False)
-
-
-def delete(client: redis.Redis) -> None:
-    client.delete(STREAM)
-
-
-def make_anew(client: redis.Redis) -> None:
-    client.delete(STREAM)
-    fill(client, 3)
-
-
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (trim_past_the_checkpoint, "trimmed before they were read; 11 events lost"),
-        (delete, "the stream was deleted; at least"),
-        (make_anew, "the stream was deleted and made anew; at least"),
-    ],
-)
-def test_a_loss_before_the_plan_stops_the_query_and_says_how_much_is_lost(
-    broker_url: str, redis_client: redis.Redis, harm: Callable[[redis.Redis], None], says: str
-) -> None:
-    fill(redis_client, 20)
-    query = Query(broker_url)
-    query.batch(5)
-
-    harm(redis_client)
-
-    with pytest.raises(EventsLost, match=rf"^\[BULLTASK_EVENTS_LOST\] queue={{mail}} .*{says}"):
-        query.plan()
-
-
-def test_a_loss_between_plan_and_read_stops_the_query(broker_url: str, redis_client: redis.Redis) -> None:
-    fill(redis_client, 20)
-    query = Query(broker_url)
-    end = query.plan()
-    parts = query.reader.partitions(query.offset, end)
-
-    trim_past_the_checkpoint(redis_client)
-
-    with pytest.raises(EventsLost, match=r"between planning and reading; 16 events lost"):
-        query.read(end)
-    with pytest.raises(EventsLost, match=r"between planning and reading; 16 events lost"):
-        list(query.reader.read(parts[0]))
-
-
-def test_a_query_that_goes_on_says_in_rows_what_is_lost(broker_url: str, redis_client: redis.Redis) -> None:
-    fill(redis_client, 20)
-    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
-    query.batch(5)
-    trim_past_the_checkpoint(redis_client)
-    query.batch()
-    fill(redis_client, 10)
-    end = query.plan()
-    redis_client.xtrim(STREAM, 2, approximate=False)
-    query.rows += query.read(end)
-
-    assert [(gap["lost"], gap["reason"], gap["exact"]) for gap in query.gaps()] == [
-        ("11", "trimmed", "true"),
-        ("8", "at-read", "true"),
-    ]
-    assert len(query.events()) + 11 + 8 == 30
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_rows_and_losses_together_are_what_was_added(broker_url: str, redis_client: redis.Redis, seed: int) -> None:
-    chance = random.Random(seed)
-    added = len(fill(redis_client, 5))
-    query = Query(broker_url, failOnDataLoss="false", gapRows="true", eventsPerPartition="6", batch="4")
-    for _ in range(20):
-        added += len(fill(redis_client, chance.randrange(15)))
-        if chance.random() < 0.5:
-            redis_client.xtrim(STREAM, chance.randrange(12), approximate=False)
-        end = query.plan(chance.randrange(1, 20))
-        if chance.random() < 0.3:
-            redis_client.xtrim(STREAM, chance.randrange(8), approximate=False)
-        query.rows += query.read(end)
-        query.offset = end
-    query.run_dry()
-
-    assert len(query.events()) == len(set(query.events()))
-    assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == added
 
 
 def test_the_limit_of_a_batch_is_what_the_option_says(broker_url: str) -> None:

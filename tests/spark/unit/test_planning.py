@@ -347,3 +347,14 @@ def test_shares_spend_the_budget_and_starve_nobody(waiting: dict[str, int], most
     cut = [given[queue] for queue in waiting if given[queue] < waiting[queue]]
     assert max(cut, default=0) - min(cut, default=0) <= 1, "who is cut gives as much as the others who are"
     assert shares(waiting, None) == waiting
+
+
+def test_what_is_deleted_while_a_batch_is_planned_is_lost_as_far_as_the_plan_has_seen_it() -> None:
+    ring = Ring("emails")
+    ring.add(1_000, 10)
+    reader = Reader(Rings({"emails": ring}, meanwhile=ring.delete))
+    reader.batch(Rules())
+    ring.add(2_000, 5)
+    planned = plan(reader.offsets, reader.rings, ["emails"], Rules(most=3))
+    assert [(gap.lost, gap.exact) for gap in planned.gaps] == [(15, False)]
+    assert planned.end == {"emails": Position(lost=15, life=1)}

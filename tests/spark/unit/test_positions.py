@@ -14,6 +14,7 @@ from bulltask.spark.source.positions import (
     BEGINNING,
     LAST_SEQ,
     START,
+    Cut,
     Facts,
     Gap,
     LossReason,
@@ -21,6 +22,7 @@ from bulltask.spark.source.positions import (
     StreamId,
     decode,
     encode,
+    seeing,
     settle,
     starting,
 )
@@ -105,6 +107,41 @@ def test_a_deleted_stream_is_told_once() -> None:
     assert settle("emails", settled, None) == (settled, None)
 
 
+def test_of_a_stream_that_is_gone_what_was_seen_behind_the_position_is_lost() -> None:
+    behind = seeing(READ, stream(10, 90, 9, 9))
+    assert (behind.seen, behind.waiting) == (Cut(at(90), 9), 4)
+    for facts, reason in ((None, LossReason.GONE), (stream(91, 95, 12, 12), LossReason.RECREATED)):
+        settled, gap = settle("emails", behind, facts)
+        assert settled == Position(BEGINNING, 0, lost=5, life=3)
+        assert gap == Gap("emails", at(50), facts.first if facts else None, 4, exact=False, reason=reason)
+    older, gap = settle("emails", behind, stream(10, 30, 3, 3))
+    assert (older, gap and gap.lost) == (Position(at(30), 3, lost=5, life=3), 4)
+
+
+@pytest.mark.parametrize(
+    "facts", [stream(10, 90, 9, 9), stream(80, 99, 5, 12), stream(95, 99, 2, 12), stream(10, 90, 8, None)]
+)
+def test_what_was_seen_does_not_make_another_stream_of_one_that_was_trimmed(facts: Facts) -> None:
+    behind = seeing(READ, stream(10, 90, 9, 9))
+    settled, gap = settle("emails", behind, facts)
+    assert settled.life == READ.life
+    assert gap is None or gap.exact
+
+
+def test_where_nothing_was_read_another_stream_is_known_by_what_was_seen() -> None:
+    unread = seeing(START, stream(10, 30, 3, 3))
+    assert settle("emails", unread, None)[0] == Position(lost=3, life=1)
+    assert settle("emails", unread, stream(40, 90, 9, 9))[0] == Position(lost=3, life=1)
+    assert settle("emails", unread, stream(None, 90, 0, 2))[0] == Position(lost=3, life=1)
+    assert settle("emails", unread, stream(10, 90, 9, 9)) == (unread, None)
+
+
+@pytest.mark.parametrize("facts", [None, stream(10, 50, 5, 5), stream(10, 90, 9, None), stream(10, 30, 3, 3)])
+def test_nothing_is_seen_behind_a_position_at_the_end_or_where_nobody_counts(facts: Facts | None) -> None:
+    assert seeing(READ, facts) == READ
+    assert seeing(Position(at(5), None), stream(10, 90, 9, 9)).seen is None
+
+
 def test_an_older_copy_of_the_stream_is_not_read_again() -> None:
     settled, gap = settle("emails", READ, stream(10, 30, 3, 3))
     assert settled == Position(at(30), 3, lost=1, life=3)
@@ -164,6 +201,7 @@ positions = st.builds(
     st.none() | st.integers(0, 2**53),
     st.integers(0, 2**53),
     st.integers(0, 99),
+    st.none() | st.builds(Cut, st.builds(StreamId, st.integers(0, 2**48), st.integers(0, 9)), st.integers(0, 2**53)),
 )
 
 
@@ -188,6 +226,7 @@ def test_offsets_survive_sparks_json_and_are_the_same_text_in_any_order(
         {"version": 1, "queues": {"a": "5-0|5"}},
         {"version": 1, "queues": {"a": {"id": "x", "ordinal": 0, "lost": 0, "life": 0}}},
         {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0}}},
+        {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "life": 0, "seen": {"id": "6-0"}}}},
     ],
 )
 def test_an_offset_that_is_none_of_ours_is_refused(stored: dict[str, Any]) -> None:
@@ -204,6 +243,7 @@ def test_a_batch_that_takes_a_queue_in_or_has_nothing_of_it_has_no_span() -> Non
     facts = stream(50, 95, 6, 10)
     assert spans_of("emails", None, READ, facts) == ([], None)
     assert spans_of("emails", READ, READ, facts) == ([], None)
+    assert spans_of("emails", READ, seeing(READ, facts), stream(80, 95, 2, None)) == ([], None)
 
 
 def test_what_was_trimmed_since_the_plan_is_told_apart_from_what_the_plan_knew() -> None:
@@ -250,4 +290,4 @@ def test_without_counts_a_span_expects_nothing() -> None:
 def test_a_span_of_which_less_was_read_tells_the_rest_as_lost() -> None:
     span = Span("emails", at(50), at(90), 4)
     assert span.gap(4) is span.gap(5) is None
-    assert span.gap(1) == Gap("emails", at(50), None, 3, exact=True, reason=LossReason.AT_READ)
+    assert span.gap(1, at(80)) == Gap("emails", at(50), at(80), 3, exact=True, reason=LossReason.AT_READ)

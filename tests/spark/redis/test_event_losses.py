@@ -1,0 +1,177 @@
+"""The ways in which events are lost to a stream reader: each is an error with the exact number, or rows with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask.errors import EventsLost
+from tests.support.event_writing import fill
+from tests.support.query import Query
+
+pytestmark = pytest.mark.redis
+
+STREAM = "bull:{mail}:events"
+
+Harm = Callable[[redis.Redis], list[str]]
+"""Does something to the stream; returns the ids of what it has added."""
+
+
+def left_of(client: redis.Redis) -> list[str]:
+    entries: Any = client.xrange(STREAM)
+    return [entry for entry, _ in entries]
+
+
+def trim(client: redis.Redis) -> list[str]:
+    client.xtrim(STREAM, 4, approximate=False)
+    return []
+
+
+def delete(client: redis.Redis) -> list[str]:
+    client.delete(STREAM)
+    return []
+
+
+def obliterate(client: redis.Redis) -> list[str]:
+    client.delete(STREAM, "bull:{mail}:meta")
+    return []
+
+
+def make_anew(client: redis.Redis) -> list[str]:
+    last_ms = int(left_of(client)[-1].partition("-")[0])
+    client.delete(STREAM)
+    client.xadd(STREAM, {"event": "stalled"}, id=f"{last_ms + 1}-0")  # the clock may stand in the same millisecond
+    fill(client, 2)
+    return left_of(client)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens to 20 events of which 5 are read; the numbers are of them.
+
+    Attributes:
+        harm: happens.
+        lost: how many are lost.
+        says: what happened.
+        reason: the same in a row.
+        exact: nobody can have added more that nobody saw.
+    """
+
+    harm: Harm
+    lost: int
+    says: str
+    reason: str
+    exact: bool = True
+
+
+BEFORE = [
+    pytest.param(Case(trim, 11, "trimmed before they were read; 11", "trimmed"), id="trimmed"),
+    pytest.param(Case(delete, 15, "the stream was deleted; at least 15", "gone", exact=False), id="deleted"),
+    pytest.param(Case(obliterate, 15, "the stream was deleted; at least 15", "gone", exact=False), id="obliterated"),
+    pytest.param(
+        Case(make_anew, 15, "the stream was deleted and made anew; at least 15", "recreated", exact=False), id="anew"
+    ),
+]
+
+BETWEEN = [
+    pytest.param(Case(trim, 11, "trimmed between planning and reading; 11", "at-read"), id="trimmed"),
+    pytest.param(Case(delete, 15, "trimmed between planning and reading; 15", "at-read"), id="deleted"),
+    pytest.param(Case(make_anew, 15, "trimmed between planning and reading; 15", "at-read"), id="anew"),
+]
+
+
+def error(case: Case, after: str, client: redis.Redis) -> str:
+    left = left_of(client)
+    there = f"the first one left is {left[0]}" if left else "none is left"
+    return re.escape(
+        f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.says} events lost, {there}. "
+        "Set failOnDataLoss=false to go on"
+    )
+
+
+def told(query: Query) -> list[tuple[str, dict[str, Any]]]:
+    """The gaps, with the ids that they are told behind."""
+    ids = [row["event_id"] for row in query.rows if row["event"] == "bulltask.gap"]
+    return list(zip(ids, query.gaps(), strict=True))
+
+
+def expected(case: Case, client: redis.Redis) -> dict[str, str]:
+    left = left_of(client)[:1]
+    said = {"lost": str(case.lost), "exact": str(case.exact).lower(), "reason": case.reason}
+    return {**said, "first": left[0]} if left else said
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_a_loss_before_a_batch_is_planned_stops_the_query_or_is_a_row(
+    broker_url: str, redis_client: redis.Redis, case: Case
+) -> None:
+    ids = fill(redis_client, 20)
+    query = Query(broker_url, queue="*")
+    query.batch(5)
+
+    more = case.harm(redis_client)
+
+    with pytest.raises(EventsLost, match=f"^{error(case, ids[4], redis_client)}"):
+        query.plan()
+    gap = expected(case, redis_client)
+    query.restart(failOnDataLoss="false", gapRows="true")
+    query.run_dry()
+    assert told(query) == [(ids[4], gap)]
+    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
+    assert len(query.events()) + case.lost == len(ids) + len(more)
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
+    broker_url: str, redis_client: redis.Redis, case: Case
+) -> None:
+    ids = fill(redis_client, 20)
+    query = Query(broker_url)
+    query.batch(5)
+    end = query.plan()
+    (part,) = query.reader.partitions(query.offset, end)
+
+    more = case.harm(redis_client)
+
+    for read in (lambda: query.read(end), lambda: list(query.reader.read(part))):
+        with pytest.raises(EventsLost, match=f"^{error(case, ids[4], redis_client)}"):
+            read()
+    query.restart(failOnDataLoss="false", gapRows="true")
+    late = [row for batch in query.reader.read(part) for row in batch.to_pylist()]
+    query.rows += query.read(end)
+    assert late == sorted(query.rows[5:], key=lambda row: bool(row["extra"])), "whichever of the two found it"
+    assert told(query) == [(ids[4], expected(case, redis_client))]
+    query.offset = end
+    query.run_dry()
+    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
+    assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == len(ids) + len(more)
+
+
+def test_a_query_that_goes_on_without_rows_for_gaps_reads_what_is_left(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    ids = fill(redis_client, 20)
+    query = Query(broker_url, failOnDataLoss="false")
+    query.batch(5)
+    trim(redis_client)
+    query.run_dry()
+    assert (query.events(), query.gaps()) == (ids[:5] + ids[16:], [])
+
+
+def test_a_deleted_stream_is_told_once_and_what_comes_later_is_read(broker_url: str, redis_client: redis.Redis) -> None:
+    fill(redis_client, 20)
+    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    query.run_dry()
+    delete(redis_client)
+    assert query.batch()
+    assert not query.batch()
+    late = fill(redis_client, 3)
+    query.run_dry()
+    # Nothing was known to be unread, and nobody knows whether there was something.
+    assert [(gap["lost"], gap["exact"]) for gap in query.gaps()] == [("0", "false")]
+    assert query.events()[20:] == late
