@@ -41,16 +41,21 @@ class Call(Generic[R_co]):
         args: the command's words; for a script everything after the script itself (key count, keys, arguments).
         judge: turns the raw reply into the result, or raises the error that a negative number stands for.
         script: the script to run, ``None`` for a plain command.
+        steady: so many of a plain command's last words are the same in many calls, and are remembered in packed form.
     """
 
     args: tuple[Arg, ...]
     judge: Callable[[Any], R_co]
     script: Script | None = None
+    steady: int = 0
 
     def packed(self) -> bytes:
         """The bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
-            return _pack(self.args)
+            if not self.steady:
+                return _pack(self.args)
+            first = len(self.args) - self.steady
+            return b"*%d\r\n%b%b" % (len(self.args), _words(self.args[:first]), _packed_names(self.args[first:]))
         first = min(self.script.key_count, _STEADY_KEYS) + 1
         names = _packed_names((self.script.by_sha, self.script.sha, *self.args[:first]))
         return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.lua import loader
-from bulltask.transport.call import Call, command, script_call
+from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import text, texts
 
@@ -91,7 +91,7 @@ def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEnt
 
 def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[bytes | None]]:
     """Some fields of a job's hash; all ``None`` when there is no such job."""
-    return command("HMGET", keys.job(job_id), *names)
+    return Call(("HMGET", keys.job(job_id), *names), as_is, steady=len(names))
 
 
 def count_in(keys: QueueKeys, state: str) -> Call[int]:

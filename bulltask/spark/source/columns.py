@@ -8,12 +8,16 @@ null, the second is shown with escapes, as everywhere in bulltask.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bulltask.codec import decode_text
+from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.positions import Gap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
 from bulltask.transport.scripts_history import RawEntry
@@ -28,6 +32,10 @@ _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the last that Python and Spark can show
 _FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
+# Made once: Arrow looks for pandas in every directory of Python's path whenever it is given a number of Python's.
+_scalar = lru_cache(maxsize=1_000)(pa.scalar)
+_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (_LAST_MS, _FIRST_MS, 1_000, None))
+
 Raw = Sequence[bytes | None]
 
 
@@ -37,6 +45,7 @@ def job_fields_of(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*wanted, *_PROBES)))
 
 
+@no_search_for_cycles()
 def job_batch(
     schema: pa.Schema, place: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
@@ -48,15 +57,16 @@ def job_batch(
         ids: of the jobs.
         replies: for each, its fields in the order of :func:`job_fields_of`; jobs that are not there are left out.
     """
-    there = [index for index, reply in enumerate(replies) if any(value is not None for value in reply)]
+    names = job_fields_of(schema.names)
+    gone = [None] * len(names)
+    there = [index for index, reply in enumerate(replies) if reply != gone]
     if len(there) != len(ids):
         ids, replies = [ids[index] for index in there], [replies[index] for index in there]
-    names = job_fields_of(schema.names)
     fields: dict[str, Raw] = dict(zip(names, zip(*replies, strict=True), strict=True)) if ids else {}
 
     def column(field: pa.Field) -> pa.Array:
         if field.name in place:
-            return pa.repeat(pa.scalar(place[field.name], field.type), len(ids))
+            return pa.repeat(_scalar(place[field.name], field.type), len(ids))
         if field.name == "id":
             return _texts([job_id.encode("utf-8", "surrogateescape") for job_id in ids], field.type)
         return _typed(fields.get(JOB_FIELDS[field.name], ()), field.type)
@@ -64,27 +74,64 @@ def job_batch(
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
 
 
+@no_search_for_cycles()
 def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-    """Make a batch of events of ``queue``, in the order of ``entries``."""
+    """Make a batch of events of ``queue``, in the order of ``entries``.
+
+    Entries of the same fields are made columns together: BullMQ's scripts write events of a dozen kinds, so a page of
+    thousands falls into few groups, and no entry needs a mapping of its own.
+    """
+    places: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    for place, (_, flat) in enumerate(entries):
+        places[tuple(flat[::2])].append(place)
+    groups = [_Group(names, [entries[place][1] for place in found]) for names, found in places.items()]
+    # Behind one another, the groups' rows are in another order than the entries: this says where each has gone.
+    order = pc.array_sort_indices(pa.array([place for found in places.values() for place in found], pa.int32()))
     ids = [entry_id for entry_id, _ in entries]
-    halves = [entry_id.split(b"-") for entry_id in ids]
-    fields = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in entries]
-    made: Mapping[str, Callable[[pa.DataType], pa.Array]] = {
-        "queue": lambda kind: pa.repeat(pa.scalar(queue, kind), len(ids)),
-        "event_id": lambda kind: _texts(ids, kind),
-        "event_ms": lambda kind: _numbers([half[0] for half in halves], kind),
-        "event_seq": lambda kind: _numbers([half[1] for half in halves], kind),
-        "event_at": lambda kind: _times([half[0] for half in halves], kind),
-        "extra": lambda kind: pa.array([_extra(entry) for entry in fields], kind),
-    }
+    made = {"queue": lambda kind: pa.repeat(_scalar(queue, kind), len(ids)), **_id_columns(ids)}
 
     def column(field: pa.Field) -> pa.Array:
         if field.name in made:
             return made[field.name](field.type)
-        name = _EVENT_FIELDS[field.name]
-        return _typed([entry.get(name) for entry in fields], field.type)
+        parts = [group.column(field) for group in groups] or [pa.nulls(0, field.type)]
+        return pa.concat_arrays(parts).take(order) if len(parts) > 1 else parts[0]
 
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
+
+
+class _Group:
+    """Responsible for the columns of entries that have the same fields in the same order."""
+
+    def __init__(self, names: tuple[bytes, ...], flat: Sequence[Sequence[bytes]]) -> None:
+        self._count = len(flat)
+        # Of a field that is there twice the last one counts.
+        self._values: dict[bytes, Raw] = dict(zip(names, list(zip(*flat, strict=True))[1::2], strict=True))
+
+    def column(self, field: pa.Field) -> pa.Array:
+        if field.name == "extra":
+            return self._extra(field.type)
+        values = self._values.get(_EVENT_FIELDS[field.name])
+        return pa.nulls(self._count, field.type) if values is None else _typed(values, field.type)
+
+    def _extra(self, kind: pa.DataType) -> pa.Array:
+        more = {decode_text(name): values for name, values in self._values.items() if name not in _KNOWN}
+        if not more:
+            return pa.nulls(self._count, kind)
+        rows = zip(*more.values(), strict=True)
+        said = [json.dumps(dict(zip(more, map(decode_text, row), strict=True)), sort_keys=True) for row in rows]
+        return pa.array(said, kind)
+
+
+def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Array]]:
+    """What the ids of entries say: ``1760010061025-0``, time and number."""
+    texts = pa.array(ids, pa.string())
+    halves = pc.split_pattern(texts, "-")
+    return {
+        "event_id": texts.cast,
+        "event_ms": lambda kind: _as_numbers(pc.list_element(halves, 0), kind),
+        "event_seq": lambda kind: _as_numbers(pc.list_element(halves, 1), kind),
+        "event_at": lambda kind: _as_times(pc.list_element(halves, 0), kind),
+    }
 
 
 def gap_entry(gap: Gap) -> RawEntry:
@@ -120,16 +167,40 @@ def _texts(raw: Raw, kind: pa.DataType) -> pa.Array:
 
 
 def _numbers(raw: Raw, kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([None if value is None else int(value) for value in raw], kind)
-    except (ValueError, OverflowError, pa.ArrowInvalid):
-        bound = 2 ** (kind.bit_width - 1)
-        return pa.array([_number(value, -bound, bound - 1) for value in raw], kind)
+    return _as_numbers(_texts(raw, pa.string()), kind)
 
 
 def _times(raw: Raw, kind: pa.DataType) -> pa.Array:
-    found = [_number(value, _FIRST_MS, _LAST_MS) for value in raw]
-    return pa.array([None if ms is None else ms * 1000 for ms in found], pa.int64()).cast(kind)
+    return _as_times(_texts(raw, pa.string()), kind)
+
+
+def _as_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    try:
+        return _plain_numbers(texts, kind)
+    except pa.ArrowInvalid:
+        bound = 2 ** (kind.bit_width - 1)
+        return pa.array([_number(raw, -bound, bound - 1) for raw in texts.cast(pa.binary()).to_pylist()], kind)
+
+
+def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    try:
+        found = _plain_numbers(texts, pa.int64())
+    except pa.ArrowInvalid:
+        raw = texts.cast(pa.binary()).to_pylist()
+        found = pa.array([_number(value, _FIRST_MS, _LAST_MS) for value in raw], pa.int64())
+    shown = pc.and_(pc.greater_equal(found, _FIRST), pc.less_equal(found, _LAST))
+    return pc.multiply(pc.if_else(shown, found, _NONE), _THOUSAND).cast(kind)
+
+
+def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Numbers of which each is written with digits only, but for a sign.
+
+    Raises:
+        pa.ArrowInvalid: one is not, or is too large.
+    """
+    if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
+        raise pa.ArrowInvalid("0x10 is a number for Arrow, and none for Redis")
+    return texts.cast(kind)
 
 
 def _number(value: bytes | None, least: int, most: int) -> int | None:
@@ -143,10 +214,3 @@ def _number(value: bytes | None, least: int, most: int) -> int | None:
         except (ValueError, OverflowError):
             return None
     return number if least <= number <= most else None
-
-
-def _extra(entry: Mapping[bytes, bytes]) -> str | None:
-    if entry.keys() <= _KNOWN:
-        return None
-    more = {decode_text(name): decode_text(value) for name, value in entry.items() if name not in _KNOWN}
-    return json.dumps(more, sort_keys=True)

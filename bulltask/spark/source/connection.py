@@ -17,6 +17,7 @@ from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
 from bulltask.config import Config
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable
+from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
@@ -138,7 +139,8 @@ class Connection:
         while True:
             try:
                 self._greet()
-                return ask(self._cluster or self._client)
+                with no_search_for_cycles():
+                    return ask(self._cluster or self._client)
             except (BrokerUnavailable, BrokerNotReady) as exc:
                 failed += 1
                 if self._is_over(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
