@@ -47,13 +47,12 @@ class Leftovers:
         if parent_of(pid) == os.getpid():
             return True
         process = Path(f"/proc/{pid}")
-        try:
+        # One that cannot be read has ended, or is the kernel's or somebody else's: there is nothing to look at again.
+        with suppress(OSError):
             if self._mark in (process / "environ").read_bytes().split(b"\0"):
                 return True
             if (process / "cwd").readlink().is_relative_to(self._directory):
                 return True
-        except OSError:
-            return False
         self._strangers.add(pid)
         return False
 
