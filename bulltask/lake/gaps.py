@@ -13,6 +13,8 @@ from bulltask.lake.tables import GAPS, REPAIRS, Table
 
 __all__ = ["GapRow", "find_gaps"]
 
+Key = tuple[str, str, datetime]
+
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
@@ -58,13 +60,17 @@ def find_gaps(
     Raises:
         LakeError: there is no lake.
     """
-    reader, repaired = TableReader(layout), dict[tuple[str, str], int]()
+    reader, repaired = TableReader(layout), dict[Key, int]()
     for row in _rows(reader, REPAIRS):
-        key = row["queue"], row["after_id"]
-        repaired[key] = repaired.get(key, 0) + row["repaired_rows"]
-    found = (_gap(row, repaired.get((row["queue"], row["after_id"]))) for row in _rows(reader, GAPS))
+        repaired[_key(row)] = repaired.get(_key(row), 0) + row["repaired_rows"]
+    found = (_gap(row, repaired.get(_key(row))) for row in _rows(reader, GAPS))
     wanted = (one for one in found if one.touches(since, until) and (queues is None or one.queue in queues))
     return sorted(wanted, key=lambda one: (one.detected_at, one.queue))
+
+
+def _key(row: dict[str, Any]) -> Key:
+    """Names a gap: a stream that is deleted and made anew begins at ``0-0`` each time."""
+    return row["queue"], row["after_id"], row["detected_at"]
 
 
 def _gap(row: dict[str, Any], repaired_rows: int | None) -> GapRow:

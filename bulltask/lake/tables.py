@@ -174,11 +174,12 @@ REPAIRS: Final = Table(
     "repairs",
     "what one backfill found of the jobs that a gap hides; dt is the day of repaired_at",
     _BY_BATCH,
-    ("queue", "after_id", "repaired_at"),
+    ("queue", "after_id", "detected_at", "repaired_at"),
     _columns(
         _KINDS,
         """
-        after_id text names the gap, with queue
+        after_id text names the gap, with queue and detected_at
+        detected_at time that of the gap; each life of a stream may have a gap behind 0-0
         repaired_rows long jobs of which silver knows the end from their hash now
         repaired_at time when
         """,

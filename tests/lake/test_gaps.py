@@ -29,7 +29,8 @@ GONE = {
 def lake(tmp_path: Path) -> LakeBuilder:
     made = LakeBuilder(tmp_path).gaps([FIRST, GONE])
     for rows in (3, 2):
-        made.write(REPAIRS, [{"after_id": "1-0", "repaired_rows": rows, "repaired_at": at("2026-11-22 13:00")}])
+        row = {"after_id": "1-0", "detected_at": FIRST["detected_at"], "repaired_at": at("2026-11-22 13:00")}
+        made.write(REPAIRS, [{**row, "repaired_rows": rows}])
     return made
 
 
@@ -60,6 +61,19 @@ def test_a_gap_is_found_by_every_time_that_its_events_may_be_of(
 ) -> None:
     gaps = find_gaps(lake.layout, since=at(since) if since else None, until=at(until) if until else None)
     assert [gap.queue for gap in gaps] == found
+
+
+def test_two_lives_of_a_stream_may_have_a_gap_behind_the_beginning(tmp_path: Path) -> None:
+    lake, lost = LakeBuilder(tmp_path), {"lost": 8, "exact": True, "reason": "trimmed"}
+    found_at = [at("2026-11-20 10:00", 1), at("2026-11-21 10:00")]
+    lake.gaps([{"after_id": "0-0", **lost, "detected_at": detected} for detected in found_at])
+    for detected, rows in zip(found_at, (3, 4), strict=True):
+        row = {"after_id": "0-0", "detected_at": detected, "repaired_at": at("2026-11-22 13:00")}
+        lake.write(REPAIRS, [{**row, "repaired_rows": rows}])
+    assert [(gap.detected_at, gap.repaired_rows) for gap in find_gaps(lake.layout)] == [
+        (found_at[0], 3),
+        (found_at[1], 4),
+    ]
 
 
 def test_gaps_of_some_queues_only(lake: LakeBuilder) -> None:

@@ -278,7 +278,7 @@ def test_what_is_missing_is_the_first_thing_that_is_said(lake: LakeBuilder) -> N
 
 def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
-    repair = {"repaired_at": at("2026-11-23 08:00")}
+    repair = {"repaired_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
     rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
     lake.write(REPAIRS, rows)
     assert [row["repaired_rows"] for row in as_dicts(topics.gaps(read(lake.layout, DAY)))] == [3]

@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from bulltask.errors import ConfigError
 from bulltask.lake.gaps import GapRow, find_gaps
@@ -35,7 +35,7 @@ CLOCKS: Final = timedelta(seconds=10)
 _GAPS: Final = StructType(
     [
         StructField("queue", StringType()),
-        StructField("after_id", StringType()),
+        StructField("gap", IntegerType()),  # its place among those that are looked at
         StructField("begin", TimestampType()),
         StructField("end", TimestampType()),
     ]
@@ -105,17 +105,19 @@ def backfill(
         rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(taken_at)})
         append(_attempts(rows), ATTEMPTS, layout, ingest)
         jobs = append(_jobs(rows), JOBS, layout, ingest)
-        found = {(row["queue"], row["after_id"]): row["count"] for row in _by_gap(missing)}
+        found = {row["gap"]: row["count"] for row in _by_gap(missing)}
     finally:
         missing.unpersist()
-    repairs = [(gap.queue, gap.after_id, found.get((gap.queue, gap.after_id), 0), taken_at) for gap in gaps]
+    repairs = [
+        (gap.queue, gap.after_id, gap.detected_at, found.get(place, 0), taken_at) for place, gap in enumerate(gaps)
+    ]
     _note(spark, layout, ingest, list(dict.fromkeys(repairs)))
     return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), looked_at, jobs, len(found))
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
     """Finished jobs that ended in a gap and of whose end ``silver`` does not know, with their ``life`` and gap."""
-    spans = [(gap.queue, gap.after_id, *_span(gap)) for gap in gaps]
+    spans = [(gap.queue, place, *_span(gap)) for place, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
     hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
     done = hashes.where((fn.col("place") == 1) & fn.col("state").isin(*FINISHED)).drop("place")
@@ -123,7 +125,7 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
         fn.broadcast(spark.createDataFrame(spans, _GAPS)),
         ["queue"],
     ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
-    first = Window.partitionBy("queue", "id").orderBy("begin", "after_id")
+    first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
     ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
     unknown = ended.join(_told(spark, layout), _same_end(), "left_anti")
     return _with_life(spark, layout, unknown)
@@ -176,7 +178,7 @@ def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataF
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
-    return missing.groupBy("queue", "after_id").count().collect()  # type: ignore[return-value]  # a Row is read by name
+    return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # a Row is read by name
 
 
 def _number() -> Column:
@@ -243,5 +245,6 @@ def _jobs(rows: DataFrame) -> DataFrame:
 
 
 def _note(spark: SparkSession, layout: Layout, ingest: str, repairs: Sequence[tuple[object, ...]]) -> None:
-    rows = spark.createDataFrame(repairs, "queue string, after_id string, repaired_rows long, repaired_at timestamp")
+    schema = "queue string, after_id string, detected_at timestamp, repaired_rows long, repaired_at timestamp"
+    rows = spark.createDataFrame(repairs, schema)
     append(rows.withColumn("dt", day_of(fn.col("repaired_at"))), REPAIRS, layout, ingest)

@@ -14,6 +14,6 @@ __all__ = ["gap_rows"]
 
 def gap_rows(spark: SparkSession, layout: Layout) -> DataFrame:
     """Return ``bronze.gaps`` and ``repaired_rows``: how many jobs backfills have found; null for no backfill."""
-    found = read_table(spark, layout, REPAIRS).groupBy("queue", "after_id")
-    repaired = found.agg(fn.sum("repaired_rows").alias("repaired_rows"))
-    return read_table(spark, layout, GAPS).join(repaired, ["queue", "after_id"], "left")
+    key = list(GAPS.key)
+    repaired = read_table(spark, layout, REPAIRS).groupBy(key).agg(fn.sum("repaired_rows").alias("repaired_rows"))
+    return read_table(spark, layout, GAPS).join(repaired, key, "left")

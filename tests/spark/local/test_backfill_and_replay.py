@@ -17,6 +17,7 @@ from bulltask.lake.gaps import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue.queue import Queue
 from bulltask.spark.tables.backfill import BackfillReport, backfill
+from bulltask.spark.tables.gap_rows import gap_rows
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import snapshot
@@ -123,6 +124,27 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     assert fill().jobs == 0, "a second backfill finds nothing new"
     assert [one.repaired_rows for one in find_gaps(lake.layout)] == [5]
     assert len(jobs_of(spark, lake)) == 7
+
+
+def test_a_stream_that_was_made_anew_twice_has_two_gaps_behind_its_beginning(
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
+    redis_client: redis.Redis,
+) -> None:  # fmt: skip
+    """Each is told by when it was found; a job belongs to the first one in which it may have ended."""
+    add(queue, "old", "new-1", "new-2", "new-3")
+    for _ in range(4):
+        hand.complete()
+    an_hour_ago = int((now() - HOUR).timestamp() * 1000)
+    redis_client.hset("bull:{mail}:old", "finishedOn", an_hour_ago)
+    redis_client.zadd("bull:{mail}:completed", {"old": an_hour_ago})
+    lost = {"after_id": "0-0", "lost": 40, "exact": True, "reason": "trimmed"}
+    for until in (now() - HOUR / 2, now()):
+        lake.gaps([{**lost, "first_id": f"{int(until.timestamp())}-0", "first_at": until, "detected_at": until}])
+    report = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
+    assert (report.gaps, report.jobs, report.repaired) == (2, 4, 2)
+    assert [one.repaired_rows for one in find_gaps(lake.layout)] == [1, 3]
+    rows = gap_rows(spark, lake.layout).orderBy("detected_at").collect()
+    assert [row["repaired_rows"] for row in rows] == [1, 3]
 
 
 def test_without_a_gap_there_is_nothing_to_fill(
