@@ -70,11 +70,13 @@ def compact(
 
     Raises:
         ConfigError: there is no such table, or the size is none.
+        LakeError: there is no lake.
     """
     if table not in COMPACTED:
         raise ConfigError(f"table {table!r} cannot be compacted; these can: {', '.join(COMPACTED)}")
     if not target_mb > 0:
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
+    layout.check()
     which, report = TABLES[table], CompactReport(table)
     with Replacing(layout, reached) as replacing:
         for day in layout.days(which):

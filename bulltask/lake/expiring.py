@@ -59,7 +59,11 @@ def expire(
         before: days before this one.
         dry_run: only say which they are.
         reached: for tests, as in :class:`~bulltask.lake.replacing.Replacing`.
+
+    Raises:
+        LakeError: there is no lake.
     """
+    layout.check()
     found = [
         (layout.day(table, day), _measured(layout, table, day))
         for table in tables

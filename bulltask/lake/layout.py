@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from bulltask.errors import LakeError
 from bulltask.lake.tables import TABLES, Table
 
 __all__ = ["Layout", "ingest_id", "listed", "partition_value"]
@@ -45,6 +46,18 @@ class Layout:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+
+    def check(self) -> None:
+        """See to it that there is a lake.
+
+        Raises:
+            LakeError: there is none.
+        """
+        if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _OWN)):
+            raise LakeError(
+                f"there is no lake in {self.root}: a directory with bronze/ and silver/ in it, which "
+                "'bulltask pipeline run' makes; name the directory that it was given"
+            )
 
     def table(self, table: Table) -> Path:
         """The directory of a table; it need not exist."""

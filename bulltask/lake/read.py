@@ -40,11 +40,7 @@ class TableReader:
     """
 
     def __init__(self, layout: Layout) -> None:
-        if not any((layout.root / name).is_dir() for name in ("bronze", "silver", "gold", "_pipeline")):
-            raise LakeError(
-                f"there is no lake in {layout.root}: a directory with bronze/ and silver/ in it, which "
-                "'bulltask pipeline run' makes; name the directory that it was given"
-            )
+        layout.check()
         self._layout, self._files = layout, LocalFileSystem()
 
     def days(self, table: Table) -> list[date]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from bulltask.cli import job, pipeline
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import options
 from bulltask.lake.tables import EVENTS
@@ -51,6 +53,73 @@ def test_expire_is_a_dry_run_unless_yes_is_said(lake: LakeBuilder, run: Run) -> 
     assert json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["done"]
     assert not lake.layout.days(EVENTS)
     assert "No day before 2027-01-01" in run("expire", "--before", "2027-01-01").output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gaps"],
+        ["report"],
+        ["compact", "--before", "2026-11-22"],
+        ["expire", "--before", "2026-11-22", "--yes"],
+        ["build", "gold", "--days", "2026-11-22"],
+        ["backfill", "--since", "2026-11-21", "--until", "2026-11-22"],
+        ["replay", "--where", "true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_where_there_is_no_lake_every_command_says_so_and_makes_nothing(tmp_path: Path, words: list[str]) -> None:
+    nowhere = tmp_path / "nowhere"
+    found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *words, "--root", str(nowhere)])
+    assert found.exit_code == 1
+    assert found.output.startswith(f"Error: there is no lake in {nowhere}: a directory with bronze/ and silver/ in it")
+    assert not nowhere.exists()
+
+
+def test_the_status_of_what_is_no_lake_yet_says_so(tmp_path: Path, lake: LakeBuilder) -> None:
+    def status(root: Path) -> str:
+        return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--root", str(root)]).output
+
+    assert f"lake          {tmp_path / 'x'}, where there is none yet: 'bulltask pipeline run'" in status(tmp_path / "x")
+    assert f"lake          {tmp_path}\n" in status(tmp_path)
+    assert "no Redis answers at redis://127.0.0.1:1" in status(tmp_path)
+
+
+def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
+    found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
+    assert found.exit_code == 1
+    assert "no Redis answers at redis://127.0.0.1:1" in found.output
+    assert "No queue was found" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build", "gold", "--days", "2026-11-22..2026-11-20"], "'2026-11-22..2026-11-20' ends before it begins"),
+        (["build", "gold", "--days", "2026-13-01"], "'2026-13-01' is no day; one looks like 2026-11-22"),
+        (["gaps", "--since", "noon"], "'noon' is no time; one looks like 2026-11-22 or 2026-11-22T14:00"),
+        (["report", "--within", "soon"], "'soon' is no length of time; one looks like 90, 10s, 15m, 12h or 7d"),
+        (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
+    ],
+)
+def test_a_wrong_time_is_said_in_one_line(run: Run, words: list[str], message: str) -> None:
+    found = run(*words)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_each_option_says_what_it_takes_and_each_length_of_time_its_default() -> None:
+    """A length has a unit in its default; the group's help says how all of them are written."""
+    told = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
+    assert "A LENGTH of time is 90 (seconds), 10s, 15m, 12h or 7d." in told
+    for name, module in {**pipeline.COMMANDS, **job.COMMANDS}.items():
+        for param in importlib.import_module(module).command.params:
+            if not isinstance(param, click.Option):
+                continue
+            assert param.help, (name, param.name)
+            if param.type.name == "seconds":
+                assert param.metavar == "LENGTH", (name, param.name)
+                assert param.show_default or "default" in param.help, (name, param.name)
 
 
 @pytest.mark.parametrize(

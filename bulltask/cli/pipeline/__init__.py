@@ -36,6 +36,9 @@ def command() -> None:
 
     Needs the extra spark (pip install 'bulltask[spark]') and, where it says so, Java 17.
 
+    A DAY is 2026-11-22, a TIME 2026-11-22 or 2026-11-22T14:00, both UTC. A LENGTH of time is 90 (seconds), 10s, 15m,
+    12h or 7d.
+
     Exit codes of all commands: 0 fine, 1 an error, 2 wrong usage, 3 events were lost and recorded, 4 events were lost
     and --on-loss is fail.
     """

@@ -43,11 +43,13 @@ def command(
     source = source_of(ctx, where)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
+    layout = Layout(root)
+    layout.check()  # before a JVM is started for nothing
     spark = open_session(master, conf)
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else names_of(source.queues, "--queues")
-    report = backfill(spark, Layout(root), source.texts, since=since, until=until, queues=queues)
+    report = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
     click.echo(f"{counted(report.gaps, 'gap')}, in which at least {counted(report.lost, 'event')} went lost")
     if report.gaps:
         click.echo(

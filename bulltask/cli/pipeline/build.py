@@ -25,7 +25,7 @@ __all__ = ["command"]
     help="A TOML file with objectives, prices and capacities, for gold.",
 )
 @click.option(
-    "--max-open", type=seconds, metavar="TIME", default="7d", show_default=True, help="As of `run`, for silver."
+    "--max-open", type=seconds, metavar="LENGTH", default="7d", show_default=True, help="As of `run`, for silver."
 )
 @spark_options
 def command(
@@ -46,14 +46,15 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.terms import read_terms  # noqa: PLC0415 - slow
 
-    wanted = None if terms is None else read_terms(terms)
+    wanted, layout = None if terms is None else read_terms(terms), Layout(root)
+    layout.check()  # before a JVM is started for nothing, as are the terms
     spark = open_session(master, conf)
     if layer == "gold":
         from bulltask.spark.gold.building import build_gold  # noqa: PLC0415 - slow
 
-        build_gold(spark, Layout(root), which, wanted)
+        build_gold(spark, layout, which, wanted)
     else:
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
-        build_silver(spark, Layout(root), which, max_open=timedelta(seconds=max_open))
+        build_silver(spark, layout, which, max_open=timedelta(seconds=max_open))
     click.echo(f"{layer} was built for {counted(len(which), 'day')}, {which[0]} to {which[-1]}")

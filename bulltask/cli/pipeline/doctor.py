@@ -44,11 +44,18 @@ class Part:
 @click.command("doctor")
 @source_options
 @click.option(
-    "--trigger", type=seconds, metavar="TIME", default="10s", show_default=True, help="Time between two batches."
+    "--trigger", type=seconds, metavar="LENGTH", default="10s", show_default=True, help="Time between two batches."
 )
-@click.option("--batch", type=seconds, metavar="TIME", default="5s", show_default=True, help="Time that a batch takes.")
 @click.option(
-    "--outage", type=seconds, metavar="TIME", default="0s", show_default=True, help="Time without a reader to survive."
+    "--batch", type=seconds, metavar="LENGTH", default="5s", show_default=True, help="Time that a batch takes."
+)
+@click.option(
+    "--outage",
+    type=seconds,
+    metavar="LENGTH",
+    default="0s",
+    show_default=True,
+    help="Time without a reader to survive.",
 )
 @click.option("--sizes", "show_sizes", is_flag=True, help="Print the table of sizes of rings, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -163,7 +170,8 @@ def _shown(parts: Sequence[Part], rings: Sequence[Ring], need: Need) -> Iterator
     )
     yield f"\nA ring should hold {need.seconds:,.0f} s: the greater of 2 x (trigger + batch) and the outage."
     if not rings:
-        yield "No queue was found."
+        if parts[-1].found is not None:  # Redis answered
+            yield "No queue was found."
         return
     yield as_table(
         ("queue", "events now", "maxLen", "events/s", "holds", "verdict"),

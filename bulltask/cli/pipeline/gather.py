@@ -17,7 +17,12 @@ __all__ = ["command"]
 @redis_options
 @click.option("--queue", required=True, help="Where the jobs went.")
 @click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
-@click.option("--wait", type=seconds, metavar="TIME", help="How long to wait for jobs that have not ended.")
+@click.option(
+    "--wait",
+    type=seconds,
+    metavar="LENGTH",
+    help="How long to wait for jobs that have not ended; not at all by default.",
+)
 @spark_options
 @click.pass_context
 def command(

@@ -23,8 +23,8 @@ _WIDE = 60
 @root_option
 @source_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition over silver.jobs.")
-@click.option("--queue", help="Only jobs of this queue.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--queue", help="Only jobs of this queue; of all by default.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many; all by default.")
 @click.option("--yes", is_flag=True, help="Do it. Without this nothing is sent.")
 @spark_options
 @click.pass_context
@@ -49,12 +49,13 @@ def command(
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    source = source_of(ctx, where)
+    source, layout = source_of(ctx, where), Layout(root)
+    layout.check()  # before a JVM is started for nothing
     spark = open_session(master, conf)
     from bulltask.spark.tables.replay import Selection, replay  # noqa: PLC0415 - slow
 
     selection = Selection(condition, queue, limit)
-    report = replay(spark, Layout(root), source.texts, selection, dry_run=not yes)
+    report = replay(spark, layout, source.texts, selection, dry_run=not yes)
     _show(report)
 
 

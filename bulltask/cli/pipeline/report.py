@@ -42,9 +42,22 @@ _BY_ENDING: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; - is the terminal."
 )
-@click.option("--within", type=seconds, default="2s", show_default=True, help="How long jobs may wait for a worker.")
-@click.option("--share", type=float, default=0.99, show_default=True, help="Part of them that may not wait longer.")
-@click.option("--peak-factor", type=float, default=1.2, show_default=True, help="More than in the busiest minute.")
+@click.option(
+    "--within",
+    type=seconds,
+    metavar="LENGTH",
+    default="2s",
+    show_default=True,
+    help="How long attempts may wait for a worker.",
+)
+@click.option("--share", type=float, default=0.99, show_default=True, help="Part of them, 0 to 1, that begins by then.")
+@click.option(
+    "--peak-factor",
+    type=float,
+    default=1.2,
+    show_default=True,
+    help="Times what came in the busiest minute, 1 or more.",
+)
 def command(
     *,
     topic: str | None,

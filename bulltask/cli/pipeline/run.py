@@ -43,7 +43,9 @@ _LOOK_S: Final = 0.25
     show_default=True,
     help="When events were lost: record it and go on, or stop.",
 )
-@click.option("--trigger", type=seconds, metavar="TIME", default="10s", show_default=True, help="Time between batches.")
+@click.option(
+    "--trigger", type=seconds, metavar="LENGTH", default="10s", show_default=True, help="Time between batches."
+)
 @click.option(
     "--starting",
     type=click.Choice(["earliest", "latest"]),
@@ -51,10 +53,24 @@ _LOOK_S: Final = 0.25
     show_default=True,
     help="Where a new lake begins.",
 )
-@click.option("--max-open", type=seconds, metavar="TIME", default="7d", show_default=True, help="Time without an event "
-              "after which a job is written as it was seen last.")  # fmt: skip
-@click.option("--max-events", type=click.IntRange(1), default=200_000, show_default=True, help="Events of a batch.")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics here; off if not given.")
+@click.option(
+    "--max-open",
+    type=seconds,
+    metavar="LENGTH",
+    default="7d",
+    show_default=True,
+    help="Time without an event after which a job is written as it was seen last.",
+)
+@click.option(
+    "--max-events",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Events of a batch, of all queues together.",
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="TCP port of metrics for Prometheus; off if not given."
+)
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics.")
 @spark_options
 @click.pass_context

@@ -13,6 +13,8 @@ import click
 
 from bulltask.cli.pipeline.options import root_option, source_of, source_options
 from bulltask.cli.pipeline.tables import as_table
+from bulltask.errors import LakeError
+from bulltask.lake.layout import Layout
 from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -
 
     It needs no Java.
     """
-    from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
     found = pipeline_status(Layout(root), source_of(ctx, where).texts)
@@ -42,7 +43,11 @@ def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -
 
 
 def _shown(found: PipelineStatus) -> Iterator[str]:
-    yield f"lake          {found.root}"
+    try:
+        Layout(found.root).check()
+        yield f"lake          {found.root}"
+    except LakeError:
+        yield f"lake          {found.root}, where there is none yet: 'bulltask pipeline run' makes it"
     yield f"fed by        {'nobody on this machine' if found.feeder is None else f'process {found.feeder}'}"
     if found.written_at is None:
         yield "batches       none yet"
