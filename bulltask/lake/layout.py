@@ -22,9 +22,12 @@ from urllib.parse import unquote
 from bulltask.errors import LakeError
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Layout", "ingest_id", "listed", "partition_value"]
+__all__ = ["Layout", "batch_of", "ingest_id", "listed", "partition_name", "partition_value"]
 
 _OWN: Final = "_pipeline"
+
+_ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\"#%'*/:=?\\{[]^"), 127)}
+"""The characters that Spark escapes in the names of directories."""
 
 
 def ingest_id(query_id: str, batch_id: int) -> str:
@@ -35,6 +38,12 @@ def ingest_id(query_id: str, batch_id: int) -> str:
         batch_id: the number of the batch.
     """
     return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
+
+
+def batch_of(ingest: str) -> tuple[str, int]:
+    """Return what `ingest_id` made a name of: the beginning of the query's id, and the number of the batch."""
+    query, _, number = ingest.rpartition("-")
+    return query, int(number)
 
 
 class Layout:
@@ -106,8 +115,13 @@ class Layout:
                     shutil.rmtree(path)
 
 
+def partition_name(column: str, value: str) -> str:
+    """Return the name of a partition's directory, as Spark writes it: the queue ``{mail}`` is ``queue=%7Bmail}``."""
+    return f"{column}={value.translate(_ESCAPED)}"
+
+
 def partition_value(directory: str) -> str:
-    """Return the value that a partition's directory name holds: ``queue=%7Bmail%7D`` is ``{mail}``."""
+    """Return the value that a partition's directory name holds: ``queue=%7Bmail}`` is ``{mail}``."""
     return unquote(directory.partition("=")[2])
 
 

@@ -3,7 +3,7 @@
 ::
 
     ROOT/_pipeline/head.json                the last batch that is done
-    ROOT/_pipeline/batches/<ingest>.json    every batch, as it was done
+    ROOT/_pipeline/batches/<ingest>.json    the last batches, as they were done
     ROOT/_pipeline/publishing.json          the batch whose files are being put into the tables just now
 
 A batch is done when it is the head, and not before: files of one that is being published and is not the head are
@@ -18,15 +18,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
 from bulltask.errors import DecodeError
-from bulltask.lake.layout import Layout
+from bulltask.lake.layout import Layout, batch_of
 
 __all__ = ["BatchRecord", "Ledger", "QueueRecord"]
 
 _VERSION: Final = 1
+
+_KEPT: Final = 2_000
+_SPARE: Final = 200
+"""So many records more than are kept may be there, so that they need not be looked through for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class BatchRecord:
         carried: how many events those are.
         oldest_ms: time of the oldest of them; 0 for none.
         steps_ms: how long each of its steps took.
+        queries: of each query of Spark's that ever fed the lake, by the beginning of its id, the number of its last
+            batch.
     """
 
     ingest: str
@@ -84,6 +91,7 @@ class BatchRecord:
     carried: int = 0
     oldest_ms: int = 0
     steps_ms: Mapping[str, int] = field(default_factory=dict)
+    queries: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
@@ -94,7 +102,8 @@ class BatchRecord:
         """
         if stored.get("version") != _VERSION:
             raise DecodeError(f"the record of a batch has version {stored.get('version')!r}; this bulltask reads 1")
-        fields = {name: stored[name] for name in cls.__dataclass_fields__}
+        fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
+        fields["queries"] = stored.get("queries", {})  # records of before have none
         fields["queues"] = {queue: QueueRecord(**one) for queue, one in fields["queues"].items()}
         return cls(**fields)
 
@@ -122,8 +131,15 @@ class Ledger:
         """The record of one batch; ``None`` where there is none (any more)."""
         return _record(self._file(ingest))
 
+    def has(self, ingest: str) -> bool:
+        """Whether a batch is done: the head says it, as the record of one that is not may be there, and old ones go."""
+        head, (query, number) = self.head(), batch_of(ingest)
+        if head is None:
+            return False
+        return number <= head.queries.get(query, -1) if head.queries else self._file(ingest).exists()
+
     def records(self) -> Iterator[BatchRecord]:
-        """All batches, the last first."""
+        """The last batches, the last one first: all of them, or some thousands."""
         record = self.head()
         while record is not None:
             yield record
@@ -143,6 +159,14 @@ class Ledger:
         _write(self._file(record.ingest), record.to_json())
         _write(self._head, record.to_json())
         self._publishing.unlink(missing_ok=True)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        files = set(self._layout.own("batches").glob("[!_]*.json"))
+        if len(files) > _KEPT + _SPARE:
+            kept = {self._file(record.ingest) for record in islice(self.records(), _KEPT)}
+            for file in files - kept:
+                file.unlink(missing_ok=True)
 
     def _file(self, ingest: str) -> Path:
         return self._layout.own("batches", f"{ingest}.json")

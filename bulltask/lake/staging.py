@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bulltask.lake.layout import Layout, listed
+from bulltask.lake.layout import Layout, listed, partition_name
 from bulltask.lake.tables import Table
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "write_file"]
 
 
 class Staging:
@@ -42,31 +42,22 @@ class Staging:
         """Where a table's rows are written, under ``dt=…/queue=…``."""
         return self.place(table.full_name)
 
-    def rows(self, name: str) -> int:
-        """How many rows are in a place; for a table, by its full name."""
-        return sum(pq.read_metadata(file).num_rows for file in _files(self.place(name)))
-
-    def least(self, name: str, column: str) -> int:
-        """The least number of a column in a place, as the files say; 0 where there is none."""
-        found = []
-        for file in _files(self.place(name)):
-            data = pq.read_metadata(file)
-            at = data.schema.names.index(column)
-            parts = [data.row_group(number).column(at).statistics for number in range(data.num_row_groups)]
-            found += [part.min for part in parts if part is not None and part.has_min_max]
-        return min(found, default=0)
-
-    def add(self, table: Table, partition: str, rows: pa.Table) -> None:
-        """Write rows for a table.
+    def write(self, table: Table, rows: pa.Table) -> None:
+        """Write rows for a table, a file for each of their partitions.
 
         Args:
             table: which.
-            partition: as a directory: ``dt=2026-11-22/queue=emails``.
-            rows: without the columns that the partition says.
+            rows: with all columns of the table but ``ingest_id``, in any order.
         """
-        directory = self.table(table) / partition
-        directory.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows, directory / "part-0.parquet")
+        partitions = [name for name in table.partitions if name != "ingest_id"]
+        columns = [column.name for column in table.columns]
+        ordered = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in partitions]))
+        groups = ordered.group_by(partitions, use_threads=False).aggregate([([], "count_all")]).to_pylist()
+        place = 0
+        for group in groups:
+            directory = self.table(table).joinpath(*(partition_name(name, group[name]) for name in partitions))
+            write_file(directory, ordered.slice(place, group["count_all"]).select(columns))
+            place += group["count_all"]
 
     def publish(self, tables: tuple[Table, ...]) -> None:
         """Put what is there for these tables into them."""
@@ -83,5 +74,7 @@ class Staging:
         shutil.rmtree(self._layout.own("staging"), ignore_errors=True)
 
 
-def _files(root: Path) -> Iterator[Path]:
-    return root.rglob("*.parquet") if root.is_dir() else iter(())
+def write_file(directory: Path, rows: pa.Table) -> None:
+    """Write the file of a directory, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, directory / "part-0.parquet")

@@ -53,7 +53,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, _HOME, "spark", {"pyarrow", "pyspark", "py4j"})
+    return look_up(__name__, name, _HOME, "spark", {"numpy", "pyarrow", "pyspark", "py4j"})
 
 
 def __dir__() -> list[str]:

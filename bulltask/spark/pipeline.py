@@ -232,8 +232,7 @@ class Pipeline:
     def _start(self, available_now: bool) -> StreamingQuery:
         register(self.spark)
         events = self.spark.readStream.format("bulltask").options(**self._source()).load()
-        pieces = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        batches = Batches(str(self.layout.root), self._max_open_ms, pieces)
+        batches = Batches(str(self.layout.root), self._max_open_ms)
         stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
             return stream.trigger(availableNow=True).start()

@@ -4,6 +4,8 @@
 
     read Redis once -> staging: bronze -> staging: silver, carry -> into the tables -> ledger -> Spark notes the batch
 
+Spark does the first step; the rest is done here, with Arrow (:mod:`~bulltask.spark.tables.telling`).
+
 Nothing is in the tables before all of it is written, and the ledger decides what counts. So a batch may be killed at
 any moment: done again, it first takes away what it had put into the tables.
 """
@@ -11,37 +13,31 @@ any moment: done again, it first takes away what it had put into the tables.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
 from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
-from bulltask.lake.layout import Layout, ingest_id, listed
+from bulltask.lake.layout import Layout, batch_of, ingest_id, listed
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.replacing import steady
-from bulltask.lake.staging import Staging
+from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark.tables import bronze
-from bulltask.spark.tables.bronze import read_events
 from bulltask.spark.tables.past import earlier_events, read_carry
-from bulltask.spark.tables.silver import silver_of
+from bulltask.spark.tables.telling import silver_of_batch
 
 __all__ = ["Batches"]
 
 _CARRY: Final = "carry"  # under staging
-
-_PIECE: Final = 50_000
-"""Events that are told by one task; of fewer, a further task costs more than it saves."""
-
-_FEW: Final = 2_000
 
 _WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 
@@ -50,8 +46,6 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Of few rows that are known beforehand there is nothing to adapt to, and each look costs time.
     "spark.sql.adaptive.enabled": "false",
-    # Java compiles no larger methods, and Spark's whole stages of the lifecycle are larger; in pieces they are not.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
     # A task has rows of few queues: it writes their files side by side, and need not sort the rows for it.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
@@ -65,12 +59,10 @@ class Batches:
     Attributes:
         root: directory of the lake.
         max_open_ms: how long a job may be without an event until it is given up.
-        pieces: into how many pieces many rows are shuffled.
     """
 
     root: str
     max_open_ms: int
-    pieces: int
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch.
@@ -83,7 +75,7 @@ class Batches:
         head = ledger.head()
         if head is not None and head.ingest == ingest:
             return  # Spark had no time to note that it was done
-        if ledger.get(ingest) is not None:
+        if ledger.has(ingest):
             raise LakeError(
                 f"batch {ingest} is in the lake {layout.root} already, and others behind it: the checkpoint is older "
                 f"than the lake. Remove {layout.checkpoint}, and the stream goes on behind the lake's last event"
@@ -103,14 +95,11 @@ class _Batch:
         self._steps_ms: dict[str, int] = {}
 
     def write(self, batch: DataFrame) -> None:
-        spark = batch.sparkSession
         for name, value in _CONF.items():
-            spark.conf.set(name, value)
+            batch.sparkSession.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
-        if read.events:
-            self._tell(spark, read)
-        counts = {table: self._staging.rows(table.full_name) for table in (ATTEMPTS, JOBS)}
+        counts = self._tell(read) if read.events else {}
         with self._step("publish"):
             self._ledger.announce(self._ingest)
             self._staging.publish(_WRITTEN)
@@ -121,31 +110,27 @@ class _Batch:
             if old.name != self._carry:
                 shutil.rmtree(old)
 
-    def _tell(self, spark: SparkSession, read: bronze.Bronze) -> None:
-        """Write what the events say of attempts and jobs, and what is left of them."""
-        events = read.events + self._carried
-        spark.conf.set("spark.sql.shuffle.partitions", str(min(math.ceil(events / _PIECE), self._rules.pieces)))
-        # To compile a plan takes longer than to run it over few events.
-        spark.conf.set("spark.sql.codegen.wholeStage", str(events > _FEW).lower())
-        spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if events > _FEW else "NO_CODEGEN")
-        carry = None if self._carry is None else read_carry(spark, self._layout, self._carry)
-        look_up = partial(earlier_events, spark, self._layout)
-        give_up_ms = self._give_up_ms(read)
-        with ExitStack() as stack:
+    def _tell(self, read: bronze.Bronze) -> dict[Table, int]:
+        """Write what the events say of attempts and jobs, and what is left of them; how many rows there are."""
+        with self._step("tell"):
+            carry = None if self._carry is None else read_carry(self._layout, self._carry)
             # What is looked up must not be on its way from one directory to another: nobody looks again.
-            stack.enter_context(steady(self._layout))
-            with self._step("tell"):
-                told = stack.enter_context(silver_of(read_events(spark, self._staging), carry, look_up, give_up_ms))
-            for table, rows in ((ATTEMPTS, told.attempts), (JOBS, told.jobs)):
-                with self._step(table.name):
-                    rows.write.partitionBy("dt", "queue").parquet(str(self._staging.table(table)))
+            with steady(self._layout):
+                told = silver_of_batch(read.life, carry, partial(earlier_events, self._layout), self._give_up_ms(read))
+        tables = {ATTEMPTS: told.attempts, JOBS: told.jobs}
+        for table, rows in tables.items():
+            with self._step(table.name):
+                self._staging.write(table, rows)
+        self._carried, self._carry = told.carry.num_rows, None
+        self._oldest_ms = pc.min(told.carry["event_ms"]).as_py() or 0
+        if self._carried:
             with self._step("carry"):
-                told.carry.write.parquet(str(self._staging.place(_CARRY)))
-        self._carried, self._oldest_ms = self._staging.rows(_CARRY), self._staging.least(_CARRY, "event_ms")
-        self._carry = self._ingest if self._carried else None
+                self._carry = self._ingest
+                write_file(self._staging.place(_CARRY), told.carry)
+        return {table: rows.num_rows for table, rows in tables.items()}
 
     def _give_up_ms(self, read: bronze.Bronze) -> int:
-        """Since when a job must have had an event; 0 where nothing is as old: Spark compiles each number anew."""
+        """Since when a job must have had an event; 0 where nothing is as old."""
         give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._rules.max_open_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
         return give_up_ms if oldest_ms < give_up_ms else 0
@@ -157,6 +142,7 @@ class _Batch:
 
     def _record(self, read: bronze.Bronze, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
+        query, number = batch_of(self._ingest)
         lost = {queue: head.lost.get(queue, 0) + seen.lost for queue, seen in read.queues.items() if seen.lost}
         return BatchRecord(
             self._ingest,
@@ -167,12 +153,13 @@ class _Batch:
             queues=read.queues,
             ends={**head.ends, **{queue: seen.last for queue, seen in read.queues.items() if seen.last}},
             lost={**head.lost, **lost},
-            attempts=counts[ATTEMPTS],
-            jobs=counts[JOBS],
+            attempts=counts.get(ATTEMPTS, 0),
+            jobs=counts.get(JOBS, 0),
             carry=self._carry,
             carried=self._carried,
             oldest_ms=self._oldest_ms,
             steps_ms=self._steps_ms,
+            queries={**head.queries, query: number},
         )
 
     @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from bulltask.lake.arrow import arrow_schema
@@ -24,14 +24,16 @@ from bulltask.lake.layout import listed, partition_value
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.staging import Staging
 from bulltask.lake.tables import EVENTS, GAPS
+from bulltask.spark.lifecycle.fold import LIFE
 from bulltask.spark.source.positions import BEGINNING, StreamId
 from bulltask.spark.source.schemas import GAP_EVENT
-from bulltask.spark.tables.lake_tables import day_of, spark_schema
+from bulltask.spark.tables.lake_tables import day_of
 
-__all__ = ["Bronze", "read_events", "stage"]
+__all__ = ["Bronze", "stage"]
 
 _READ: Final = "read"  # under staging: all rows of the batch
 _TRUE, _FALSE = "is_gap=true", "is_gap=false"
+_IN_FILES: Final = [name for name in LIFE if name != "queue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Bronze:
 
     Attributes:
         queues: of each queue, by the user's spelling.
+        life: its events, of the columns those that tell of jobs' lives.
         newest_ms: time of its newest event; 0 where there is none.
         oldest_ms: time of its oldest event; 0 where there is none.
     """
 
     queues: Mapping[str, QueueRecord]
+    life: pa.Table
     newest_ms: int
     oldest_ms: int
 
@@ -67,36 +71,38 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
     rows = batch.select(*names, is_gap.alias("is_gap"), dt.alias("dt"), "queue")
     rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
     gaps = _stage_gaps(staging, detected_at)
-    events = staging.place(_READ) / _FALSE
-    queues = dict(_seen(events))
+    place = staging.place(_READ) / _FALSE
+    life = _life(place)
+    queues = dict(_seen(life))
     for queue, lost in gaps.items():
         seen = queues.get(queue, QueueRecord())
         queues[queue] = QueueRecord(seen.events, seen.first, seen.last, sum(lost), len(lost))
-    if events.is_dir():
-        events.rename(staging.table(EVENTS))
+    if place.is_dir():
+        place.rename(staging.table(EVENTS))
     newest_ms = max((StreamId.parse(seen.last).ms for seen in queues.values() if seen.last), default=0)
     oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
-    return Bronze(queues, newest_ms, oldest_ms)
+    return Bronze(queues, pa.concat_tables(life.values()), newest_ms, oldest_ms)
 
 
-def read_events(spark: SparkSession, staging: Staging) -> DataFrame:
-    """Return the rows of ``bronze.events`` that a batch has written, without their ``ingest_id``."""
-    schema = spark_schema(EVENTS)
-    return spark.read.schema(schema.__class__([f for f in schema.fields if f.name != "ingest_id"])).parquet(
-        str(staging.table(EVENTS))
-    )
-
-
-def _seen(root: Path) -> Iterator[tuple[str, QueueRecord]]:
-    """Of each queue, what its files hold."""
-    ids: dict[str, list[tuple[int, StreamId, StreamId]]] = {}
+def _life(root: Path) -> dict[str, pa.Table]:
+    """Of each queue, the events in its files; one without any is there all the same."""
+    parts: dict[str, list[pa.Table]] = {"": [_none()]}
     for queue, file in _files(root):
-        found = pq.read_table(file, columns=["event_ms", "event_seq"], partitioning=None)
-        if found.num_rows:
-            ids.setdefault(queue, []).append((found.num_rows, _end(found, "min"), _end(found, "max")))
-    for queue, parts in ids.items():
-        first, last = min(part[1] for part in parts), max(part[2] for part in parts)
-        yield queue, QueueRecord(sum(part[0] for part in parts), str(first), str(last))
+        rows = pq.read_table(file, columns=_IN_FILES, partitioning=None).replace_schema_metadata(None)
+        parts.setdefault(queue, []).append(rows.add_column(0, "queue", pa.repeat(pa.scalar(queue), rows.num_rows)))
+    return {queue: pa.concat_tables(tables) for queue, tables in parts.items()}
+
+
+def _none() -> pa.Table:
+    columns = arrow_schema(EVENTS)
+    return pa.schema([columns.field(name) for name in LIFE]).empty_table()
+
+
+def _seen(life: Mapping[str, pa.Table]) -> Iterator[tuple[str, QueueRecord]]:
+    """Of each queue, how many events there are, and the first and the last."""
+    for queue, events in life.items():
+        if events.num_rows:
+            yield queue, QueueRecord(events.num_rows, str(_end(events, "min")), str(_end(events, "max")))
 
 
 def _end(ids: pa.Table, which: str) -> StreamId:
@@ -112,16 +118,10 @@ def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]
     found: dict[str, list[dict[str, Any]]] = {}
     for queue, file in _files(staging.place(_READ) / _TRUE):
         found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
-    lost = {}
-    for queue, rows in found.items():
-        gaps = list(_gaps(rows, detected_at))
-        directory = next(path for path, name in _directories(staging.place(_READ) / _TRUE) if name == queue)
-        schema = arrow_schema(GAPS)
-        columns = [name for name in schema.names if name not in GAPS.partitions]
-        table = pa.Table.from_pylist(gaps, pa.schema([schema.field(name) for name in columns]))
-        staging.add(GAPS, f"dt={detected_at.date().isoformat()}/{directory.name}", table)
-        lost[queue] = [gap["lost"] for gap in gaps]
-    return lost
+    gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in found.items()}
+    rows = [{**gap, "queue": queue, "dt": str(detected_at.date())} for queue, its in gaps.items() for gap in its]
+    staging.write(GAPS, pa.Table.from_pylist(rows, arrow_schema(GAPS)))
+    return {queue: [gap["lost"] for gap in its] for queue, its in gaps.items()}
 
 
 def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[dict[str, Any]]:

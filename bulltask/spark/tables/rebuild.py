@@ -50,9 +50,8 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     ingest = ingest_of("build")
     with Replacing(layout) as replacing:
         made: dict[Table, Path] = {}
-        events = read_table(spark, layout, EVENTS)
-        with steady(layout), silver_of(events, None, lambda _: None, give_up_ms) as silver:
-            for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
+        with steady(layout), silver_of(read_table(spark, layout, EVENTS), give_up_ms) as silver:
+            for table, rows in silver.items():
                 made[table] = replacing.fresh()
                 whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
                 whole.write.partitionBy("dt", "queue").parquet(str(made[table]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.lake.layout import Layout
+from bulltask.lake.layout import Layout, partition_name
 from bulltask.lake.tables import JOBS
 from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spark_schema
 
@@ -38,3 +38,11 @@ def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: Spark
     assert {row["queue"] for row in rows.collect()} == {"007"}
     kept = {(row["life"], row["state"]) for row in latest(rows, JOBS).collect()}
     assert kept == {(None, "completed"), ("5-0", "failed")}
+
+
+def test_arrow_and_spark_give_the_same_partition_the_same_directory(spark: SparkSession, tmp_path: Path) -> None:
+    queues = [*(f"a{chr(code)}b" for code in range(1, 256)), "é \U0001f600"]
+    frame = spark.createDataFrame([(queue, 1) for queue in queues], "queue string, one int")
+    frame.coalesce(1).write.partitionBy("queue").parquet(str(tmp_path / "rows"))
+    names = {path.name for path in (tmp_path / "rows").iterdir() if path.is_dir()}
+    assert names == {partition_name("queue", queue) for queue in queues}

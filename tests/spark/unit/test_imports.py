@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import bulltask.spark
+from tests.support.programs import ROOT
 
-HEAVY = ("pyspark", "py4j", "pyarrow")
+NEEDED = ("pyspark", "py4j", "pyarrow")
+HEAVY = (*NEEDED, "numpy")
 
 WITHOUT_SPARK = """
 import sys
@@ -20,6 +24,16 @@ class Nothing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Nothing())
+"""
+
+TOLD_OF_EACH = """
+import bulltask.spark
+
+for name in {names}:
+    try:
+        print(name, getattr(bulltask.spark, name))
+    except ImportError as exc:
+        print(type(exc).__name__, exc)
 """
 
 
@@ -44,15 +58,44 @@ def test_what_needs_no_spark_imports_none(program: str) -> None:
     assert output(f"{program}; import sys; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
 
 
-@pytest.mark.parametrize("name", bulltask.spark.__all__)
 @pytest.mark.parametrize("missing", HEAVY)
-def test_without_the_extra_every_name_says_what_to_install(name: str, missing: str) -> None:
-    program = WITHOUT_SPARK.format(heavy={missing}) + (
-        f"try:\n    from bulltask.spark import {name}\nexcept ImportError as exc:\n    print(type(exc).__name__, exc)"
-    )
-    assert output(program) == (
+def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None:
+    """One process asks for all names, as a name that was refused leaves nothing behind that could help the next."""
+    names = ["Pipeline"] if missing == "numpy" else bulltask.spark.__all__
+    program = WITHOUT_SPARK.format(heavy={missing}) + TOLD_OF_EACH.format(names=names)
+    assert output(program).splitlines() == [
         f"MissingExtra bulltask.spark.{name} needs {missing}, which is not installed: pip install 'bulltask[spark]'"
+        for name in names
+    ]
+
+
+def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"  # a file, because Spark takes `python -c` for tests of its own
+    program.write_text(
+        WITHOUT_SPARK.format(heavy={"pandas"}) + "from bulltask.cli.main import main\n"
+        "main('-b redis://127.0.0.1:1 pipeline snapshot --root /nowhere --master sc://127.0.0.1:1'.split())\n"
     )
+    environ = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, check=False, timeout=50, env=environ
+    )
+    assert ran.returncode == 1
+    said = r"Error: Spark Connect: pip install 'pyspark\[connect\]' 'pandas<3' \(.*Pandas.*\)\n"
+    assert re.fullmatch(said, ran.stderr)
+
+
+def test_nodes_need_what_the_docs_say_and_no_more_of_what_bulltask_depends_on() -> None:
+    docs = (ROOT / "docs" / "spark.md").read_text()
+    (said,) = re.findall(r"the nodes need\n`pip install ([^`]*)`", docs)
+    needed = {re.split(r"\W", word.strip('"').replace("-", "_"))[0] for word in said.split()}
+    assert needed == {"cloudpickle", "msgpack", "pyarrow", "redis", "uuid_utils"}
+    program = WITHOUT_SPARK.format(heavy={"click", "prometheus_client", "structlog", "tzdata"}) + (
+        "before = set(sys.modules)\n"
+        "import bulltask.spark.data_source, bulltask.spark.enqueueing_stream, bulltask.spark.sink.gathering\n"
+        "import bulltask.spark.sink.mapping, bulltask.spark.tables.batches, bulltask.transport.broker\n"
+        "print(*(name for name in set(sys.modules) - before))"
+    )
+    assert needed <= set(output(program).split())
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

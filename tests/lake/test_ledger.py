@@ -1,0 +1,73 @@
+"""The ledger of a lake's batches: what is done, and how long it is remembered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bulltask.lake import ledger as ledger_module
+from bulltask.lake.layout import Layout, ingest_id
+from bulltask.lake.ledger import BatchRecord, Ledger
+
+QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-8333-444444444444"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Ten records are kept, and five more may be there."""
+    monkeypatch.setattr(ledger_module, "_KEPT", 10)
+    monkeypatch.setattr(ledger_module, "_SPARE", 5)
+    return Ledger(Layout(tmp_path))
+
+
+def finish(ledger: Ledger, query: str, batches: range) -> None:
+    for number in batches:
+        head = ledger.head() or BatchRecord("", number=0)
+        ingest = ingest_id(query, number)
+        queries = {**head.queries, query[:8]: number}
+        ledger.finish(BatchRecord(ingest, previous=head.ingest or None, number=head.number + 1, queries=queries))
+
+
+def records_in(root: Path) -> int:
+    return len(list(Layout(root).own("batches").iterdir()))
+
+
+def test_the_last_records_are_kept_and_a_batch_stays_known_when_its_record_is_gone(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    finish(ledger, QUERY, range(15))
+    assert records_in(tmp_path) == 15
+    finish(ledger, QUERY, range(15, 16))
+    assert records_in(tmp_path) == 10
+    assert [record.number for record in ledger.records()] == [*range(16, 6, -1)]
+    finish(ledger, NEXT_QUERY, range(30))
+    assert records_in(tmp_path) <= 15
+    assert ledger.get(ingest_id(QUERY, 3)) is None
+    assert all(ledger.has(ingest_id(QUERY, number)) for number in range(16))
+    assert not ledger.has(ingest_id(QUERY, 16))
+    assert ledger.has(ingest_id(NEXT_QUERY, 29))
+    assert not ledger.has(ingest_id(NEXT_QUERY, 30))
+
+
+def test_a_batch_that_was_killed_before_it_became_the_head_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
+    finish(ledger, QUERY, range(1))
+    before = Layout(tmp_path).own("head.json").read_text()
+    finish(ledger, QUERY, range(1, 2))
+    Layout(tmp_path).own("head.json").write_text(before)
+    assert ledger.get(ingest_id(QUERY, 1)) is not None
+    assert not ledger.has(ingest_id(QUERY, 1))
+    Layout(tmp_path).own("head.json").unlink()
+    assert not ledger.has(ingest_id(QUERY, 0))
+
+
+def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, tmp_path: Path) -> None:
+    finish(ledger, QUERY, range(3))
+    for path in [*Layout(tmp_path).own("batches").iterdir(), Layout(tmp_path).own("head.json")]:
+        stored = json.loads(path.read_text())
+        del stored["queries"]
+        path.write_text(json.dumps(stored))
+    assert ledger.has(ingest_id(QUERY, 1))
+    assert not ledger.has(ingest_id(QUERY, 3))
+    assert [record.number for record in ledger.records()] == [3, 2, 1]

@@ -1,0 +1,57 @@
+"""Files of a batch on their way into the tables."""
+
+from __future__ import annotations
+
+import string
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.layout import Layout, partition_name, partition_value
+from bulltask.lake.read import TableReader
+from bulltask.lake.staging import Staging
+from bulltask.lake.tables import GAPS
+
+AT = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def gaps(*rows: tuple[str, str, int]) -> pa.Table:
+    made = [{"dt": dt, "queue": queue, "lost": lost, "after_id": "0-0", "detected_at": AT} for dt, queue, lost in rows]
+    return pa.Table.from_pylist(made, arrow_schema(GAPS))
+
+
+def test_rows_in_any_order_are_published_as_one_file_for_each_day_and_queue(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    staging = Staging(layout, "3f0c2a91-00000001")
+    written = [("2026-11-22", "b", 1), ("2026-11-21", "a/x", 2), ("2026-11-22", "b", 3), ("2026-11-22", "a/x", 4)]
+    staging.write(GAPS, gaps(*written))
+    assert not layout.table(GAPS).exists()
+    staging.publish((GAPS,))
+    files = sorted(str(file.relative_to(layout.table(GAPS))) for file in tmp_path.rglob("*.parquet"))
+    assert files == [
+        "dt=2026-11-21/queue=a%2Fx/ingest_id=3f0c2a91-00000001/part-0.parquet",
+        "dt=2026-11-22/queue=a%2Fx/ingest_id=3f0c2a91-00000001/part-0.parquet",
+        "dt=2026-11-22/queue=b/ingest_id=3f0c2a91-00000001/part-0.parquet",
+    ]
+    assert pq.read_schema(layout.table(GAPS) / files[0]).names == [column.name for column in GAPS.columns]
+    reader = TableReader(layout)
+    rows = reader.over(GAPS, reader.days(GAPS), lambda batches: [row for one in batches for row in one.to_pylist()])
+    assert sorted((row["dt"], row["queue"], row["lost"]) for row in rows) == sorted(written)
+
+
+def test_no_rows_are_no_files(tmp_path: Path) -> None:
+    staging = Staging(Layout(tmp_path), "3f0c2a91-00000001")
+    staging.write(GAPS, gaps())
+    staging.publish((GAPS,))
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("queue", [string.printable, "é \U0001f600", "{mail}", "100%", "a=b", "x+y z"])
+def test_a_partitions_name_says_its_value_and_is_one_directory(queue: str) -> None:
+    name = partition_name("queue", queue)
+    assert "/" not in name
+    assert partition_value(name) == queue

@@ -1,0 +1,173 @@
+"""Silver told batch by batch is silver told at once: no row differs, wherever the batches were cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from bulltask.spark.lifecycle.fold import Event, lifecycle
+from tests.support.batch_lake import AT_ONCE, NEVER, BatchLake, many, slices
+from tests.support.job_histories import cut, histories, noise
+from tests.support.silver_rows import arrow_rows, assert_same, attempt_row, job_row
+
+
+def tell_in_batches(told: list[list[Event]], pieces: int, dice: random.Random) -> BatchLake:
+    """Cut each history into pieces; a batch has one of each, and may give jobs up."""
+    lake = BatchLake()
+    for batch in zip(*(slices(events, pieces, dice) for events in told), strict=True):
+        events = [event for part in batch for event in part]
+        dice.shuffle(events)
+        newest_ms = max((event.event_ms for event in events), default=0)
+        lake.take(events, dice.choice([NEVER, newest_ms - 700]))
+    lake.take([], AT_ONCE)
+    return lake
+
+
+def assert_is_fold(lake: BatchLake, events: list[Event]) -> tuple[int, int]:
+    """Assert that the rows that count are those of all events; return how many they are."""
+    assert lake.carried == 0
+    told = lifecycle(events)
+    tried = [attempt_row(one) for job in told for one in job.attempts]
+    assert_same(arrow_rows(lake.latest_attempts()), tried)
+    assert_same(arrow_rows(lake.latest_jobs()), [job_row(job) for job in told])
+    return len(told), len(tried)
+
+
+def test_batches_tell_what_all_events_at_once_tell_of_600_random_histories(
+    record_property: Callable[[str, object], None],
+) -> None:
+    dice = random.Random(11)
+    told = many("whole", 200, lambda seed: histories(seed, 3))
+    told += many("holes", 200, lambda seed: cut(histories(seed, 3), random.Random(seed)))
+    told += many("noise", 200, lambda seed: noise(seed, 30))
+    lake = tell_in_batches(told, 8, dice)
+    jobs, tried = assert_is_fold(lake, [event for events in told for event in events])
+    for name, count in {"jobs": jobs, "attempts": tried, "looked_up": lake.looked_up}.items():
+        record_property(name, count)
+    assert jobs > 2000
+    assert tried > 4000
+    assert lake.looked_up > 500
+
+
+def test_batches_of_one_event_or_none_tell_the_same() -> None:
+    for seed in range(3):
+        events = [*histories(seed, 2), *noise(seed, 12)]
+        lake = tell_in_batches([events], 2 * len(events), random.Random(seed))
+        assert_is_fold(lake, events)
+
+
+def test_a_lakes_first_batch_may_say_nothing_of_any_job() -> None:
+    lake = BatchLake()
+    lake.take([])
+    lake.take([replace(one, event="progress") for one in story("added", "waiting")])
+    assert (lake.carried, lake.looked_up) == (0, 0)
+    assert (lake.latest_attempts().num_rows, lake.latest_jobs().num_rows) == (0, 0)
+
+
+def story(*steps: str) -> list[Event]:
+    """The events of one job: a step is ``event`` or ``event<prev``, 10 ms after the one before."""
+    told = []
+    for number, step in enumerate(steps):
+        event, _, prev = step.partition("<")
+        reason = "boom" if event == "failed" else None
+        told.append(Event("q", "a", 1_000 + 10 * number, 0, event, prev=prev or None, failed_reason=reason))
+    return told
+
+
+STORY = story(
+    "added", "waiting", "active", "waiting<active", "stalled", "active", "failed<active",
+    "waiting<failed", "active", "completed<active", "removed<completed", "added", "waiting", "removed<waiting",
+)  # fmt: skip
+
+
+def columns(rows: pa.Table | None, *names: str) -> list[tuple[Any, ...]]:
+    assert rows is not None
+    return list(zip(*(rows[name].to_pylist() for name in names), strict=True))
+
+
+def test_each_ended_attempt_is_written_once_and_a_job_when_it_is_done_wherever_batches_end() -> None:
+    lake = BatchLake()
+    for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(STORY)]):
+        lake.take(STORY[first:last])
+    assert columns(lake.attempts, "life", "attempt", "outcome") == [
+        ("1000-0", 1, "stalled"),
+        ("1000-0", 2, "failed"),
+        ("1000-0", 3, "completed"),
+    ]
+    assert columns(lake.jobs, "life", "state", "attempts", "stalls") == [
+        ("1000-0", "failed", 2, 1),
+        ("1000-0", "completed", 3, 1),
+        ("1110-0", "removed", 0, 0),
+    ]
+    assert lake.carried == 0
+    assert lake.looked_up == 1, "the retry by hand"
+    assert columns(lake.latest_jobs(), "life") == [("1000-0",), ("1110-0",)]
+
+
+def test_a_job_that_is_given_up_is_written_as_it_was_seen_last_and_anew_when_it_comes_up_again() -> None:
+    lake = BatchLake()
+    events = story("added", "waiting", "active", "completed<active")
+    lake.take(events[:3])
+    assert lake.carried == 3
+    other = replace(events[0], job_id="b", event_ms=9_000)
+    lake.take([other], give_up_ms=1_020)
+    assert lake.carried == 4, "its last event is not older"
+    lake.take([replace(other, event="waiting", event_seq=1)], give_up_ms=1_021)
+    assert lake.carried == 2
+    assert columns(lake.attempts, "outcome", "ended_at") == [("open", None)]
+    assert columns(lake.jobs, "job_id", "state") == [("a", "active")]
+    lake.take(events[3:])
+    assert lake.looked_up == 1
+    assert columns(lake.latest_attempts(), "outcome", "run_ms") == [("completed", 10)]
+    assert columns(lake.latest_jobs(), "state", "total_ms") == [("completed", 30)]
+
+
+def test_a_row_is_of_the_day_in_which_it_ended_or_of_its_last_event() -> None:
+    steps = story("added", "active", "waiting<active", "active", "completed<active")
+    events = [replace(one, event_ms=86_400_000 * (20_000 + day)) for day, one in enumerate(steps)]
+    lake = BatchLake()
+    lake.take(events)
+    assert columns(lake.attempts, "attempt", "dt") == [(1, "2024-10-06"), (2, "2024-10-08")]
+    assert columns(lake.jobs, "dt") == [("2024-10-08",)]
+    lake = BatchLake()
+    lake.take(events[:2], AT_ONCE)
+    assert columns(lake.attempts, "dt") == columns(lake.jobs, "dt") == [("2024-10-05",)]
+
+
+def test_only_the_last_life_of_a_job_is_left_to_the_next_batch() -> None:
+    lake = BatchLake()
+    lake.take(story("added", "waiting", "active", "added", "waiting"))
+    assert columns(lake.carry, "event_ms") == [(1_030,), (1_040,)]
+
+
+def test_a_retry_by_hand_tells_nothing_of_a_life_before() -> None:
+    once = ["added", "waiting", "active", "completed<active"]
+    lake = BatchLake()
+    lake.take(story(*once, *once))
+    assert columns(lake.jobs, "life") == [("1000-0",), ("1040-0",)]
+    lake.take(story(*once, *once, "waiting<completed", "active", "completed<active")[8:])
+    assert columns(lake.jobs, "life", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
+
+
+def test_what_happens_to_a_finished_job_that_is_only_removed_needs_no_look_at_its_past() -> None:
+    lake = BatchLake()
+    events = story("added", "waiting", "active", "completed<active", "removed<completed")
+    lake.take(events[:4])
+    lake.take(events[4:])
+    assert lake.looked_up == 0
+    assert columns(lake.jobs, "state") == [("completed",)]
+
+
+def test_an_open_job_of_which_a_batch_says_nothing_is_passed_on_as_it_is() -> None:
+    lake = BatchLake()
+    events = story("added", "waiting", "active")
+    lake.take(events)
+    before = lake.carry
+    lake.take([replace(one, job_id="b") for one in story("added", "waiting", "active", "completed<active")])
+    assert lake.carry is not None
+    assert lake.carry.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it

@@ -1,0 +1,72 @@
+"""Silver as batches write it, in memory; and histories cut into batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+
+from bulltask.lake.superseded import latest_rows
+from bulltask.lake.tables import ATTEMPTS, JOBS
+from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.tables.telling import silver_of_batch
+from tests.support.silver_rows import events_table
+
+__all__ = ["AT_ONCE", "NEVER", "BatchLake", "many", "slices"]
+
+NEVER, AT_ONCE = 0, 2**53
+
+
+class BatchLake:
+    """Responsible for what batches have told so far.
+
+    Attributes:
+        bronze, attempts, jobs: all rows that were ever written.
+        carry: what the last batch has left.
+        looked_up: how many jobs were looked up.
+    """
+
+    def __init__(self) -> None:
+        self.bronze = events_table([])
+        self.attempts: pa.Table | None = None
+        self.jobs: pa.Table | None = None
+        self.carry: pa.Table | None = None
+        self.looked_up = 0
+
+    def take(self, events: Sequence[Event], give_up_ms: int = NEVER) -> None:
+        """Tell a batch."""
+        new = events_table(events)
+        told = silver_of_batch(new, self.carry, self._look_up, give_up_ms)
+        self.attempts = told.attempts if self.attempts is None else pa.concat_tables([self.attempts, told.attempts])
+        self.jobs = told.jobs if self.jobs is None else pa.concat_tables([self.jobs, told.jobs])
+        self.carry, self.bronze = told.carry, pa.concat_tables([self.bronze, new])
+
+    @property
+    def carried(self) -> int:
+        return 0 if self.carry is None else self.carry.num_rows
+
+    def latest_attempts(self) -> pa.Table:
+        """The rows that count."""
+        return latest_rows(self.attempts, ATTEMPTS)
+
+    def latest_jobs(self) -> pa.Table:
+        return latest_rows(self.jobs, JOBS)
+
+    def _look_up(self, jobs: pa.Table) -> pa.Table | None:
+        self.looked_up += jobs.num_rows
+        found = self.bronze.join(jobs, ["queue", "job_id"], join_type="left semi")
+        return found if found.num_rows else None
+
+
+def slices(events: list[Event], pieces: int, dice: random.Random) -> list[list[Event]]:
+    """Cut a history at random places, also where nothing is between them."""
+    places = sorted(dice.randrange(len(events) + 1) for _ in range(pieces - 1))
+    return [events[first:last] for first, last in pairwise([0, *places, len(events)])]
+
+
+def many(kind: str, number: int, tell: Callable[[int], list[Event]]) -> list[list[Event]]:
+    """Histories in queues of their own."""
+    return [[replace(event, queue=f"{kind}-{seed}") for event in tell(seed)] for seed in range(number)]
