@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock
@@ -17,7 +19,7 @@ from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_job, describe_queue
-from bulltask.transport.scripts_fence import Fence, Sent, add_fenced_job
+from bulltask.transport.scripts_fence import Fence, Sent, add_fenced_jobs
 from bulltask.transport.tries import Tries
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
@@ -33,7 +35,7 @@ PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """What ``meta.version`` of a queue says; boards show it."""
 
 R = TypeVar("R")
-_Add = Callable[[QueueKeys, NewJob, int], Call[R]]
+_Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
 
 _AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
 
@@ -73,7 +75,7 @@ class Producer:
                 earlier round trips are stored; whether those of the failed one are is not known, and sending the same
                 jobs again is safe.
         """
-        return self._send(jobs, add_job)
+        return self._send(jobs, self._add)
 
     def send_fenced(self, jobs: Sequence[NewJob], fence: Fence) -> list[Sent]:
         """:meth:`send` of jobs that ``fence`` has not seen before; for each of ``jobs``, what became of it.
@@ -81,10 +83,13 @@ class Producer:
         A round trip whose reply was lost is sent again, and then says of its jobs that they were there before.
         """
 
-        def add(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[Sent]:
-            return add_fenced_job(keys, job, now_ms, fence)
+        def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[Sent]]]:
+            calls: list[Call[list[Sent]]] = []
+            for queue, some in groupby(part, key=attrgetter("queue")):
+                calls += add_fenced_jobs(self._keys(queue), list(some), now_ms, fence)
+            return calls
 
-        return self._send(jobs, add)
+        return list(chain.from_iterable(self._send(jobs, add)))
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
@@ -114,23 +119,28 @@ class Producer:
     def _send_part(self, part: Sequence[NewJob], ends_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(ends_ms) as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
-            results = client.run_many(self._calls(part, add))
+            first, calls = self._describing(part), add(part, self._clock.now_ms())
+            results = client.run_many([*first, *calls])
         self._described.update(job.queue for job in part)
-        return results[-len(part) :]  # behind those of the queues' descriptions
+        return results[len(first) :]
 
     async def _asend_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
         client = self._aclient()
         await client.connect(ends_ms)
-        results = await client.run_many(self._calls(part, add_job), ends_ms)
+        first, calls = self._describing(part), self._add(part, self._clock.now_ms())
+        results = await client.run_many([*first, *calls], ends_ms)
         self._described.update(job.queue for job in part)
-        return results[-len(part) :]  # behind those of the queues' descriptions
+        return results[len(first) :]
 
-    def _calls(self, part: Sequence[NewJob], add: _Add[Any]) -> list[Call[Any]]:
-        now_ms = self._clock.now_ms()
+    def _add(self, part: Sequence[NewJob], now_ms: int) -> list[Call[str]]:
+        return [add_job(self._keys(job.queue), job, now_ms) for job in part]
+
+    def _describing(self, part: Sequence[NewJob]) -> list[Call[Any]]:
+        """The calls that come before the first jobs of a queue."""
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._described:
             calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
-        return calls + [add(self._keys(job.queue), job, now_ms) for job in part]
+        return calls
 
 
 def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from bulltask.job import NewJob
 from bulltask.spark.sink.rows import Columns, JobMaker, columns_of
+from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.connection import broker_of
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts_fence import Fence, Sent
@@ -73,9 +74,10 @@ class Sending:
             for batch in batches:
                 jobs = map(self.maker.make, *columns_of(batch, self.columns))
                 found: list[Sent] = []
-                while part := list(islice(jobs, self.batch)):
-                    found += self._send(broker, part)
-                    rows += len(part)
+                with no_search_for_cycles():
+                    while part := list(islice(jobs, self.batch)):
+                        found += self._send(broker, part)
+                        rows += len(part)
                 yield found
         except Exception as exc:
             exc.add_note(f"{how_to_go_on(self.maker.write_id)} This try had sent {rows:,} rows.")

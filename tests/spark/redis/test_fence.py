@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from bulltask.config import Conf
-from bulltask.errors import BrokerFull, ParentNotFound
+from bulltask.errors import BrokerError, BrokerFull, ParentNotFound
 from bulltask.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
@@ -18,7 +18,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.scripts_add import add_job
-from bulltask.transport.scripts_fence import Fence, add_fenced_job
+from bulltask.transport.scripts_fence import TOGETHER, Fence, add_fenced_jobs
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
@@ -77,7 +77,8 @@ def test_a_fenced_job_is_stored_as_a_plain_one(kind: str, broker: Broker, redis_
     keys, new = broker.keys("mail"), job("s1", KINDS[kind])
     plain = after(add_job(keys, new, NOW_MS))
     assert len(plain) > 3
-    assert after(add_fenced_job(keys, new, NOW_MS, FENCE)) == plain
+    [call] = add_fenced_jobs(keys, [new], NOW_MS, FENCE)
+    assert after(call) == plain
     assert redis_client.smembers(KEY) == {"s1"}
 
 
@@ -95,6 +96,25 @@ def test_what_is_fenced_leaves_no_trace(broker: Broker, redis_client: redis.Redi
     before = stored(redis_client)
     assert {one.outcome for one in broker.producer.send_fenced(jobs(0, 3), FENCE)} == {"fenced"}
     assert stored(redis_client) == before
+
+
+def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
+    sent = broker.producer.send_fenced([job("s1"), job("s2"), job("s1")], FENCE)
+    assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s2", "added"), ("s1", "fenced")]
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s2", "s1"]
+
+
+def test_jobs_of_several_queues_and_scripts_are_answered_in_their_order(
+    broker: Broker, redis_client: redis.Redis
+) -> None:
+    kinds = list(KINDS.values())
+    mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * TOGETHER)]
+    sent = broker.producer.send_fenced(mixed, FENCE)
+    assert [(one.id, one.outcome) for one in sent] == [(one.id, "added") for one in mixed]
+    for queue in ("q0", "q1", "q2"):
+        of_queue = {one.id for one in mixed if one.queue == queue}
+        assert redis_client.smembers(f"bulltask:{{{queue}}}:spark:w1") == of_queue
+        assert set(redis_client.keys(f"bull:{{{queue}}}:s*")) == {f"bull:{{{queue}}}:{one}" for one in of_queue}
 
 
 def test_another_write_finds_the_job_that_is_there_and_says_so(broker: Broker, redis_client: redis.Redis) -> None:
@@ -122,6 +142,27 @@ def test_a_job_that_is_refused_is_not_fenced(broker: Broker, redis_client: redis
     with pytest.raises(ParentNotFound):
         broker.producer.send_fenced([orphan], FENCE)
     assert not redis_client.exists(KEY)
+
+
+def test_a_refused_job_keeps_no_other_from_being_added(broker: Broker, redis_client: redis.Redis) -> None:
+    orphan = job("s5", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
+    with pytest.raises(ParentNotFound):
+        broker.producer.send_fenced([*jobs(0, 5), orphan, *jobs(6, 9)], FENCE)
+    assert redis_client.smembers(KEY) == {"s0", "s1", "s2", "s3", "s4", "s6", "s7", "s8"}
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s8", "s7", "s6", "s4", "s3", "s2", "s1", "s0"]
+
+
+def test_a_script_that_fails_at_a_job_has_remembered_those_before_it(broker: Broker, redis_client: redis.Redis) -> None:
+    """They may run and be removed before the write is done again, which then adds the others only."""
+    redis_client.set("bull:{mail}:s3", "no hash")
+    with pytest.raises(BrokerError, match="WRONGTYPE"):
+        broker.producer.send_fenced(jobs(0, 6), FENCE)
+    assert redis_client.smembers(KEY) == {"s0", "s1", "s2"}
+    assert redis_client.pttl(KEY) > 0
+    redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(4)))
+    sent = broker.producer.send_fenced(jobs(0, 6), FENCE)
+    assert [one.outcome for one in sent] == ["fenced"] * 3 + ["added"] * 3
+    assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s5", "s4", "s3"]
 
 
 def test_a_full_server_neither_adds_nor_fences(server_factory: ServerFactory) -> None:
@@ -163,7 +204,8 @@ def test_a_server_that_forgot_its_scripts_learns_the_fenced_one_again(
     try:
         redis_client.script_flush()
         keys = broker.keys("mail")
-        sent = client.run_many([add_fenced_job(keys, new, NOW_MS, FENCE) for new in jobs(0, 3)])
-        assert [one.outcome for one in sent] == ["added"] * 3
+        sent = client.run_many(add_fenced_jobs(keys, jobs(0, TOGETHER + 3), NOW_MS, FENCE))
+        assert [len(some) for some in sent] == [TOGETHER, 3]
+        assert {one.outcome for some in sent for one in some} == {"added"}
     finally:
         client.close()
