@@ -109,6 +109,37 @@ def test_tasks_that_share_the_workers_are_added_up_and_weighed() -> None:
     assert found.run_s == pytest.approx(5.05, rel=0.01)
 
 
+def test_the_minute_with_the_most_work_decides_not_that_with_the_most_jobs_and_of_equals_the_last() -> None:
+    rows = [minute(0, 60, 10_000, name="render"), minute(1, 600, 10), minute(2, 60, 10_000, name="render")]
+    found = recommend(rows)
+    assert found is not None
+    assert found.peak_minute == at("2026-11-22 10:02")
+
+
+def test_an_attempt_that_waits_for_children_is_work_too_and_the_peak_factor_is_no_arrival() -> None:
+    parked = recommend([minute(0, 60, 500, 500, completed=1, parked=1)], peak_factor=2)
+    assert parked is not None
+    assert parked.attempts_per_s == 2.0
+    assert parked.load == pytest.approx(2 * 2.0 * parked.run_s)
+
+
+def test_runs_that_vary_within_a_task_are_told() -> None:
+    found = recommend([minute(0, 60, *[10] * 99, 100_000)])
+    assert found is not None
+    assert any(line.startswith("Runs vary much (variance ") for line in found.reasoning)
+
+
+def test_a_number_that_cannot_keep_up_and_one_that_nearly_always_does_are_told_as_such() -> None:
+    found = recommend([minute(0, 180, 500)], share=0.1, peak_factor=1)  # 1.5 workers are busy
+    assert found is not None
+    assert found.workers == 2
+    assert any("; with 1, the queue would only grow" in line for line in found.reasoning)
+    idle = recommend([minute(0, 1, 1)])
+    assert idle is not None
+    assert idle.expected.share > 0.9999
+    assert any(line.startswith("With 1 worker 99.99 % of the attempts") for line in idle.reasoning)
+
+
 def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_others() -> None:
     lost = minute(1, 6_000, complete=False)
     found = recommend([minute(0, 60, 500), lost])
@@ -118,6 +149,7 @@ def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_o
     alone = recommend([lost | {"run_counts": {class_of(500): 3}}])
     assert alone is not None
     assert alone.peak_minute == at("2026-11-22 10:01")
+    assert not any(line.startswith("Left out") for line in alone.reasoning)
 
 
 def test_what_was_seen_of_all_queues_is_told() -> None:
@@ -129,6 +161,16 @@ def test_what_was_seen_of_all_queues_is_told() -> None:
     assert found is not None
     assert (found.busy_seen, found.peak_seen) == (3.0, 8)
     assert any("Seen in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning)
+
+
+def test_what_was_busy_is_told_as_the_mean_of_the_minutes_and_the_most_of_all() -> None:
+    seen = [
+        {"minute": at(f"2026-11-22 10:0{index}"), "queue": "mail", "busy_workers": busy, "peak_workers": 2 * busy}
+        for index, busy in enumerate([1, 3])
+    ]
+    found = recommend([minute(0, 60, 500)], seen)
+    assert found is not None
+    assert (found.busy_seen, found.peak_seen) == (2.0, 6)
 
 
 def test_one_of_a_thing_is_not_told_as_several() -> None:

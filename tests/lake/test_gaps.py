@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,16 @@ def test_the_command_ends_with_3_when_something_is_missing(lake: LakeBuilder, tm
     nowhere = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "nowhere")])
     assert nowhere.exit_code == 1
     assert "there is no lake" in nowhere.output
+
+
+def test_gaps_are_in_the_order_in_which_they_were_found_and_touch_the_time_up_to_that(tmp_path: Path) -> None:
+    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed", "after_id": "1-0"}
+    found_at = {"zoo": at("2026-11-20 10:00"), "ants": at("2026-11-21 10:00")}
+    for queue, detected in found_at.items():
+        lake.gaps([{**lost, "queue": queue, "after_at": at("2026-11-19 10:00"), "detected_at": detected}])
+
+    def found(since: datetime) -> list[str]:
+        return [gap.queue for gap in find_gaps(lake.layout, since=since)]
+
+    assert found(at("2026-11-19")) == found(found_at["zoo"]) == ["zoo", "ants"]  # what is behind it nobody knows yet
+    assert found(at("2026-11-20 10:01")) == ["ants"]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bulltask.errors import DecodeError
 from bulltask.lake import ledger as ledger_module
 from bulltask.lake.layout import Layout, ingest_id
-from bulltask.lake.ledger import BatchRecord, Ledger
+from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
 
 QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-8333-444444444444"
 
@@ -71,3 +72,34 @@ def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, t
     assert ledger.has(ingest_id(QUERY, 1))
     assert not ledger.has(ingest_id(QUERY, 3))
     assert [record.number for record in ledger.records()] == [3, 2, 1]
+
+
+def test_a_record_is_read_as_it_was_written_with_that_of_each_queue(ledger: Ledger) -> None:
+    queues = {"mail": QueueRecord(300, "1-0", "9-0", lost=5, gaps=1)}
+    record = BatchRecord(ingest_id(QUERY, 0), queues=queues, ends={"mail": "9-0"}, lost={"mail": 5}, carried=2)
+    ledger.finish(record)
+    assert ledger.head() == ledger.get(record.ingest) == record
+
+
+def test_a_batch_is_being_published_until_it_is_the_head(ledger: Ledger, tmp_path: Path) -> None:
+    assert ledger.publishing() is None
+    ingest = ingest_id(QUERY, 0)
+    ledger.announce(ingest)
+    assert ledger.publishing() == ingest
+    head = Layout(tmp_path).own("head.json")
+    head.mkdir()  # so that it cannot be written, as if somebody had pulled the plug
+    with pytest.raises(IsADirectoryError):
+        ledger.finish(BatchRecord(ingest))
+    head.rmdir()
+    assert ledger.publishing() == ingest, "its files must still be known to be nobody's"
+    finish(ledger, QUERY, range(1))
+    assert ledger.publishing() is None
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_record_of_another_version_is_refused(ledger: Ledger, tmp_path: Path, version: int | None) -> None:
+    finish(ledger, QUERY, range(1))
+    head = Layout(tmp_path).own("head.json")
+    head.write_text(json.dumps({**json.loads(head.read_text()), "version": version}))
+    with pytest.raises(DecodeError, match=f"version {version}"):
+        ledger.head()

@@ -140,3 +140,13 @@ def test_what_a_killed_command_has_moved_away_is_in_its_place_before_anybody_rea
     assert not day.exists()
     with steady(Layout(tmp_path)):
         assert (day / "rows").read_text() == "new"
+
+
+@pytest.mark.parametrize("step", ["intended", "moved-away"])
+def test_the_next_command_that_replaces_anything_finishes_what_was_left_first(tmp_path: Path, step: str) -> None:
+    day = tmp_path / "gold" / "day"
+    day.mkdir(parents=True)
+    (day / "rows").write_text("old")
+    killed(SWAPPED, str(tmp_path), step)
+    with Replacing(Layout(tmp_path)):
+        assert (day / "rows").read_text() == "new"

@@ -14,7 +14,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout, partition_name, partition_value
 from bulltask.lake.read import TableReader
 from bulltask.lake.staging import Staging
-from bulltask.lake.tables import GAPS
+from bulltask.lake.tables import GAPS, JOBS
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -55,3 +55,15 @@ def test_a_partitions_name_says_its_value_and_is_one_directory(queue: str) -> No
     name = partition_name("queue", queue)
     assert "/" not in name
     assert partition_value(name) == queue
+
+
+def test_a_new_try_begins_empty_and_what_it_publishes_is_of_every_table(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    Staging(layout, "3f0c2a91-00000001").write(GAPS, gaps(("2026-11-22", "b", 1)))
+    again = Staging(layout, "3f0c2a91-00000001")
+    assert list(tmp_path.rglob("*.parquet")) == []
+    again.write(GAPS, gaps(("2026-11-22", "b", 1)))
+    jobs = [{"dt": "2026-11-22", "queue": "b", "job_id": "1", "as_of": AT}]
+    again.write(JOBS, pa.Table.from_pylist(jobs, arrow_schema(JOBS)))
+    again.publish((GAPS, JOBS))
+    assert [len(list(layout.table(table).rglob("*.parquet"))) for table in (GAPS, JOBS)] == [1, 1]
