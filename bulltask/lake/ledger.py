@@ -101,7 +101,10 @@ class BatchRecord:
             DecodeError: it is something else, or was written by a newer bulltask.
         """
         if stored.get("version") != _VERSION:
-            raise DecodeError(f"the record of a batch has version {stored.get('version')!r}; this bulltask reads 1")
+            raise DecodeError(
+                f"the record of a batch has version {stored.get('version')!r}, and this bulltask reads {_VERSION}: the "
+                "lake was fed by another bulltask; use one that is as new"
+            )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
         fields["queries"] = stored.get("queries", {})  # records of before have none
         fields["queues"] = {queue: QueueRecord(**one) for queue, one in fields["queues"].items()}

@@ -85,6 +85,18 @@ def test_the_status_of_what_is_no_lake_yet_says_so(tmp_path: Path, lake: LakeBui
     assert "no Redis answers at redis://127.0.0.1:1" in status(tmp_path)
 
 
+def test_a_lake_of_another_bulltask_is_no_traceback(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
+    head = lake.layout.own("head.json")
+    head.parent.mkdir()
+    head.write_text('{"version": 2, "ingest": "3f0c2a91-00000000"}')
+    found = run("status", "-b", "redis://127.0.0.1:1")
+    assert found.exit_code == 1
+    assert found.output == (
+        "Error: the record of a batch has version 2, and this bulltask reads 1: the lake was fed by another bulltask; "
+        "use one that is as new\n"
+    )
+
+
 def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
     found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
     assert found.exit_code == 1

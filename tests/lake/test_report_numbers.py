@@ -91,6 +91,24 @@ def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began
     assert values(reported(lake), "wait") == {"send": [20, None, 50]}
 
 
+def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
+    assert (values(reported(lake), "wait"), values(reported(lake), "run")) == ({"send": [20]}, {"send": [50]})
+
+
+def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", waits=[20])])
+    report = reported(lake)
+    assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
+    assert "retries" not in report.charts
+
+
+@pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
+def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
+    lake.gold("task_minute", [task_minute(minute, done=1)])
+    assert reported(lake).covered == covered
+
+
 def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_together(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", f"t{n}", runs=[1000 * (10 - n)], waits=[10 + n]) for n in range(9)]
     lake.gold("task_minute", [*rows, task_minute("10:01", None, runs=[1], waits=[40])])
@@ -290,6 +308,13 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
     [alert] = reported(lake, Period.parse("2026-11-20..2026-11-22")).alerts
     assert (alert.kind, alert.title) == ("unbuilt", "Not in here: 2026-11-21")
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
+
+
+def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
+    [alert] = reported(lake, Period.parse("2026-11-14..2026-11-22")).alerts
+    assert alert.title == "Not in here: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
 def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
