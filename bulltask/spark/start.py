@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import DataSource
 
+import bulltask
+from bulltask.errors import MissingExtra
 from bulltask.spark.data_source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "current_session", "register", "session"]
@@ -48,22 +50,33 @@ def session(
 
     Args:
         app: its name, in Spark's user interface and logs.
-        master: where it runs: ``local[4]``, ``spark://…``; by default what ``spark-submit`` says, else ``local[*]``.
-        ui: serve Spark's user interface.
+        master: where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a server of Spark Connect; by default
+            what ``spark-submit`` or the environment's ``SPARK_REMOTE`` says, else ``local[*]``.
+        ui: serve Spark's user interface; through Spark Connect it is the server's, which has its own mind.
         shuffle_partitions: pieces of a shuffled table; by default 4 in this process, Spark's default on a cluster.
-        conf: further settings of Spark; they win.
+        conf: further settings of Spark; they win. Through Spark Connect only those that a session may have of its own.
 
     Returns:
         The session. ``session().stop()`` ends it.
+
+    Raises:
+        MissingExtra: Spark Connect needs what is not installed.
     """
     # Without it the workers are the `python3` of PATH, which need not have what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    server = _remote_server(master)
     builder = SparkSession.builder.appName(app)
-    if master is not None:
+    if server is not None:
+        builder = builder.remote(server)
+    elif master is not None:
         builder = builder.master(master)
-    for name, value in _settings(master, ui, shuffle_partitions, conf).items():
+    settings = _settings(master, shuffle_partitions) | ({} if server else {"spark.ui.enabled": str(ui).lower()})
+    for name, value in (settings | dict(conf or {})).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except ImportError as exc:  # only the client of Connect looks for packages, and names the first
+        raise MissingExtra(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
 
@@ -74,20 +87,31 @@ def current_session() -> SparkSession:
     Elsewhere, as in a test or a notebook that calls the task itself, it is the session of this process; one is made
     with :func:`session` where there is none.
     """
+    if is_remote():
+        try:
+            return SparkSession.active()
+        except PySparkRuntimeError:  # there is none
+            return session()
+    from pyspark import SparkContext  # noqa: PLC0415 - which a thin client of Connect has not
+
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
         return session()
     return SparkSession.builder.getOrCreate()
 
 
-def _settings(
-    master: str | None, ui: bool, shuffle_partitions: int | None, conf: Mapping[str, str] | None
-) -> dict[str, str]:
+def _remote_server(master: str | None) -> str | None:
+    """The server of Spark Connect, if there is to be one."""
+    said = os.environ.get("SPARK_REMOTE", "") if master is None else master
+    return said if said.startswith("sc://") else None
+
+
+def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, str]:
     settings = dict(_NEEDED)
     if master is not None and master.startswith("local"):
         settings |= _LOCAL
     if shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
-    return settings | {"spark.ui.enabled": str(ui).lower()} | dict(conf or {})
+    return settings
 
 
 def register(spark: SparkSession, name: str = "bulltask") -> None:
@@ -100,7 +124,21 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
         name: the format's name, for one that is taken already.
     """
     spark.conf.set(PUSHDOWN, "true")
+    archive = getattr(bulltask.__loader__, "archive", None)
+    if archive is not None and not is_remote():
+        _find_in(archive, spark)
     spark.dataSource.register(_source(name))
+
+
+def _find_in(archive: str, spark: SparkSession) -> None:
+    """Have all of Spark's Python processes look for bulltask where this one has it, in a zip (``--py-files``).
+
+    Spark puts such files on the path of executors and of this process, but forgets that which plans a stream.
+    """
+    environment = spark.sparkContext.environment
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if archive not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, archive])
 
 
 def _source(name: str) -> type[DataSource]:

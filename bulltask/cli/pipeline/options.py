@@ -155,7 +155,9 @@ def spark_options(function: F) -> F:
     function = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")(
         function
     )
-    return click.option("--master", help="Spark's master; default: what spark-submit says, else local[*].")(function)
+    return click.option(
+        "--master", help="Spark's master, or sc://… for Spark Connect; default: what spark-submit says, else local[*]."
+    )(function)
 
 
 def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
@@ -171,9 +173,10 @@ def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
     from bulltask.spark import session  # noqa: PLC0415 - slow
 
     given = any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"))
-    if not given and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+    remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
+    if not given and not remote and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise MissingExtra("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME where one is")
     # Its bar would run into the lines that commands write.
-    settings = {"spark.ui.showConsoleProgress": "false"}
+    settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
     settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
     return session("bulltask pipeline", master or (None if given else "local[*]"), conf=settings)
