@@ -12,7 +12,7 @@ from bulltask.errors import BulltaskError
 
 __all__ = ["LazyGroup"]
 
-_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "pyspark": "spark", "py4j": "spark"}
+_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
 """Packages that are installed separately, and the smallest extra that has them."""
 
 

@@ -22,8 +22,15 @@ from bulltask.urls import redact_url
 
 __all__ = ["command"]
 
-_OLDEST: Final = {"java": (17,), "pyspark": (4, 2, 1), "pyarrow": (18,), "hiredis": (3,), "redis": (7,)}
-_PACKAGES: Final = ("pyspark", "pyarrow", "hiredis")
+_OLDEST: Final = {
+    "java": (17,),
+    "pyspark": (4, 2, 1),
+    "pyarrow": (18,),
+    "numpy": (1, 26),
+    "hiredis": (3,),
+    "redis": (7,),
+}
+_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def test_a_server_that_is_not_there_is_said_without_its_password(doctor: Doctor,
 
 def test_every_part_is_named_with_its_version(doctor: Doctor) -> None:
     parts = {one["name"]: one["version"] for one in json.loads(doctor("--json").output)["parts"]}
-    assert parts.keys() == {"java", "pyspark", "pyarrow", "hiredis", "redis"}
+    assert parts.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
     assert all(parts.values())
 
 
