@@ -131,7 +131,7 @@ GAPS: Final = Table(
         first_id text id of the first event behind it; none when there is none yet
         lost long how many events are lost
         exact flag whether lost is the count, or the least that it can be
-        reason text trimmed, recreated, gone or at-read
+        reason text trimmed, at-read, gone, recreated or rolled-back
         after_at time time of after_id; none when the gap begins with the stream
         first_at time time of first_id
         detected_at time when the batch that found it was written
