@@ -17,7 +17,7 @@ from bulltask.lake.report.data import Axis, read
 from bulltask.lake.report.making import make_report
 from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.period import Period
-from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes, topped
+from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
@@ -89,36 +89,6 @@ def test_percentiles_of_a_task_are_those_of_all_its_minutes_not_a_mean_of_theirs
 def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], enqueued=2)])
     assert values(reported(lake), "wait") == {"send": [20, None, 50]}
-
-
-def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
-    lake: LakeBuilder,
-) -> None:
-    ends = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "parked": 5}
-    rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MOST + 2)]
-    lake.gold("task_minute", rows)
-    shown = topped(by_task(read(lake.layout, DAY)))
-    assert [(one.queue, one.attempts) for one in shown[:2]] == [("q0", 15), ("q1", 15)]
-    assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
-    assert len(shown) == MOST
-
-
-def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
-    assert (values(reported(lake), "wait"), values(reported(lake), "run")) == ({"send": [20]}, {"send": [50]})
-
-
-def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", waits=[20])])
-    report = reported(lake)
-    assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
-    assert "retries" not in report.charts
-
-
-@pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
-def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
-    lake.gold("task_minute", [task_minute(minute, done=1)])
-    assert reported(lake).covered == covered
 
 
 def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_together(lake: LakeBuilder) -> None:

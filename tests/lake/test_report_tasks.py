@@ -1,0 +1,76 @@
+"""What a report shows of its tasks: which of them, how many attempts, in which charts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bulltask.lake.report.data import read
+from bulltask.lake.report.making import make_report
+from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.period import Period
+from bulltask.lake.report.tallies import MOST, by_task, topped
+from tests.support.gold import task_minute
+from tests.support.lake import LakeBuilder, at
+
+DAY = Period.parse("2026-11-22")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path)
+
+
+def reported(lake: LakeBuilder, period: Period = DAY) -> Report:
+    return make_report(lake.layout, period, made_at=datetime(2026, 11, 23, tzinfo=UTC))
+
+
+def values(report: Report, chart: str) -> dict[str, list[float | None]]:
+    return {line["label"]: line["values"] for line in report.charts[chart].payload["lines"]}
+
+
+def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
+    lake: LakeBuilder,
+) -> None:
+    ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "parked": 5}
+    rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MOST + 2)]
+    lake.gold("task_minute", rows)
+    shown = topped(by_task(read(lake.layout, DAY)))
+    assert [(one.queue, one.attempts) for one in shown[:2]] == [("q0", 15), ("q1", 15)]
+    assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
+    assert len(shown) == MOST
+
+
+def test_a_task_of_which_nothing_happened_has_no_line(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", done=1), task_minute("10:00", "idle")])
+    assert read(lake.layout, DAY).shown == [("mail", "send")]
+
+
+def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
+    other = at("2026-11-21 10:00")
+    lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
+    advice = reported(lake, Period.parse("2026-11-21..2026-11-22")).advice.together
+    assert advice is not None
+    assert advice.peak_minute == at("2026-11-22 10:00")
+
+
+def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
+    assert (values(reported(lake), "wait"), values(reported(lake), "run")) == ({"send": [20]}, {"send": [50]})
+
+
+def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", waits=[20])])
+    report = reported(lake)
+    assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
+    assert "retries" not in report.charts
+
+
+@pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
+def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
+    lake.gold("task_minute", [task_minute(minute, done=1)])
+    assert reported(lake).covered == covered
