@@ -157,7 +157,7 @@ class Rows:
             .start()
         )
         query.awaitTermination()
-        written = self._spark.read.parquet(str(self._place / "events")).count()
+        written = sum(progress["numInputRows"] for progress in query.recentProgress)
         assert written == self._count, f"{written:,} of {self._count:,} events"
 
     def _read(self, **options: str) -> None:
