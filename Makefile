@@ -16,10 +16,11 @@ NODE_CLIENT := tests/interop/node_modules/.package-lock.json
 OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
 	$(wildcard tests/interop/official/requirements-*.txt))
 ARGS ?=
+TESTS ?= tests
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo demo-spark test lint bench clean lock
+.PHONY: help demo demo-spark test test-quick lint bench clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -29,8 +30,16 @@ demo: $(VENV)/demo.stamp  ## show jobs flowing, a retry, a crash recovered (star
 demo-spark: $(VENV)/demo-spark.stamp  ## the data pipeline: 100,000 jobs from a DataFrame, their history as tables and a report; needs Java
 	$(BIN)/python examples/history/run.py $(ARGS)
 
+# Tests start a thousand processes: where PYTHONDONTWRITEBYTECODE is set, each would compile bulltask anew, for 0.3 s.
+COMPILE = $(BIN)/python -m compileall -q bulltask
+
 test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests $(ARGS)
+	@$(COMPILE)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS) $(ARGS)
+
+test-quick: $(VENV)/dev.stamp  ## the tests that need no Java, no Node.js, no worker and little time; TESTS=tests/spark for those
+	@$(COMPILE)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or slow)" $(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the public API
 	$(BIN)/ruff check .

@@ -25,6 +25,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says nothing about it: tests run beside each other, on machines that are busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# For a quick look: --hypothesis-profile=quick.
+settings.register_profile("quick", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
 
 FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH

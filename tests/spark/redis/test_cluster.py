@@ -25,7 +25,7 @@ from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "id", "name", "data")])
 

@@ -20,7 +20,7 @@ from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 MakeUser = Callable[..., str]
 

@@ -32,7 +32,8 @@ from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(180)]  # a cluster is waited for up to a minute
+# A cluster is waited for up to a minute.
+pytestmark = [pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(180)]
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "name", "data")])
 

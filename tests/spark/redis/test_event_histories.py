@@ -24,7 +24,7 @@ from bulltask.transport.call import Call
 from tests.support.event_streams import Streams
 from tests.support.query import Query
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 SEEDS = [range(first, first + 20) for first in range(0, 200, 20)]
 

@@ -77,6 +77,7 @@ def test_a_query_for_what_is_there_ends_there(broker_url: str, redis_client: red
     assert query.events() == ids
 
 
+@pytest.mark.slow
 def test_a_budget_larger_than_what_redis_looks_at_at_once_is_filled(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25_100)
     query = Query(broker_url, eventsPerPartition="11000")

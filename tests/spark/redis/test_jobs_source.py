@@ -209,6 +209,7 @@ def test_all_states_of_a_queue_are_looked_at_in_one_transaction(
     assert sorted(inside) == ["LRANGE"] * 3 + ["ZRANGEBYSCORE"] * 5
 
 
+@pytest.mark.slow
 def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
     reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, hand: Hand, broker_url: str
 ) -> None:
@@ -294,6 +295,7 @@ def test_what_another_program_wrote_badly_fails_no_read(
 FIELDS = st.one_of(st.none(), st.binary(max_size=12), st.integers(-(2**70), 2**70).map(lambda n: str(n).encode()))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(FIELDS, min_size=16, max_size=16), max_size=5))
 def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> None:
     schema = arrow_schema(JOBS)

@@ -20,7 +20,7 @@ from tests.support.hand import Hand
 from tests.support.mover import Mover
 from tests.support.queue_contents import EVERY_STATE, add, age
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 MOVED = 5_000
 """So many jobs end while reads are under way: a thousand a second where five reads take five seconds, as they do on a

@@ -12,6 +12,8 @@ import pytest
 import bulltask.spark
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.slow  # a process each
+
 NEEDED = ("pyspark", "py4j", "pyarrow")
 HEAVY = (*NEEDED, "numpy")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def assert_arrays_are_fold(events: list[Event], table: pa.Table | None = None) -
     return len(told), len(tried)
 
 
+@pytest.mark.slow
 def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callable[[str, object], None]) -> None:
     seeds = range(700)
     events = [replace(one, queue=f"whole-{seed}") for seed in seeds for one in histories(seed, 2)]
@@ -54,6 +56,7 @@ def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callabl
     assert tried > 10_000
 
 
+@pytest.mark.slow
 @given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda one: (one.queue, one.event_ms, one.event_seq)))
 def test_arrays_and_fold_agree_on_any_events(events: list[Event]) -> None:
     assert_arrays_are_fold(events)

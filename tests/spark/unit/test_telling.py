@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from bulltask.spark.lifecycle.fold import Event, lifecycle
 from tests.support.batch_lake import AT_ONCE, NEVER, BatchLake, many, slices
@@ -38,6 +39,7 @@ def assert_is_fold(lake: BatchLake, events: list[Event]) -> tuple[int, int]:
     return len(told), len(tried)
 
 
+@pytest.mark.slow
 def test_batches_tell_what_all_events_at_once_tell_of_600_random_histories(
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -54,6 +56,7 @@ def test_batches_tell_what_all_events_at_once_tell_of_600_random_histories(
     assert lake.looked_up > 500
 
 
+@pytest.mark.slow
 def test_batches_of_one_event_or_none_tell_the_same() -> None:
     for seed in range(3):
         events = [*histories(seed, 2), *noise(seed, 12)]
