@@ -1,4 +1,4 @@
-"""What the demo does, in its order: jobs from a DataFrame, the stream of their events, tables, a report."""
+"""What the demo does, in its order: the stream of events, jobs from a DataFrame, tables, a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from pyspark.sql import functions as fn
 from tasks import FAILS, QUEUES, RETRIES, app
 
 import bulltask.spark
-from bulltask.embedded import EmbeddedServer
+from bulltask.errors import BrokerUnavailable
 from bulltask.spark import Pipeline
 
 RING = 1_000_000
@@ -29,29 +29,47 @@ TASKS = tuple(QUEUES)
 
 
 class Story:
-    """Responsible for Spark's session, the pipeline and what is shown of them."""
+    """Responsible for Spark's session, the pipeline and what is shown of them.
 
-    def __init__(self, server: EmbeddedServer, root: Path) -> None:
-        self._server, self._root, self._begin = server, root, time.perf_counter()
+    Args:
+        url: of the server.
+        server: what to call it.
+        root: directory of the lake.
+        master: where Spark runs.
+        conf: further settings of Spark.
+    """
+
+    def __init__(self, url: str, server: str, root: Path, master: str, conf: Mapping[str, str]) -> None:
+        self._url, self._server, self._root, self._begin = url, server, root, time.perf_counter()
+        self._master, self._conf = master, {**CONF, **conf}
         self._first_day = datetime.now(UTC).date()
 
     def __enter__(self) -> Self:
-        print(f"\n   server  {self._server.binary} on port {self._server.port}, thrown away at the end")
+        print(f"\n   server  {self._server}")
         for queue in set(QUEUES.values()):
             app.queue(queue).set_meta({"opts.maxLenEvents": RING})
         with jvm_writes_to(self._root / "spark.log"):
-            self._spark: SparkSession = bulltask.spark.session("demo", "local[2]", conf=CONF)
-        self._pipeline = Pipeline(self._spark, self._root, url=self._server.url, trigger="3 seconds")
-        print(f"   Spark   {self._spark.version} in this process, after {time.perf_counter() - self._begin:.0f} s")
+            self._spark: SparkSession = bulltask.spark.session("demo", self._master, conf=self._conf)
+        self._pipeline = Pipeline(self._spark, self._root, url=self._url, trigger="3 seconds")
+        where = "in this process" if self._master.startswith("local") else f"on {self._master}"
+        print(f"   Spark   {self._spark.version} {where}, after {time.perf_counter() - self._begin:.0f} s")
         print(f"   lake    {self._root}")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._spark.stop()
 
-    def send(self, jobs: int) -> None:
-        """Make a job of each row."""
-        print("\n1. A DataFrame becomes jobs, a row each")
+    def stream(self) -> None:
+        """Let the events flow into the lake, from now on and beside all that follows."""
+        print(
+            "\n1. A stream waits for the events of all queues\n   >>> query = Pipeline(spark, root).run()", flush=True
+        )
+        self._query = self._pipeline.run()
+        self._query.processAllAvailable()  # nothing yet, unless this demo goes on: now it has started up
+
+    def send(self, jobs: int, write_id: str) -> None:
+        """Make a job of each row; those that this write has made already are not made again."""
+        print("\n2. A DataFrame becomes jobs, a row each; a worker runs them at once")
         names = fn.array(*map(fn.lit, TASKS))
         rows = self._spark.range(jobs).select(
             fn.get(names, (fn.col("id") % len(TASKS)).cast("int")).alias("task"),
@@ -61,31 +79,35 @@ class Story:
             mine = rows.where(fn.col("task").isin([task for task, of in QUEUES.items() if of == queue]))
             print(f'   >>> enqueue(rows, "{queue}", name=fn.col("task"), data=["order"])', flush=True)
             report = bulltask.spark.enqueue(
-                mine, queue, name=fn.col("task"), data=["order"], write_id="demo", url=self._server.url
+                mine, queue, name=fn.col("task"), data=["order"], write_id=write_id, url=self._url
             )
-            print(f"   {report.added:9,} jobs in {report.seconds:.1f} s")
+            known = f", {report.duplicated:,} were there before" if report.duplicated else ""
+            print(f"   {report.added:9,} jobs in {report.seconds:.1f} s{known}")
 
     def follow(self, jobs: int) -> None:
-        """Stream the events into the lake while the workers run the jobs."""
-        print("\n2. A worker runs them, and the stream follows\n   >>> Pipeline(spark, root).run()")
-        query, pause, begin = self._pipeline.run(), threading.Event(), time.perf_counter()
-        done = 0
+        """Look on until all jobs are done and the lake has their events."""
+        print("\n3. The stream follows the worker", flush=True)
+        pause, begin, done = threading.Event(), time.perf_counter(), 0
         while done < jobs:
-            if query.exception() is not None:
-                raise query.exception()  # type: ignore[misc] # it is one
             pause.wait(5)
-            done = sum(app.queue(queue).get_job_count_by_types("completed", "failed") for queue in set(QUEUES.values()))
+            if (error := self._query.exception()) is not None:
+                raise error
+            try:
+                done = jobs_done()
+            except BrokerUnavailable:
+                print("            the server does not answer: worker and stream wait for it", flush=True)
+                continue
             behind = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
             seconds = time.perf_counter() - begin
             print(f"   {seconds:5.0f} s  {done:9,} jobs done, the lake is {behind:,} events behind", flush=True)
-        query.processAllAvailable()
-        query.stop()
+        self._query.processAllAvailable()
+        self._query.stop()
         events = self._table("bronze/events").count()
         print(f"   {time.perf_counter() - begin:5.0f} s  all {events:,} events are in the lake")
 
     def build(self) -> None:
         """Make the tables that people ask."""
-        print('\n3. Tables\n   >>> Pipeline(spark, root).build("gold", days=[today])')
+        print('\n4. Tables\n   >>> Pipeline(spark, root).build("gold", days=[today])')
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold/task_minute").where("name IS NOT NULL")
@@ -119,7 +141,7 @@ class Story:
         page = self._root / "report.html"
         days = f"{self._first_day}..{datetime.now(UTC).date()}"
         words = ["pipeline", "report", "--root", str(self._root), "--days", days, "-o", str(page)]
-        print(f"4. A page for people\n   $ bulltask {' '.join(words)}", flush=True)
+        print(f"5. A page for people\n   $ bulltask {' '.join(words)}", flush=True)
         subprocess.run([sys.executable, "-m", "bulltask", *words], check=True, stdout=subprocess.DEVNULL)
         print(f"   Open {page} in a browser.\n")
 
@@ -141,6 +163,11 @@ def jvm_writes_to(log: Path) -> Iterator[None]:
     finally:
         os.dup2(own, 2)
         os.close(own)
+
+
+def jobs_done() -> int:
+    """How many jobs have come to their end."""
+    return sum(app.queue(queue).get_job_count_by_types("completed", "failed") for queue in set(QUEUES.values()))
 
 
 def never(_: int) -> bool:
