@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bulltask.clock import Duration, to_ms
+from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.lake.compacting import CompactReport, compact
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
@@ -34,11 +34,13 @@ from bulltask.spark.tables.rebuild import build_silver
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
-__all__ = ["OnLoss", "Pipeline", "PipelineOptions"]
+__all__ = ["OnLoss", "Pipeline", "PipelineOptions", "end_behind_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
 _WHERE: Final = ("url", "prefix", "queue", "queueHashTag")
+
+_LOOK_S: Final = 0.5
 
 _FEEDING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
 """The last query of this process for each lake, and its lock."""
@@ -113,7 +115,8 @@ class Pipeline:
             available_now: end when everything is read that is there now, in place of going on for ever.
 
         Returns:
-            The running query; ``stop()`` ends it between two moments of any kind, ``awaitTermination()`` waits.
+            The running query; ``awaitTermination()`` waits for its end. Its own ``stop()`` interrupts the batch that
+            is being written, which loses nothing; :meth:`stop` waits for it.
 
         Raises:
             LakeInUse: another stream feeds this lake.
@@ -129,6 +132,21 @@ class Pipeline:
             until_end = stack.pop_all()
         threading.Thread(target=_close_at_end, args=(query, until_end), name="bulltask-pipeline", daemon=True).start()
         return query
+
+    def stop(self, within: Duration | None = None) -> None:
+        """End the stream that this process feeds the lake with, behind the batch that is being written.
+
+        Args:
+            within: how long to wait for the batch (seconds or ``timedelta``), as long as it takes if left out; then it
+                is interrupted, and the next stream writes it again.
+
+        Raises:
+            ConfigError: ``within`` is no length of time.
+        """
+        ends_ms = None if within is None else mono_ms() + to_ms(within, "within")
+        query, _ = _FEEDING.get(self.layout.root, (None, None))
+        if query is not None:
+            end_behind_batch(query, lambda wait_s: _over(query, wait_s, ends_ms))
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
         """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stacktraces.
@@ -256,6 +274,35 @@ class Pipeline:
         """Where a new checkpoint begins: behind what is in the lake."""
         head = Ledger(self.layout).head()
         return self._starting if head is None else json.dumps(dict(head.ends))
+
+
+def end_behind_batch(query: StreamingQuery, hurried: Callable[[float], bool]) -> None:
+    """Stop a query when it has written the batch that it is at; whatever interrupts it, nothing is lost.
+
+    Args:
+        query: may have ended.
+        hurried: waits so many seconds at the most and says whether to wait no longer.
+    """
+    last = _number(query)
+    # A batch behind it may have begun by then: one that is not done leaves nothing in the tables.
+    while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
+        if hurried(_LOOK_S):
+            break
+    query.stop()
+
+
+def _number(query: StreamingQuery) -> int:
+    """The number of the last batch that is done; -1 before the first."""
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def _over(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
+    """Wait so long; whether the query has ended or the time is over."""
+    left_s = wait_s if ends_ms is None else min(wait_s, (ends_ms - mono_ms()) / 1000)
+    with suppress(PySparkException):  # how it ended is for others to look at
+        return left_s < 0.001 or bool(query.awaitTermination(left_s))  # type: ignore[arg-type]  # it takes parts of seconds
+    return True
 
 
 def _release_ended(root: Path) -> None:

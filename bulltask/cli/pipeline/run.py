@@ -176,19 +176,10 @@ def _end(query: Any, asked: threading.Semaphore) -> None:
     """Stop a query that is still active, behind its batch; a second signal stops it at once, which loses nothing."""
     if not query.isActive:
         return
+    from bulltask.spark.pipeline import end_behind_batch  # noqa: PLC0415 - slow
+
     click.echo("stopping behind this batch", err=True)
-    last = _number(query)
-    # A batch behind it may have begun by then: one that is not done leaves nothing in the tables.
-    while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
-        if asked.acquire(timeout=_LOOK_S):
-            break
-    query.stop()
-
-
-def _number(query: Any) -> int:
-    """The number of the last batch that is done; -1 before the first."""
-    progress = query.lastProgress
-    return -1 if progress is None else int(progress["batchId"])
+    end_behind_batch(query, lambda wait_s: asked.acquire(timeout=wait_s))
 
 
 def _verdict(query: Any, lost: int) -> int:
