@@ -57,9 +57,9 @@ READER: Final = Grants(
         "xrange",
         "zcard",
         "zcount",
+        "zmscore",
         "zrange",
         "zrangebyscore",
-        "zscore",
     ),
 )
 """For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline that reads: it cannot change anything."""

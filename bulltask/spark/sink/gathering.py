@@ -136,18 +136,15 @@ class Look:
     def _ask(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
         # The sets first: a job that is among the ended ones has its result in its hash, and not the other way round.
-        calls = [
-            call
-            for one in ids
-            for call in (
-                command("ZSCORE", keys.completed, one),
-                command("ZSCORE", keys.failed, one),
-                job_fields(keys, one, _FIELDS),
-            )
-        ]
-        replies = connection.run_many(calls)
-        for one, done, failed, raw in zip(ids, replies[::3], replies[1::3], replies[2::3], strict=True):
-            yield one, _read(done is not None, failed is not None, raw)
+        done, failed, *raws = connection.run_many(
+            [
+                command("ZMSCORE", keys.completed, *ids),
+                command("ZMSCORE", keys.failed, *ids),
+                *(job_fields(keys, one, _FIELDS) for one in ids),
+            ]
+        )
+        for one, is_done, is_failed, raw in zip(ids, done, failed, raws, strict=True):
+            yield one, _read(is_done is not None, is_failed is not None, raw)
 
 
 def _read(done: bool, failed: bool, raw: Sequence[bytes | None]) -> Mapping[str, object]:
