@@ -39,7 +39,7 @@ test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
 
 test-quick: $(VENV)/dev.stamp  ## the tests that need no Java, no Node.js, no worker and little time; TESTS=tests/spark for those
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or slow)" $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" $(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the public API
 	$(BIN)/ruff check .

@@ -58,6 +58,7 @@ def test_the_files_of_a_day_that_is_over_become_one_and_the_rows_stay(lake: Lake
     assert compact(lake.layout, "bronze.events", before=TOMORROW).partitions == 0
 
 
+@pytest.mark.slow
 def test_files_are_about_as_large_as_is_wanted(lake: LakeBuilder) -> None:
     for batch in range(4):
         lake.events(

@@ -323,6 +323,7 @@ def unlike(written: list[Row]) -> list[Row]:
     return list({(r["queue"], r["job_id"], r["life"], r["as_of"], seen(r), r["state"]): r for r in written}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(max_examples=80)
 @given(written=st.lists(rows(), min_size=1, max_size=25).map(unlike), where=FILTERS, limit=st.integers(1, 7))

@@ -67,6 +67,7 @@ def ids(root: Path) -> list[str]:
     return sorted(found.to_table(["event_id"])["event_id"].to_pylist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_kill_at_any_step_of_a_compaction_loses_and_doubles_nothing(tmp_path: Path, step: str, which: int) -> None:

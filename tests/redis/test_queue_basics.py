@@ -136,6 +136,7 @@ def test_cleaning_removes_old_jobs_of_one_state(queue: Queue, hand: Hand) -> Non
         queue.clean(0, state="gone")
 
 
+@pytest.mark.slow
 def test_cleaning_stops_exactly_at_its_limit(queue: Queue) -> None:
     queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 15_000)
     assert len(queue.clean(0, 12_000, "delayed")) == 12_000

@@ -113,6 +113,7 @@ def test_what_was_given_up_may_be_stored_and_is_stored_once_when_it_is_sent_agai
     assert waiting.count("invoice-5") == 1
 
 
+@pytest.mark.slow
 def test_each_round_trip_of_many_jobs_has_its_own_time(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
     app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=4)
     work = app.task(name="work")(lambda n: None)
