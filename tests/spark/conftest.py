@@ -96,6 +96,9 @@ def settings(place: Path) -> dict[str, str]:
         "spark.driver.memory": "1g",
         "spark.local.dir": str(place / "local"),
         "spark.log.level": "OFF",
+        # To write Java for a query and to compile it takes longer than to run it over the few rows of a test.
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }
