@@ -1,20 +1,21 @@
 """A driver that is killed at any moment: the tables are those of one that nobody disturbed.
 
 Three times in the suite; ``BULLTASK_KILLS=10`` for more of it.
+``--log-cli-level=WARNING`` shows what each kill has hit.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -22,50 +23,113 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from bulltask.lake.arrow import partition_schema
+from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
+from bulltask.lake.replacing import finish_intents
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    CAPACITY_MINUTE,
+    COST_DAY,
+    ERRORS_DAY,
+    EVENTS,
+    JOBS,
+    SLO_DAY,
+    TASK_MINUTE,
+    Table,
+)
+from bulltask.lake.terms import Objective, Terms
 from bulltask.spark import Pipeline
+from bulltask.spark.lifecycle.fold import Event
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.testing.wait import wait_until
 from tests.spark.conftest import settings
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
+from tests.support.kills import STEPS, is_running, step_of
 from tests.support.processes import MARK
 from tests.support.programs import Program, run_program
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "3"))
 
 pytestmark = [
-    pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300 + 150 * KILLS)
+    pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400 + 200 * KILLS)
 ]  # fmt: skip
 
+log = logging.getLogger(__name__)
+
+MIDNIGHT_MS = 1_760_054_400_000
+GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
+PRICES = {"q1": 0.12}
+TERMS = Terms([Objective("wait", within=1, target=0.9), Objective("total", within=60, target=0.5)], PRICES)
 OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "max_open": 0.9}
 
-DRIVER = """
+SESSION = """
 import json, sys
+from datetime import date
+from bulltask.lake.terms import Terms
 from bulltask.spark import Pipeline, session
+from tests.support.kills import die_before
 
-root, url, conf, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+root, conf, when = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 spark = session("killed", "local[2]", shuffle_partitions=2, conf=conf)
-print(spark.sparkContext._gateway.proc.pid, flush=True)
-Pipeline(spark, root, url=url, **options).run(available_now=True).awaitTermination()
-print("done", flush=True)
+jvm = spark.sparkContext._gateway.proc.pid
+if when:
+    die_before(*when, jvm)
+print(jvm, flush=True)
 """
+STREAM = SESSION + """
+Pipeline(spark, root, url=sys.argv[4], **json.loads(sys.argv[5])).run(available_now=True).awaitTermination()
+print("done", flush=True)
+"""  # fmt: skip
+BUILD = SESSION + """
+days, terms = [date.fromisoformat(day) for day in sys.argv[5:]], Terms(price_per_hour=json.loads(sys.argv[4]))
+Pipeline(spark, root).build("gold", days=days, terms=terms)
+print("done", flush=True)
+"""  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A moment at which to kill.
+
+    Attributes:
+        pattern: before a file operation of the driver's, as `die_before` takes it; what follows needs none.
+        least, most: which of these operations.
+        staged: or when a directory of that name is among what is staged; "" waits for the batch to begin.
+        done: or when so many batches more are done.
+        seconds: and then so much later at the most.
+        hits: the step that it surely hits.
+    """
+
+    pattern: str = ""
+    least: int = 1
+    most: int = 1
+    staged: str = ""
+    done: int = 0
+    seconds: float = 0.0
+    hits: str = ""
+
+
+AIMS = [
+    Aim(staged="read", seconds=0.3),  # Redis is read
+    Aim(r"os\.rename \S+/read/", 1, 2, hits="bronze"),
+    Aim(staged=EVENTS.full_name, seconds=0.5),
+    Aim(r"os\.rename .*(/ingest_id=|_pipeline/carry/)", 1, 10, hits="publish"),
+    Aim(r"os\.rename .*(/ingest_id=|_pipeline/carry/)", 2, 3, hits="publish"),
+    Aim(r"os\.rename \S+ \S+_pipeline/(batches/|head\.json)", 2, 2, hits="ledger"),
+    Aim(r"os\.remove \S+publishing\.json", hits="ledger"),
+    Aim(r"shutil\.rmtree \S+_pipeline/staging", 2, 2, hits="commit"),  # the first one is at the batch's begin
+    Aim(done=1, seconds=0.2),
+    Aim(seconds=3),
+]
 
 
 @pytest.fixture
 def unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of Python that a JVM starts end with it, which takes a moment: they are nobody's leftovers."""
     monkeypatch.delenv(MARK)
-
-
-def is_running(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def line_of(driver: Program) -> str:
@@ -81,7 +145,45 @@ def kill(driver: Program, jvm: int, dice: random.Random) -> None:
     if dice.random() < 0.5:
         os.kill(jvm, signal.SIGKILL)
     driver.send(signal.SIGKILL)
-    wait_until(lambda: not is_running(jvm), 60.0, "the end of the JVM")
+
+
+def killed_at(aim: Aim, dice: random.Random, layout: Layout, program: str, *words: str) -> None:
+    """Run a driver and kill it."""
+    head = Ledger(layout).head()
+    before = 0 if head is None else head.number
+    left = set(layout.own("staging").glob("*"))  # by drivers that were killed before
+
+    def is_there() -> bool:
+        found = Ledger(layout).head()
+        staged = (place for place in layout.own("staging").glob("*") if place not in left)
+        has_begun = any((place / aim.staged).exists() for place in staged)
+        return (0 if found is None else found.number) >= before + aim.done and (aim.done > 0 or has_begun)
+
+    when = [aim.pattern, dice.randint(aim.least, aim.most)] if aim.pattern else None
+    conf = json.dumps(settings(layout.root.parent))
+    with run_program(program, str(layout.root), conf, json.dumps(when), *words) as driver:
+        jvm = int(line_of(driver))
+        if aim.pattern:
+            assert driver.process.wait(300) == -signal.SIGKILL, f"nothing of the kind was done: {aim}"
+        else:
+            wait_until(is_there, 300.0, f"the moment {aim}")
+            threading.Event().wait(dice.uniform(0, aim.seconds))
+            kill(driver, jvm, dice)
+        wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
+
+
+def ran_to_its_end(layout: Layout, program: str, *words: str) -> None:
+    with run_program(program, str(layout.root), json.dumps(settings(layout.root.parent)), "null", *words) as driver:
+        jvm = int(line_of(driver))
+        assert line_of(driver) == "done"
+        driver.let_go(100)
+        wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
+
+
+def aims(dice: random.Random) -> Iterator[Aim]:
+    """All aims in any order, and then again."""
+    while True:
+        yield from dice.sample(AIMS, len(AIMS))
 
 
 def arrow_ids(layout: Layout) -> Counter[tuple[str, str]]:
@@ -96,6 +198,36 @@ def rows(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object,
     return set(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
+def gold_days(layout: Layout) -> dict[tuple[str, str], list[str]]:
+    """Of each gold table and day, its rows as Arrow sees them: all columns, in any order."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for table in GOLD:
+        for row in (
+            ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
+        ):
+            found.setdefault((table.name, row["dt"]), []).append(repr(row))
+    return {place: sorted(rows) for place, rows in found.items()}
+
+
+def history(seed: int, jobs: int) -> list[Event]:
+    """What jobs of three queues went through, at either side of a midnight."""
+    told = [replace(one, queue=f"q{n}") for n in range(3) for one in histories(3 * seed + n, jobs)]
+    middle = sorted(one.event_ms for one in told)[len(told) // 2]
+    return [replace(one, event_ms=one.event_ms + MIDNIGHT_MS - middle) for one in told]
+
+
+def calmly(spark: SparkSession, root: Path, url: str, terms: Terms) -> Layout:
+    """Make bronze, silver and gold without a disturbance, in larger batches: tables do not depend on where they end."""
+    options: PipelineOptions = {**OPTIONS, "max_events_per_trigger": 2_000, "url": url}
+    Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
+    return built(spark, Layout(root), terms)
+
+
+def built(spark: SparkSession, layout: Layout, terms: Terms) -> Layout:
+    Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), terms=terms)
+    return layout
+
+
 def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     spark: SparkSession,
     broker_url: str,
@@ -107,37 +239,52 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     seed = random.randrange(10**6)
     record_property("seed", seed)
     dice = random.Random(seed)
-    events = [replace(one, queue=f"q{n}") for n in range(3) for one in histories(3 * seed + n, 30 + 15 * KILLS)]
+    events = history(seed, 24 + 8 * KILLS)
     write_events(redis_client, events)
-    layout, left = Layout(tmp_path / "lake"), KILLS
-    ledger = Ledger(layout)
-    arguments = [str(layout.root), broker_url, json.dumps(settings(tmp_path)), json.dumps(OPTIONS)]
-    ended = ""
-    while ended != "done":
-        head = ledger.head()
-        before = 0 if head is None else head.number
-        with run_program(DRIVER, *arguments) as driver:
-            jvm = int(line_of(driver))
-            if left:
-                left -= 1
-                wait_until(partial(_has_begun, layout, before + dice.randrange(2)), 240.0, "a batch")
-                threading.Event().wait(dice.uniform(0, 2.5))  # any moment of a batch, or of the next one
-                kill(driver, jvm, dice)
-            else:
-                ended = line_of(driver)
-    calmly: PipelineOptions = {**OPTIONS, "url": broker_url}
-    Pipeline(spark, tmp_path / "calm", **calmly).run(available_now=True).awaitTermination()
-    calm = Layout(tmp_path / "calm")
+    layout, hit = Layout(tmp_path / "lake"), Counter[str]()
+    words = (broker_url, json.dumps(OPTIONS))
+    for number, aim in zip(range(KILLS), aims(dice), strict=False):
+        killed_at(aim, dice, layout, STREAM, *words)
+        step, shown = step_of(layout)
+        log.warning("kill %d of %d, seed %d: %s: %s", number + 1, KILLS, seed, step, shown)
+        assert aim.hits in {step, ""}, shown
+        hit[step] += 1
+    log.warning("kills by step: %s", ", ".join(f"{step} {hit[step]}" for step in STEPS))
+    ran_to_its_end(layout, STREAM, *words)
+    calm = calmly(spark, tmp_path / "calm", broker_url, TERMS)
     expected = Counter((one.queue, one.event_id) for one in events)
     assert arrow_ids(layout) == expected
     by_spark = read_table(spark, layout, EVENTS).select("queue", "event_id").collect()
     assert Counter((row.queue, row.event_id) for row in by_spark) == expected
     for table in (ATTEMPTS, JOBS):
         assert rows(spark, layout, table) == rows(spark, calm, table)
+    gold = gold_days(built(spark, layout, TERMS))
+    assert gold == gold_days(calm)
+    assert {name for name, _ in gold} == {table.name for table in GOLD}
+    log.warning("equal: %d events, rows of gold %s", len(events), {place: len(found) for place, found in gold.items()})
     assert not layout.own("publishing.json").exists()
 
 
-def _has_begun(layout: Layout, further: int) -> bool:
-    """Whether a driver is at work at the batch behind so many."""
-    head = Ledger(layout).head()
-    return (0 if head is None else head.number) >= further and layout.own("staging").exists()
+def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path, unmarked: None
+) -> None:
+    seed = random.randrange(10**6)
+    dice = random.Random(seed)
+    write_events(redis_client, history(seed, 40))
+    layout = calmly(spark, tmp_path / "lake", broker_url, Terms())
+    old, terms = gold_days(layout), Terms(price_per_hour=PRICES)
+    words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
+    shutil.copytree(layout.root, tmp_path / "calm")
+    new = gold_days(built(spark, Layout(tmp_path / "calm"), terms))
+    assert old != new
+    for number in range(max(1, KILLS // 3)):
+        # Each day of each table is moved away and put into its place; five tables, two days.
+        aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 45)
+        killed_at(aim, dice, layout, BUILD, *words)
+        moves, seen = finish_intents(layout), gold_days(layout)
+        log.warning("kill %d of a build, seed %d: %d moves were left to do", number + 1, seed, moves)
+        assert seen.keys() == old.keys()
+        assert all(rows in (old[place], new[place]) for place, rows in seen.items())
+        assert not any(any(layout.own(room).glob("*")) for room in ("new", "trash"))
+    ran_to_its_end(layout, BUILD, *words)
+    assert gold_days(layout) == new
