@@ -93,7 +93,7 @@ $(BIN)/python:
 
 # What is missing is said, not installed: these are the developer's own programs. CI has them all.
 .PHONY: externals
-externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL)
+externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests on a real Redis need it (others use the embedded Valkey)"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
@@ -104,6 +104,13 @@ $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 
 # Of its own, as it pins an older redis-py; without a pip of its own, which takes a second less.
 $(VENV)/official-%/installed.stamp: tests/interop/official/requirements-%.txt | $(BIN)/python
+	@echo "make: installing into $(@D)"
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/pip --python $(@D)/bin/python install -q --no-deps -r $<
+	@touch $@
+
+# A thin client of Spark Connect is a pyspark of its own; 250 MB, so only where the tests that want it run.
+$(VENV)/connect/installed.stamp: tests/spark/cluster/requirements-connect.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/pip --python $(@D)/bin/python install -q --no-deps -r $<

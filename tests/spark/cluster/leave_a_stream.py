@@ -1,0 +1,25 @@
+"""Feeds a lake through Spark Connect, and after a batch is gone without a word. Arguments: URL of Redis, the lake."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import Ledger
+from bulltask.spark import Pipeline, session
+from bulltask.testing.wait import wait_until
+
+
+def main(url: str, root: str) -> None:
+    query = Pipeline(session("leaving"), root, url=url, trigger="200 milliseconds").run()
+    wait_until(lambda: Ledger(Layout(root)).head() is not None or not query.isActive, 300.0, "a batch")
+    if not query.isActive:
+        query.awaitTermination()  # says why
+    sys.stdout.write(str(query.isActive).lower())
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
