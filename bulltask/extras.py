@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, Final
 
 from bulltask.errors import MissingExtra
 
-__all__ = ["look_up"]
+__all__ = ["SPARK", "look_up"]
+
+SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
+"""Libraries of the extra ``spark``, as they are imported."""
 
 
 def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:

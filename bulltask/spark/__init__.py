@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.extras import look_up
+from bulltask.extras import SPARK, look_up
 
 if TYPE_CHECKING:
     from bulltask.spark.enqueueing_stream import enqueue_stream
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from bulltask.spark.sink.enqueueing import EnqueueReport, enqueue
     from bulltask.spark.sink.gathering import gather
     from bulltask.spark.sink.mapping import map_dataframe
-    from bulltask.spark.start import current_session, register, session
+    from bulltask.spark.start import register, session
+    from bulltask.spark.tasks.current import current_session
 
 __all__ = [
     "EnqueueReport",
@@ -38,7 +39,7 @@ _HOME: Final = {
     "EnqueueReport": "bulltask.spark.sink.enqueueing",
     "Pipeline": "bulltask.spark.pipeline",
     "counts": "bulltask.spark.reading",
-    "current_session": "bulltask.spark.start",
+    "current_session": "bulltask.spark.tasks.current",
     "enqueue": "bulltask.spark.sink.enqueueing",
     "enqueue_stream": "bulltask.spark.enqueueing_stream",
     "events": "bulltask.spark.reading",
@@ -53,7 +54,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, _HOME, "spark", {"numpy", "pyarrow", "pyspark", "py4j"})
+    return look_up(__name__, name, _HOME, "spark", SPARK)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import DataSource
 
@@ -15,7 +14,7 @@ import bulltask
 from bulltask.errors import MissingExtra
 from bulltask.spark.data_source import BulltaskSource
 
-__all__ = ["PUSHDOWN", "current_session", "register", "session"]
+__all__ = ["PUSHDOWN", "register", "session"]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 """While it is off, which is Spark's default, Spark refuses to read from a source that takes filters."""
@@ -79,24 +78,6 @@ def session(
         raise MissingExtra(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
-
-
-def current_session() -> SparkSession:
-    """Return the session of a task with ``spark=True``, where a worker runs it.
-
-    Elsewhere, as in a test or a notebook that calls the task itself, it is the session of this process; one is made
-    with :func:`session` where there is none.
-    """
-    if is_remote():
-        try:
-            return SparkSession.active()
-        except PySparkRuntimeError:  # there is none
-            return session()
-    from pyspark import SparkContext  # noqa: PLC0415 - which a thin client of Connect has not
-
-    if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
-        return session()
-    return SparkSession.builder.getOrCreate()
 
 
 def _remote_server(master: str | None) -> str | None:

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow  # a process each
 
 NEEDED = ("pyspark", "py4j", "pyarrow")
 HEAVY = (*NEEDED, "numpy")
+LATE = "current_session"
+"""It looks for Spark when it is called."""
 
 WITHOUT_SPARK = """
 import sys
@@ -53,6 +55,7 @@ def output(program: str) -> str:
         "import bulltask.cli.pipeline, click, importlib; "
         "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
+        "from bulltask.spark import current_session",  # by tasks: a worker forks, and NumPy starts threads
         "from bulltask.spark.source import options, positions, planning, queues, rings, spans",
     ],
 )
@@ -63,12 +66,21 @@ def test_what_needs_no_spark_imports_none(program: str) -> None:
 @pytest.mark.parametrize("missing", HEAVY)
 def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None:
     """One process asks for all names, as a name that was refused leaves nothing behind that could help the next."""
-    names = ["Pipeline"] if missing == "numpy" else bulltask.spark.__all__
+    names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LATE]
     program = WITHOUT_SPARK.format(heavy={missing}) + TOLD_OF_EACH.format(names=names)
     assert output(program).splitlines() == [
         f"MissingExtra bulltask.spark.{name} needs {missing}, which is not installed: pip install 'bulltask[spark]'"
         for name in names
     ]
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_without_the_extra_a_task_that_asks_for_its_session_is_told_what_to_install(missing: str) -> None:
+    program = WITHOUT_SPARK.format(heavy={missing}) + (
+        "import bulltask.spark\ntry:\n    bulltask.spark.current_session()\nexcept ImportError as exc:\n    print(exc)"
+    )
+    said = f"bulltask.spark.session needs {missing}, which is not installed: pip install 'bulltask[spark]'"
+    assert output(program) == said
 
 
 def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp_path: Path) -> None:

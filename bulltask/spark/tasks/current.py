@@ -1,0 +1,44 @@
+"""The session of a task; modules of tasks import this, so it imports nothing of Spark.
+
+A worker imports its tasks and then forks. Spark imports NumPy, which starts threads, and from a process with threads a
+worker does not fork: each child would be a new interpreter that imports everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from bulltask.extras import SPARK, look_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["current_session"]
+
+_HOME: Final = {"session": "bulltask.spark.start"}
+
+
+def current_session() -> SparkSession:
+    """Return the session of a task with ``spark=True``, where a worker runs it.
+
+    Elsewhere, as in a test or a notebook that calls the task itself, it is the session of this process; one is made
+    with :func:`bulltask.spark.session` where there is none.
+
+    Raises:
+        MissingExtra: the extra ``spark`` is not installed.
+    """
+    session: Callable[[], SparkSession] = look_up("bulltask.spark", "session", _HOME, "spark", SPARK)
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above
+    from pyspark.sql import SparkSession, is_remote  # noqa: PLC0415
+
+    if is_remote():
+        try:
+            return SparkSession.active()
+        except PySparkRuntimeError:  # there is none
+            return session()
+    from pyspark import SparkContext  # noqa: PLC0415 - which a thin client of Connect has not
+
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
+        return session()
+    return SparkSession.builder.getOrCreate()
