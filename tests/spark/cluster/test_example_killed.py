@@ -1,0 +1,74 @@
+"""The example of the pipeline on a cluster whose executors are killed in mid-write: every job is there, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from bulltask.testing.wait import wait_until
+from tests.spark.conftest import QUICK_JVM, need_java, thin_home
+from tests.support.example_history import check_all, demo, jobs_sent, worker
+from tests.support.spark_cluster import SparkCluster
+
+COUNT = int(os.environ.get("BULLTASK_JOBS", "12000"))
+CONF = {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.executor.memory": "512m",
+}
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.redis,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for a minute: CI=1 runs it"),
+]
+
+log = logging.getLogger(__name__)
+
+
+def executors(place: Path) -> Iterator[int]:
+    """The processes of a cluster that run tasks; each works in a directory of its own below the cluster's."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        process = Path(entry.path)
+        try:
+            ours = (process / "cwd").readlink().is_relative_to(place)
+            if ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_write_them(
+    broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    need_java()
+    root = tmp_path / "lake"
+    conf = [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
+    with SparkCluster(thin_home(tmp_path / "home"), tmp_path, QUICK_JVM) as cluster:
+        words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
+        with demo(broker_url, root, *words) as run:
+            wait_until(lambda: jobs_sent(redis_client) > COUNT * 0.4 or run.poll() is not None, 300.0, "jobs")
+            killed = list(executors(tmp_path))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            sent = jobs_sent(redis_client)
+            log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
+            assert killed
+            assert sent < COUNT, "they had written all"
+            with worker(broker_url) as working:
+                assert run.wait(600) == 0, root.with_suffix(".log").read_text()
+                assert working.poll() is None
+    assert "were there before" in root.with_suffix(".log").read_text(), "nothing was sent again"
+    check_all(root, redis_client, COUNT)

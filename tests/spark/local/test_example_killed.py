@@ -1,0 +1,135 @@
+"""The example of the pipeline, of which driver and Redis are killed: every job is in the tables as it must be.
+
+``BULLTASK_KILLS=10`` for more kills of the driver, ``BULLTASK_JOBS=20000`` for more jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import Ledger
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+from tests.conftest import ServerFactory
+from tests.spark.conftest import need_java
+from tests.support.example_history import check_all, demo, jobs_done, jobs_sent, worker
+from tests.support.kills import is_running, step_of
+from tests.support.processes import MARK, parent_of
+
+KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
+COUNT = int(os.environ.get("BULLTASK_JOBS", "10000"))
+
+pytestmark = [
+    pytest.mark.spark, pytest.mark.process, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900 + 200 * KILLS)
+]  # fmt: skip
+
+FOLLOWS = "3. The stream follows"
+
+log = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def server(server_factory: ServerFactory) -> RedisServer:
+    """A server that has written down whatever it has acknowledged, so that a kill -9 takes nothing."""
+    return server_factory(appendonly=True, extra=["--appendfsync", "always"])
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as made:
+        yield made
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lake; processes of Spark's end with its JVM, which takes a moment: they are nobody's leftovers."""
+    need_java()
+    monkeypatch.delenv(MARK)
+    return tmp_path / "lake"
+
+
+def kill(run: subprocess.Popen[str]) -> None:
+    """Kill a driver, and wait until its JVM has noticed."""
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    jvms = [pid for pid in pids if parent_of(pid) == run.pid]
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: not any(map(is_running, jvms)), 100.0, "the end of the JVM")
+
+
+def until(run: subprocess.Popen[str], condition: Callable[[], bool], what: str, root: Path) -> None:
+    """Wait for something while a driver runs; one that ends meanwhile is told of."""
+
+    def look() -> bool:
+        code = run.poll()
+        assert code is None, f"the example ended with {code} before {what}: {said(root)}"
+        return condition()
+
+    wait_until(look, 400.0, what)
+
+
+def said(root: Path) -> str:
+    return root.with_suffix(".log").read_text()
+
+
+def ends(run: subprocess.Popen[str], root: Path, seconds: float) -> bool:
+    """Whether a driver comes to its end in some time; else it is killed."""
+    with suppress(subprocess.TimeoutExpired):
+        assert run.wait(seconds) == 0, said(root)
+        return True
+    kill(run)
+    return False
+
+
+def batches(root: Path) -> int:
+    head = Ledger(Layout(root)).head()
+    return 0 if head is None else head.number
+
+
+def test_every_job_of_the_example_is_in_the_tables_as_it_must_be_whatever_is_killed(
+    server: RedisServer, client: redis.Redis, root: Path, record_property: Callable[[str, object], None]
+) -> None:
+    seed = random.randrange(10**6)
+    record_property("seed", seed)
+    dice = random.Random(seed)
+    with ExitStack() as stack:
+        # The first one is killed while it sends; its stream has begun before.
+        with demo(server.url, root, "--jobs", str(COUNT)) as run:
+            part = dice.uniform(0.05, 0.8) * COUNT
+            until(run, lambda: jobs_sent(client) > part, "a part of the jobs was sent", root)
+            kill(run)
+        sent = jobs_sent(client)
+        log.warning("seed %d: the driver was killed when %d of %d jobs were sent", seed, sent, COUNT)
+        with demo(server.url, root, "--resume") as run:
+            until(run, lambda: FOLLOWS in said(root), "all jobs were sent", root)
+            working = stack.enter_context(worker(server.url))
+            some = dice.uniform(0.03, 0.4) * COUNT
+            until(run, lambda: jobs_done(client) > some, "a part of the jobs was done", root)
+            server.kill()
+            threading.Event().wait(dice.uniform(0, 3))
+            server.restart()
+            done = jobs_done(client)
+            log.warning("Redis was killed when %d of %d jobs were done, behind batch %d", done, COUNT, batches(root))
+            assert done < COUNT, "all had been done"
+            ended = ends(run, root, 600 if KILLS == 1 else dice.uniform(0, 20))
+        for number in range(2, KILLS + 1):
+            if not ended:
+                log.warning("kill %d of the driver: %s", number, ": ".join(step_of(Layout(root))))
+                with demo(server.url, root, "--resume") as run:
+                    ended = ends(run, root, 600 if number == KILLS else dice.uniform(15, 60))
+        assert ended, said(root)
+        assert working.poll() is None
+    assert "✓ The tables say of every job what became of it" in said(root)
+    check_all(root, client, COUNT)

@@ -1,0 +1,141 @@
+"""What must have become of the jobs of ``examples/history``, and what a lake says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import redis
+
+from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.layout import Layout
+from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
+from tests.support.programs import ROOT
+
+__all__ = ["PREFIX", "check_all", "demo", "jobs_done", "jobs_sent", "worker"]
+
+PREFIX = "history-demo"
+EXAMPLE = ROOT / "examples" / "history"
+QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "invoice.print", "stock.count"), "shop")}
+
+
+@contextmanager
+def demo(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the example on a server of ours, with workers of ours; its output is in a file beside the lake."""
+    command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--root", str(root), "--no-worker", *words]
+    with root.with_suffix(".log").open("a") as log, subprocess.Popen(command, stdout=log, stderr=log, text=True) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+@contextmanager
+def worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker of the example, which is not killed."""
+    words = ["-b", url, "worker", "-A", "tasks", "-c", str(children), "-l", "warning", "--queues", "mail,shop"]
+    # What a lost reply of moveToActive leaves behind is found soon.
+    environ = {**os.environ, "BULLTASK_PREFIX": PREFIX, "BULLTASK_STALLED_INTERVAL": "2"}
+    command = [sys.executable, "-m", "bulltask", *words]
+    with subprocess.Popen(command, cwd=EXAMPLE, env=environ, stderr=subprocess.DEVNULL) as run:
+        try:
+            yield run
+        finally:
+            run.terminate()
+
+
+def jobs_sent(client: redis.Redis) -> int:
+    """How many jobs were ever sent."""
+    return sum(int(client.get(_key(queue, "id")) or 0) for queue in set(QUEUES.values()))
+
+
+def jobs_done(client: redis.Redis) -> int:
+    """How many jobs have come to their end."""
+    ends = ((queue, state) for queue in set(QUEUES.values()) for state in ("completed", "failed"))
+    return sum(int(client.zcard(_key(queue, state))) for queue, state in ends)
+
+
+def check_all(root: Path, client: redis.Redis, count: int) -> None:
+    """Every job is there once and ended as it must have, in Redis and in all tables of the lake.
+
+    Attempts that stalled or were given back may be there besides: the server was killed before its reply was read.
+    Gold counts those too.
+    """
+    layout, known = Layout(root), jobs_in(client)
+    assert Counter(known.values()) == Counter(every_call(count))
+    jobs = [(row["queue"], row["job_id"], row["name"], row["state"]) for row in rows_of(layout, JOBS)]
+    assert Counter(jobs) == Counter((*key, name, end_of(name, order)) for key, (name, order) in known.items())
+    tried = [(row["queue"], row["job_id"], row["outcome"]) for row in rows_of(layout, ATTEMPTS)]
+    wanted = [(*key, outcome) for key, call in known.items() for outcome in outcomes_of(*call)]
+    more = Counter(tried) - Counter(wanted)
+    assert not Counter(wanted) - Counter(tried)
+    assert {outcome for _, _, outcome in more} <= {"stalled", "retry"}
+    assert more.total() < count / 10
+    events = Counter((row["queue"], row["event_id"]) for row in rows_of(layout, EVENTS))
+    assert events == Counter((queue, entry) for queue in set(QUEUES.values()) for entry in _entries(client, queue))
+    minutes = rows_of(layout, TASK_MINUTE)
+    for name in QUEUES:
+        calls = [outcomes_of(*call) for call in known.values() if call[0] == name]
+        wanted_sums = Counter({"enqueued": len(calls), "done": len(calls)})
+        wanted_sums.update({"retry": "retried"}.get(one, one) for call in calls for one in call)
+        besides = [key for key in more.elements() if known[key[0], key[1]][0] == name]
+        wanted_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in besides)
+        found = {column: sum(row[column] for row in minutes if row["name"] == name) for column in wanted_sums}
+        assert found == wanted_sums, name
+    failed = sum(outcomes_of(*call).count("failed") for call in known.values())
+    assert sum(row["count"] for row in rows_of(layout, ERRORS_DAY)) == failed > 0
+
+
+def every_call(count: int) -> Iterator[tuple[str, int]]:
+    """The name and the order's number of each job."""
+    names = list(QUEUES)
+    for number in range(count):
+        yield names[number % len(names)], number // len(names)
+
+
+def end_of(name: str, order: int) -> str:
+    """The state in which a job must end."""
+    bad = (name == "card.charge" and order % 40 == 7) or (name == "invoice.print" and order % 100 == 3)
+    return "failed" if bad else "completed"
+
+
+def outcomes_of(name: str, order: int) -> list[str]:
+    """What must become of a job's attempts."""
+    return [*(["retry"] if name == "mail.send" and order % 25 == 0 else []), end_of(name, order)]
+
+
+def jobs_in(client: redis.Redis) -> dict[tuple[str, str], tuple[str, int]]:
+    """Name and order of each job that has ended in Redis, by queue and id."""
+    found: dict[tuple[str, str], tuple[str, int]] = {}
+    for queue in set(QUEUES.values()):
+        ids: list[Any] = [one for end in ("completed", "failed") for one in client.zrange(_key(queue, end), 0, -1)]
+        with client.pipeline(transaction=False) as pipe:
+            for job_id in ids:
+                pipe.hmget(_key(queue, job_id), "name", "data")
+            for job_id, (name, data) in zip(ids, pipe.execute(), strict=True):
+                found[queue, job_id] = name, json.loads(data)["order"]
+    return found
+
+
+def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (
+        ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
+    )
+    return found
+
+
+def _entries(client: redis.Redis, queue: str) -> list[str]:
+    entries: Any = client.xrange(_key(queue, "events"))
+    return [entry for entry, _ in entries]
+
+
+def _key(queue: str, name: str) -> str:
+    return f"{PREFIX}:{{{queue}}}:{name}"
