@@ -278,8 +278,8 @@ def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones
     new = gold_days(built(spark, Layout(tmp_path / "calm"), terms))
     assert old != new
     for number in range(max(1, KILLS // 3)):
-        # Each day of each table is moved away and put into its place; five tables, two days.
-        aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 45)
+        # Each day of each table is moved away and put into its place: five tables, two days, twenty moves and more.
+        aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
         killed_at(aim, dice, layout, BUILD, *words)
         moves, seen = finish_intents(layout), gold_days(layout)
         log.warning("kill %d of a build, seed %d: %d moves were left to do", number + 1, seed, moves)
