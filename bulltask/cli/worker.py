@@ -75,9 +75,11 @@ def command(
 ) -> None:
     """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
     from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
+    from bulltask.worker.supervisor.launch import start_no_threads  # noqa: PLC0415
     from bulltask.worker.supervisor.origin import Origin  # noqa: PLC0415
 
     origin = Origin()  # before the app is imported
+    start_no_threads()
     spec, found = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:

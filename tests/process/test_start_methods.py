@@ -46,13 +46,16 @@ def test_children_are_forks_unless_the_app_has_threads(stage: Stage) -> None:
     assert threaded.stop() == 0
 
 
-def test_children_of_an_app_that_imports_pyarrow_are_forks_in_which_it_works(stage: Stage) -> None:
+def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_they_work(stage: Stage) -> None:
     source = """
+    import numpy
     import pyarrow
     from pyarrow import compute
 
     @app.task(name="sum")
     def sum_up(numbers):
+        ones = numpy.ones((300, 300))
+        assert (ones @ ones).sum() == 300**3
         return compute.sum(pyarrow.array(range(numbers))).as_py()
     """
     worker = stage.worker(source)
@@ -60,6 +63,16 @@ def test_children_of_an_app_that_imports_pyarrow_are_forks_in_which_it_works(sta
     assert [job.get(timeout=30) for job in jobs] == [499_999_500_000] * 4
     assert not any("spawned" in command_line(pid) for pid in worker.children)
     assert worker.complaints() == []
+    assert worker.stop() == 0
+
+
+def test_who_wants_threads_of_numpy_has_them_and_children_that_are_spawned(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    worker = stage.worker("import numpy")
+    worker.wait_for_line("Child started", count=2)
+    assert all("spawned" in command_line(pid) for pid in worker.children)
     assert worker.stop() == 0
 
 

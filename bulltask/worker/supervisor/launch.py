@@ -13,7 +13,7 @@ from typing import Final
 from bulltask.process import HELD_AT_START, fork_holding_signals
 from bulltask.worker.exits import Exit
 
-__all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "thread_count"]
+__all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "start_no_threads", "thread_count"]
 
 _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
 """Threads by their names in the kernel. This one comes with ``import pyarrow``; jemalloc switches it off in a fork."""
@@ -99,6 +99,15 @@ def choose_launcher(
         return fork(index) if spawn is None else spawn(index)
 
     return start
+
+
+def start_no_threads() -> None:
+    """Have NumPy, which the app may import, start no threads; what the environment says of it already counts.
+
+    OpenBLAS, which does NumPy's linear algebra, starts one for each core as soon as it is imported. Children could not
+    be forked any more, and each would have as many threads as the machine has cores. Dask's workers do the same.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def thread_count() -> int:
