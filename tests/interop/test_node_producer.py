@@ -76,7 +76,7 @@ def test_a_delayed_job_of_node_runs_when_it_is_due(either: SideBySide) -> None:
     assert either.counts() == {"delayed": 1}
     assert either.finished(job) == "later"
     seen = either.seen(job)
-    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
     assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
 
 

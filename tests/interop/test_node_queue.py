@@ -150,7 +150,7 @@ def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: 
     job = mail.send("echo")
     job.get(timeout=10)
     seen = mail.seen(job.id)
-    assert 400 <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert 400 <= seen["processedOn"] - seen["timestamp"] < 10_000
 
 
 def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail: SideBySide) -> None:

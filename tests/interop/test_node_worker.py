@@ -58,7 +58,7 @@ def test_a_delayed_job_of_ours_runs_in_node_when_it_is_due(either: SideBySide) -
     assert either.counts() == {"delayed": 1}
     job.get(timeout=10)
     seen = either.seen(job.id)
-    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
     assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
 
 

@@ -62,7 +62,7 @@ def test_a_delayed_job_of_it_runs_here_when_it_is_due(either: SideBySide) -> Non
     assert either.seen(job)["state"] == "delayed"
     assert either.result(job).get(timeout=20) == "later"
     seen = either.seen(job)
-    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 1_500
+    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
 
 
 def test_its_jobs_run_here_in_the_order_of_their_priorities_and_lifo_first(mail: SideBySide, tmp_path: Path) -> None:
