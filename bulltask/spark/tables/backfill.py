@@ -127,7 +127,7 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
     ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
     first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
     ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
-    unknown = ended.join(_told(spark, layout), _same_end(), "left_anti")
+    unknown = ended.join(_told(spark, layout), _is_known(), "left_anti")
     return _with_life(spark, layout, unknown)
 
 
@@ -145,14 +145,17 @@ def _told(spark: SparkSession, layout: Layout) -> DataFrame:
     )  # fmt: skip
 
 
-def _same_end() -> Column:
-    """Of a clock that is further behind, the end is told once more: by a row that takes the other one's place."""
-    return (
-        (fn.col("queue") == fn.col("told_queue"))
-        & (fn.col("id") == fn.col("told_id"))
-        & (fn.col("state") == fn.col("told_state"))
-        & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
-    )
+def _is_known() -> Column:
+    """Whether an end was told, or a later one of the same life, after a retry by hand, of which there is no snapshot.
+
+    Of a clock that is further behind, the end is told once more: by a row that takes the other one's place.
+    """
+    same_job = (fn.col("queue") == fn.col("told_queue")) & (fn.col("id") == fn.col("told_id"))
+    same_end = (fn.col("state") == fn.col("told_state")) & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
+    began = fn.timestamp_millis(fn.split("told_life", "-")[0].cast("bigint"))
+    same_life = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
+    later = fn.col("told_at") > fn.col("finished_at") + fn.lit(CLOCKS)
+    return same_job & (same_end | (same_life & later))
 
 
 def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:

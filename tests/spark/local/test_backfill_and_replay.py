@@ -126,6 +126,24 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     assert len(jobs_of(spark, lake)) == 7
 
 
+def test_an_end_that_an_old_snapshot_knows_takes_no_place_of_a_later_one_that_was_told(
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
+) -> None:
+    """Completed within the gap, it was retried by hand, seen to fail, and removed: no snapshot is of that."""
+    began = now()
+    add(queue, "retried")
+    hand.complete()
+    snapshot(spark, lake.layout, source)
+    queue.remove("retried")
+    lake.gaps([gap(began)])
+    life = f"{int(began.timestamp() * 1000)}-0"
+    lake.events([{"event_id": life, "event": "added", "job_id": "retried"}])
+    lake.jobs([{"job_id": "retried", "life": life, "state": "failed", "finished_at": now() + timedelta(minutes=5)}])
+    report = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
+    assert [row["state"] for row in jobs_of(spark, lake)] == ["failed"]
+    assert report.jobs == 0
+
+
 def test_a_stream_that_was_made_anew_twice_has_two_gaps_behind_its_beginning(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
     redis_client: redis.Redis,
