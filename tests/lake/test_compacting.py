@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -29,11 +28,6 @@ def rows(lake: LakeBuilder, table: Table) -> list[dict[str, Any]]:
 
 def files(lake: LakeBuilder, table: Table) -> int:
     return len(list(lake.layout.table(table).rglob("*.parquet")))
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
 
 
 def some_events(lake: LakeBuilder, day: str, batches: int, **more: Any) -> None:

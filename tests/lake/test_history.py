@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from tests.support.lake import LakeBuilder, at
 
 DAY = at("2026-11-20 10:00")
 MS = int(DAY.timestamp() * 1000)
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
 
 
 def history(lake: LakeBuilder) -> History:

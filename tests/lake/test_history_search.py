@@ -31,11 +31,6 @@ def ids(history: History, **where: Any) -> list[str]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
-
-
-@pytest.fixture
 def some(lake: LakeBuilder) -> History:
     """Five jobs of two queues and three days."""
     reason = "ConnectionError: SMTP server mx1.example.com: Timed Out"

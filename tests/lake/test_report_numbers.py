@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,12 @@ from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.layout import Layout
 from bulltask.lake.report import grids, topics
 from bulltask.lake.report.data import Axis, read
-from bulltask.lake.report.making import make_report
-from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-
-DAY = Period(date(2026, 11, 22), date(2026, 11, 22))
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
-
-
-def reported(lake: LakeBuilder, period: Period = DAY) -> Report:
-    return make_report(lake.layout, period, made_at=datetime(2026, 11, 23, tzinfo=UTC))
-
-
-def values(report: Report, chart: str) -> dict[str, list[float | None]]:
-    return {line["label"]: line["values"] for line in report.charts[chart].payload["lines"]}
+from tests.support.report import DAY, reported, values
 
 
 def as_dicts(grid: grids.Grid) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -29,11 +28,6 @@ EVIL = (
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 Make = Callable[[LakeBuilder], Report]
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
 
 
 def reported(lake: LakeBuilder, period: str = "2026-11-22") -> Report:

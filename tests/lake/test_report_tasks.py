@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bulltask.lake.report.data import read
-from bulltask.lake.report.making import make_report
-from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.tallies import MOST, by_task, topped
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
-
-DAY = Period.parse("2026-11-22")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path)
-
-
-def reported(lake: LakeBuilder, period: Period = DAY) -> Report:
-    return make_report(lake.layout, period, made_at=datetime(2026, 11, 23, tzinfo=UTC))
-
-
-def values(report: Report, chart: str) -> dict[str, list[float | None]]:
-    return {line["label"]: line["values"] for line in report.charts[chart].payload["lines"]}
+from tests.support.report import DAY, reported, values
 
 
 def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(

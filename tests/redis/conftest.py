@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner, Result
 
+from bulltask import App
+from bulltask.cli.main import main
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
 from bulltask.transport.broker import Broker
 from tests.support.driven import Driven
 from tests.support.hand import Hand
+from tests.support.lake import LakeBuilder
+
+Run = Callable[..., Result]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -35,3 +42,27 @@ def hand(queue: Queue) -> Iterator[Hand]:
     made = Hand(broker, broker.keys("mail"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("sender", broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    return LakeBuilder(tmp_path / "lake")
+
+
+@pytest.fixture
+def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``bulltask -b URL job …``."""
+    for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ran(*words: object) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, words)])
+
+    return ran

@@ -7,48 +7,22 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
+from tests.redis.conftest import Run
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = pytest.mark.redis
 
 END = at("2026-11-20 10:00", 250)
 MS = int(END.timestamp() * 1000)
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("sender", broker_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path / "lake")
-
-
-@pytest.fixture
-def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run ``bulltask -b URL job …``."""
-    for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-    def ran(*words: object) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, words)])
-
-    return ran
 
 
 def failed_job(app: App) -> str:

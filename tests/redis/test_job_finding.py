@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
+from tests.redis.conftest import Run
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = pytest.mark.redis
 
 END = at("2026-11-20 10:00", 250)
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("sender", broker_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path / "lake")
-
-
-@pytest.fixture
-def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run ``bulltask -b URL job …``."""
-    for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-    def ran(*words: object) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, words)])
-
-    return ran
 
 
 def lines_of(client: Any, name: str) -> int:

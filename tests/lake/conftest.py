@@ -1,0 +1,15 @@
+"""Fixtures of tests of the lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.lake import LakeBuilder
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LakeBuilder:
+    """An empty one."""
+    return LakeBuilder(tmp_path)
