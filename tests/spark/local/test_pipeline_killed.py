@@ -217,8 +217,12 @@ def history(seed: int, jobs: int) -> list[Event]:
 
 
 def calmly(spark: SparkSession, root: Path, url: str, terms: Terms) -> Layout:
-    """Make bronze, silver and gold without a disturbance, in larger batches: tables do not depend on where they end."""
-    options: PipelineOptions = {**OPTIONS, "max_events_per_trigger": 2_000, "url": url}
+    """Make bronze, silver and gold without a disturbance.
+
+    In batches that end where those of `OPTIONS` do: a job that is given up at the end of one and goes on in a later
+    one has a row of each moment.
+    """
+    options: PipelineOptions = {**OPTIONS, "url": url}
     Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
     return built(spark, Layout(root), terms)
 
