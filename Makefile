@@ -17,6 +17,8 @@ OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/officia
 	$(wildcard tests/interop/official/requirements-*.txt))
 ARGS ?=
 TESTS ?= tests
+# Half of the suite waits: for processes to end, for locks to expire. Two cores are busy with four.
+WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -35,7 +37,7 @@ COMPILE = $(BIN)/python -m compileall -q bulltask
 
 test: $(VENV)/dev.stamp externals  ## run all tests; ARGS="-k name" chooses some
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 test-quick: $(VENV)/dev.stamp  ## the tests that need no Java, no Node.js, no worker and little time; TESTS=tests/spark for those
 	@$(COMPILE)

@@ -13,11 +13,13 @@ from typing import Any, Protocol, cast
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
+from tests.support.distribution import Distribution, long_ones_first
 from tests.support.processes import MARK, Leftovers
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
@@ -30,6 +32,18 @@ settings.register_profile("quick", settings.get_profile("busy"), max_examples=20
 settings.load_profile("busy")
 
 FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "redis": redis-server on PATH
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution | None:
+    """``--dist loadfile``, as make says it, hands out files in an order of ours."""
+    return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All workers of pytest-xdist have their tests in one order; without them it is that of the files."""
+    if hasattr(config, "workerinput"):
+        long_ones_first(items)
 
 
 class ServerFactory(Protocol):

@@ -27,7 +27,6 @@ from tests.support.spark_connect import ConnectServer
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(600),
     pytest.mark.skipif("CI" not in os.environ, reason="needs 250 MB more of packages, and both cores: CI=1 runs it"),
 ]

@@ -28,7 +28,6 @@ CONF = {
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(900),
     pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for a minute: CI=1 runs it"),
 ]

@@ -19,7 +19,6 @@ from tests.support.spark_cluster import SparkCluster
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(600),
     pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for half a minute: CI=1 runs it"),
 ]

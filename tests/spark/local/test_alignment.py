@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 
 from bulltask.spark import stream_events
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 BEGIN = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

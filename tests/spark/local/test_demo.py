@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.programs import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 
 DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs", "400", "--root", "lake"]
 

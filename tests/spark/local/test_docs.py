@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from bulltask.queue.queue import Queue
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 

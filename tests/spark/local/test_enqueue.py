@@ -17,7 +17,7 @@ from bulltask.spark import EnqueueReport, enqueue, gather
 from bulltask.spark.start import register
 from tests.support.stage import Stage
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 WAIT = "bull:{default}:wait"
 TASKS = """

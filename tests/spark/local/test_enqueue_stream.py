@@ -17,7 +17,7 @@ from bulltask.errors import ConfigError
 from bulltask.spark import enqueue, enqueue_stream
 from bulltask.testing.wait import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 WAIT = "bull:{mail}:wait"
 SENT: dict[str, Any] = {"name": "send", "data": ["n", "who"]}

@@ -30,7 +30,7 @@ from bulltask.spark.tables.lake_tables import read_table
 from tests.support.gold_oracle import History, Oracle, nearest_rank, random_history
 from tests.support.lake import LakeBuilder, at
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 DAYS = (date(2026, 11, 20), date(2026, 11, 21))

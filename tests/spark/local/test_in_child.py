@@ -24,7 +24,7 @@ from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.spark_tasks import SparkRun, SparkTasks
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(240)]
 
 LONG_S = 600
 

@@ -12,7 +12,7 @@ from bulltask.lake.layout import Layout, partition_name
 from bulltask.lake.tables import JOBS
 from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spark_schema
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def test_a_table_that_nobody_has_written_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bulltask.spark.lifecycle.fold import Event, lifecycle
 from tests.support.job_histories import REASONS, cut, histories, noise
 from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:

@@ -16,7 +16,7 @@ from bulltask import App, Context
 from bulltask.errors import ConfigError
 from tests.support.stage import Stage
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 TASKS = """
 import bulltask

@@ -29,7 +29,7 @@ from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.programs import run_program
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 Make = Callable[..., Pipeline]
 

@@ -27,7 +27,7 @@ from bulltask.transport.broker import Broker
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 Run = Callable[..., Result]
 

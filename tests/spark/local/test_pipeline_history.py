@@ -18,7 +18,7 @@ from bulltask.spark.tables.rebuild import build_silver
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(900)]
 
 DAY = timedelta(days=1)
 

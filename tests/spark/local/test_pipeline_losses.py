@@ -19,7 +19,7 @@ from bulltask.spark import Pipeline
 from bulltask.spark.tables.batches import Batches
 from tests.support.event_writing import fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 QUEUES = ("anew", "deleted", "late", "trimmed")
 

@@ -16,7 +16,7 @@ from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
 from tests.support.queue_contents import BASE, add, in_redis
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

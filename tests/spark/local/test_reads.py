@@ -15,7 +15,7 @@ from pyspark.sql.functions import col
 from bulltask.queue.queue import Queue
 from tests.support.queue_contents import BASE, add, in_redis
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 STREAM = f"{BASE}events"
 

@@ -18,7 +18,7 @@ from bulltask.spark.start import register
 from bulltask.testing.wait import wait_until
 from tests.support.stage import Stage
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 ROWS = 300
 WAIT = "bull:{default}:wait"

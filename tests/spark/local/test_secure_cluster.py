@@ -16,7 +16,7 @@ from tests.support.certificates import Certificates
 from tests.support.hand import Hand
 from tests.support.redis_cluster import Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

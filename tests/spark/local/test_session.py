@@ -12,7 +12,7 @@ from pyspark.sql.functions import udf
 from bulltask.queue.queue import Queue
 from bulltask.spark import register
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

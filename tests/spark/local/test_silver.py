@@ -15,7 +15,7 @@ from tests.support.batch_lake import NEVER, BatchLake, many, slices
 from tests.support.job_histories import cut, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])

@@ -1,0 +1,35 @@
+"""Which of pytest-xdist's workers runs what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.distribution import FIRST, UNITS, long_ones_first, unit
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_files_that_need_java_are_two_units_as_a_worker_should_have_one_jvm_only() -> None:
+    files = [path for path in sorted((ROOT / "tests" / "spark").rglob("test_*.py")) if "mark.spark" in path.read_text()]
+    units = {str(path.relative_to(ROOT)): unit(f"{path.relative_to(ROOT)}::test_it") for path in files}
+    assert set(units.values()) == {"Spark's session", "JVMs of their own"}, units
+    assert all(
+        ("spark: SparkSession" in (ROOT / path).read_text()) == (name == FIRST[0]) for path, name in units.items()
+    )
+
+
+def test_names_of_files_and_directories_are_those_that_are_there() -> None:
+    begins = [begin for begin, _ in UNITS] + [name for name in FIRST if "/" in name]
+    assert [begin for begin in begins if not (ROOT / begin).exists()] == []
+
+
+def test_the_longest_units_begin_first_and_others_keep_their_order() -> None:
+    class Item:
+        def __init__(self, nodeid: str) -> None:
+            self.nodeid = nodeid
+
+    paths = ["tests/unit/test_b.py", "tests/redis/test_a.py", "tests/process/test_c.py", "tests/spark/local/test_d.py"]
+    items = [Item(f"{path}::test_{number}") for path in paths for number in range(2)]
+    long_ones_first(items)  # type: ignore[arg-type]
+    assert [item.nodeid.partition("::")[0] for item in items[::2]] == [paths[3], paths[2], paths[0], paths[1]]
+    assert [item.nodeid[-1] for item in items] == ["0", "1"] * 4
