@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import GAPS, REPAIRS, Table
 
-__all__ = ["GapRow", "find_gaps"]
+__all__ = ["CLOCKS", "GapRow", "days_in_gaps", "find_gaps"]
+
+CLOCKS: Final = timedelta(seconds=10)
+"""By so much the clock of a worker, which says in a job's hash when it ended, may differ from Redis'."""
 
 Key = tuple[str, str, datetime]
+
+_BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,12 @@ class GapRow:
         late = until is not None and self.after_at is not None and self.after_at >= until
         return not late and (since is None or ended_at >= since)
 
+    @property
+    def ends(self) -> tuple[datetime, datetime]:
+        """From when and until when a job ended, by its worker's clock, whose end may be among the lost events."""
+        begin = _BEGINNING if self.after_at is None else self.after_at - CLOCKS
+        return begin, (self.first_at or self.detected_at) + CLOCKS
+
 
 def find_gaps(
     layout: Layout,
@@ -66,6 +77,18 @@ def find_gaps(
     found = (_gap(row, repaired.get(_key(row))) for row in _rows(reader, GAPS))
     wanted = (one for one in found if one.touches(since, until) and (queues is None or one.queue in queues))
     return sorted(wanted, key=lambda one: (one.detected_at, one.queue))
+
+
+def days_in_gaps(layout: Layout, days: Iterable[date]) -> list[date]:
+    """Return those of some days on which jobs may have ended whose ends are among lost events.
+
+    A backfill writes its rows to these days, and to no others.
+
+    Raises:
+        LakeError: there is no lake.
+    """
+    ends = [gap.ends for gap in find_gaps(layout)]
+    return [day for day in days if any(begin.date() <= day <= end.date() for begin, end in ends)]
 
 
 def _key(row: dict[str, Any]) -> Key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from bulltask.errors import LakeError
-from bulltask.lake.gaps import find_gaps
+from bulltask.lake.gaps import days_in_gaps, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import REPAIRS
 from tests.support.lake import LakeBuilder, at
@@ -75,6 +75,19 @@ def test_two_lives_of_a_stream_may_have_a_gap_behind_the_beginning(tmp_path: Pat
         (found_at[0], 3),
         (found_at[1], 4),
     ]
+
+
+def test_days_on_which_jobs_may_have_ended_within_a_gap_also_by_a_clock_that_differs(tmp_path: Path) -> None:
+    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed"}
+    days = [date(2026, 11, day) for day in range(1, 29)]
+    lake.gaps([
+        {"after_id": "1-0", **lost, "after_at": at("2026-11-12 10:00"), "first_at": at("2026-11-12 23:59:51"),
+         "detected_at": at("2026-11-25 10:00")},
+        {"after_id": "5-0", **lost, "after_at": at("2026-11-20 00:00:09"), "detected_at": at("2026-11-20 10:00")},
+    ])  # fmt: skip
+    assert [day.day for day in days_in_gaps(lake.layout, days)] == [12, 13, 19, 20]
+    lake.gaps([{"after_id": "0-0", **lost, "first_at": at("2026-11-03 10:00"), "detected_at": at("2026-11-25 10:00")}])
+    assert [day.day for day in days_in_gaps(lake.layout, days)] == [1, 2, 3, 12, 13, 19, 20]
 
 
 def test_gaps_of_some_queues_only(lake: LakeBuilder) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
+from bulltask.lake.gaps import days_in_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import Replacing, steady
 from bulltask.lake.tables import (
@@ -85,16 +86,22 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
 def read_inputs(spark: SparkSession, layout: Layout, span: Span) -> Inputs:
     """Read what the gold tables of some days are made of.
 
-    A row may be superseded by one of a later day, and never by one of an earlier day, so all later days are looked at;
-    of their rows, those of jobs that began later are left out while the files are read. The day more on either side is
-    for clocks that differ.
+    A row may be superseded by one of any other day. Of days before, only backfills know more, and only of days with
+    gaps. Of the rows of later days, those that began later are left out while the files are read, but for those that
+    may have the key of another beginning: of a life or an attempt that nobody saw begin. The day more on either side
+    is for clocks that differ.
     """
     before, behind = str(span.first - _DAY), fn.lit(span.end + _DAY)
 
     def rows(table: Table, began: str, over: Column) -> DataFrame:
-        near = read_table(spark, layout, table).where(fn.col("dt") >= before)
-        known = near.where(fn.col(began).isNull() | (fn.col(began) < behind))
-        return latest(known, table).where((over >= fn.lit(span.start)) & _began_before(fn.col(began), span))
+        is_found, is_near = fn.col("source") == "snapshot", fn.col("dt") >= before
+        if filled := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
+            is_near |= fn.col("dt").isin(*map(str, filled)) & is_found
+        began_early = fn.col(began).isNull() | (fn.col(began) < behind)
+        known = began_early | is_found | fn.col("life").isNull()
+        return latest(read_table(spark, layout, table).where(is_near & known), table).where(
+            (over >= fn.lit(span.start)) & _began_before(fn.col(began), span)
+        )
 
     days = fn.col("dt").between(str(span.first), str(span.last))
     added = read_table(spark, layout, EVENTS).where(days & (fn.col("event") == "added"))

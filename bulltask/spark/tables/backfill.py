@@ -2,7 +2,8 @@
 
 A job whose end was among lost events is unknown to ``silver``, or open for ever. Its hash knows the last attempt and
 how the job ended: from that come rows with ``source`` ``snapshot``. They take the place of what the pipeline may say
-of the same life of the job, as they are of a later time.
+of the same life of the job, as they are of a later time; unless the events tell what came behind this end, and only an
+old snapshot has it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -18,7 +19,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from bulltask.errors import ConfigError
-from bulltask.lake.gaps import GapRow, find_gaps
+from bulltask.lake.gaps import CLOCKS, GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
@@ -27,10 +28,7 @@ from bulltask.spark.tables.appending import append, ingest_of
 from bulltask.spark.tables.lake_tables import day_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
-__all__ = ["CLOCKS", "BackfillReport", "backfill"]
-
-CLOCKS: Final = timedelta(seconds=10)
-"""By so much the clock of a worker, which says in a job's hash when it ended, may differ from Redis'."""
+__all__ = ["BackfillReport", "backfill"]
 
 _GAPS: Final = StructType(
     [
@@ -40,7 +38,6 @@ _GAPS: Final = StructType(
         StructField("end", TimestampType()),
     ]
 )
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,9 @@ def backfill(
         return BackfillReport(0, 0, 0, 0, 0)
     # Queues by name, as a name may have a comma.
     names = sorted({gap.queue for gap in gaps})
-    looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
+    # What happens while the hashes are read is of a later time, as far as events tell it.
     taken_at = datetime.now(UTC)
+    looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
     try:
         with steady(layout):
@@ -117,7 +115,7 @@ def backfill(
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
     """Finished jobs that ended in a gap and of whose end ``silver`` does not know, with their ``life`` and gap."""
-    spans = [(gap.queue, place, *_span(gap)) for place, gap in enumerate(gaps)]
+    spans = [(gap.queue, place, *gap.ends) for place, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
     hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
     done = hashes.where((fn.col("place") == 1) & fn.col("state").isin(*FINISHED)).drop("place")
@@ -128,12 +126,7 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
     first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
     ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
     unknown = ended.join(_told(spark, layout), _is_known(), "left_anti")
-    return _with_life(spark, layout, unknown)
-
-
-def _span(gap: GapRow) -> tuple[datetime, datetime]:
-    begin = _BEGINNING if gap.after_at is None else gap.after_at - CLOCKS
-    return begin, (gap.first_at or gap.detected_at) + CLOCKS
+    return _that_ended_last(spark, layout, _with_life(spark, layout, unknown))
 
 
 def _told(spark: SparkSession, layout: Layout) -> DataFrame:
@@ -178,6 +171,18 @@ def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataF
     is_another = fn.coalesce(fn.col("told_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
     life = fn.when(~is_another, fn.col("told_life"))
     return lived.withColumn("life", life).select(*unknown.columns, "life")
+
+
+def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
+    """Leave out what only an old snapshot says of lives that went on: of those the events know more."""
+    told = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "life")
+    known = told.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
+        {"queue": "known_queue", "job_id": "known_id", "life": "known_life"}
+    )
+    same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
+    same_life = fn.col("life").eqNullSafe(fn.col("known_life"))
+    went_on = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCKS)
+    return ended.join(known, same_job & same_life & went_on, "left_anti")
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:

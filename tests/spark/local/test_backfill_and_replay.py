@@ -126,21 +126,29 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     assert len(jobs_of(spark, lake)) == 7
 
 
-def test_an_end_that_an_old_snapshot_knows_takes_no_place_of_a_later_one_that_was_told(
+def test_an_end_that_an_old_snapshot_knows_takes_no_place_of_what_was_told_of_later(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
 ) -> None:
-    """Completed within the gap, it was retried by hand, seen to fail, and removed: no snapshot is of that."""
-    began = now()
-    add(queue, "retried")
-    hand.complete()
+    """Done within the gap, each was retried by hand and seen to fail, be removed or wait: no snapshot is of that."""
+    began, later = now(), now() + timedelta(minutes=5)
+    ids = [f"{told} {seen}" for told in ("failed", "removed", "waiting") for seen in ("whole", "without its beginning")]
+    add(queue, *ids)
+    for _ in ids:
+        hand.complete()
     snapshot(spark, lake.layout, source)
-    queue.remove("retried")
+    for job_id in ids:
+        queue.remove(job_id)
     lake.gaps([gap(began)])
-    life = f"{int(began.timestamp() * 1000)}-0"
-    lake.events([{"event_id": life, "event": "added", "job_id": "retried"}])
-    lake.jobs([{"job_id": "retried", "life": life, "state": "failed", "finished_at": now() + timedelta(minutes=5)}])
+    lives = {job_id: f"{int(began.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "whole" in job_id}
+    lake.events([{"event_id": life, "event": "added", "job_id": job_id} for job_id, life in lives.items()])
+    told = {job_id: job_id.partition(" ")[0] for job_id in ids}
+    ends = {"failed": later, "removed": None, "waiting": None}
+    lake.jobs(
+        {"job_id": one, "life": lives.get(one), "state": state, "finished_at": ends[state], "as_of": later}
+        for one, state in told.items()
+    )
     report = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
-    assert [row["state"] for row in jobs_of(spark, lake)] == ["failed"]
+    assert {row["job_id"]: row["state"] for row in jobs_of(spark, lake)} == told
     assert report.jobs == 0
 
 
