@@ -17,6 +17,7 @@ from bulltask.errors import ConfigError
 from bulltask.limits import EVERY_QUEUE, Limits
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
+from bulltask.time_limits import TimeLimits
 from bulltask.urls import redact_url
 
 __all__ = ["ENV_PREFIX", "Conf", "Config"]
@@ -45,6 +46,8 @@ class Config:
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     retry_jitter: float
+    soft_time_limit_ms: int | None
+    time_limit_ms: int | None
     unknown_task: str
     include: tuple[str, ...]
     result_expires_ms: int | None
@@ -80,6 +83,11 @@ class Config:
     def renew_ms(self) -> int:
         """How old a lock may grow before it is renewed; half the lock unless it was set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
+
+    @property
+    def time_limits(self) -> TimeLimits:
+        """How long a run may take that nobody has said more of."""
+        return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
         """BullMQ's ``limiter`` of this app's workers for a queue as the user spells it; ``None`` for none."""
@@ -146,6 +154,7 @@ class Conf:
             raise ConfigError("broker_reconnect_delay_max must not be shorter than broker_reconnect_delay")
         if config.retry_backoff_max_ms < config.retry_backoff_ms:
             raise ConfigError("task_retry_backoff_max must not be shorter than task_retry_backoff")
+        config.time_limits.check("the settings", "task_")
         return config
 
     def _check(self, name: str, value: object) -> None:

@@ -1,10 +1,22 @@
-"""How a task ends its own attempt from inside; part of the tree of :mod:`bulltask.errors`, imported from there."""
+"""What ends an attempt from inside, by the task's own wish or by the worker's.
+
+A part of the tree of :mod:`bulltask.errors`, imported from there.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-__all__ = ["DelayJob", "Interrupt", "RateLimited", "Retry", "WaitForChildren", "WaitJob"]
+__all__ = [
+    "DelayJob",
+    "Interrupt",
+    "RateLimited",
+    "Retry",
+    "SoftTimeLimitExceeded",
+    "TaskRevoked",
+    "WaitForChildren",
+    "WaitJob",
+]
 
 
 class Interrupt(BaseException):
@@ -74,3 +86,19 @@ class WaitForChildren(Interrupt):
 
     def __init__(self) -> None:
         super().__init__("the task waits for the job's children")
+
+
+class SoftTimeLimitExceeded(Interrupt):
+    """Raised inside a sync task that runs longer than its ``soft_time_limit``, so that it can clean up.
+
+    It may catch this, end with another exception or even return: then that counts. A job whose task lets it pass is
+    tried again like after any passing error. An async task is cancelled instead (``asyncio.CancelledError``); if it
+    lets that pass, its attempt ends with this.
+    """
+
+
+class TaskRevoked(Interrupt):
+    """Raised inside a sync task whose job was revoked while it runs; the job fails, whatever the task does then.
+
+    An async task is cancelled instead (``asyncio.CancelledError``).
+    """

@@ -19,6 +19,7 @@ from bulltask.codec import Json
 from bulltask.errors import DecodeError
 from bulltask.keeping import KEEP_ALL
 from bulltask.states import JobState
+from bulltask.time_limits import NO_LIMITS, TimeLimits
 from bulltask.values import value_class
 
 __all__ = [
@@ -64,6 +65,7 @@ class JobOptions:
         keep_completed_ms, keep_failed_ms: how long the finished job is kept, ``None`` for ever.
         expires_in_ms, expires_ms: time from sending, or epoch milliseconds, after which a worker fails the job
             instead of running it.
+        time_limits: how long a run may take, where the sender says it.
         headers: JSON text of the sender's headers, ``""`` for none.
         more: further options under BullMQ's stored names (PROTOCOL 2.2), already checked: ``kl``, ``de``, ``fpof`` …;
             they win over the fields above.
@@ -79,6 +81,7 @@ class JobOptions:
     keep_failed_ms: int | None = None
     expires_in_ms: int | None = None
     expires_ms: int | None = None
+    time_limits: TimeLimits = NO_LIMITS
     headers: str = ""
     more: Mapping[str, object] = field(default_factory=dict)
 
@@ -130,6 +133,7 @@ class JobOptions:
             own["expires"] = now_ms + self.expires_in_ms
         elif self.expires_ms is not None:
             own["expires"] = self.expires_ms
+        own.update(self.time_limits.to_wire())
         if self.headers:
             # A text inside the map: msgpack -> Lua -> cjson keeps only 14 digits and turns [] into {} (PROTOCOL 2.2).
             own["headers"] = self.headers
@@ -285,6 +289,11 @@ class ActiveJob:
         if "ttl" in self.own:  # a job scheduler's job: from the moment for which it was made
             return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.own["ttl"])
         return _number(self.own["expires"]) if "expires" in self.own else None
+
+    @property
+    def time_limits(self) -> TimeLimits:
+        """How long the sender lets a run take."""
+        return TimeLimits.from_wire(self.own)
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
-__all__ = ["RUN_MOVES", "IllegalTransition", "JobState", "RunState", "SlotState", "advance"]
+__all__ = [
+    "REVOKED",
+    "RUN_MOVES",
+    "Cause",
+    "IllegalTransition",
+    "JobState",
+    "Revocation",
+    "RunState",
+    "SlotState",
+    "advance",
+]
 
 
 class JobState(StrEnum):
@@ -31,6 +41,16 @@ class JobState(StrEnum):
         return self in {JobState.COMPLETED, JobState.FAILED}
 
 
+class Revocation(StrEnum):
+    """What became of the wish to revoke a job."""
+
+    REVOKED = "revoked"  # it did not run, and has now failed
+    RUNNING = "running"  # it runs and goes on: terminate was not said
+    TERMINATING = "terminating"  # it runs, and its worker ends it
+    FINISHED = "finished"  # it had completed or failed before
+    UNKNOWN = "unknown"  # there is no such job (any more)
+
+
 class SlotState(IntEnum):
     """What a slot of a child is doing; written by the child, read by the supervisor."""
 
@@ -38,6 +58,19 @@ class SlotState(IntEnum):
     RESERVED = 1  # a fetch is under way: the token may hold a job that nobody has seen yet
     ACTIVE = 2  # a job runs
     SETTLING = 3  # its outcome is being written, and the token may already hold the next job
+
+
+class Cause(IntEnum):
+    """Why the supervisor wants a run ended; one with a larger number replaces one with a smaller."""
+
+    NONE = 0
+    SOFT_LIMIT = 1  # the task may clean up, and even go on
+    HARD_LIMIT = 2
+    REVOKED = 3
+
+
+REVOKED: Final = "revoked"
+"""Why a job that was revoked has failed, and the category of that failure."""
 
 
 class RunState(IntEnum):

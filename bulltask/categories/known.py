@@ -76,7 +76,7 @@ def _table(*rows: tuple[ErrorCategory | Rule, str, str]) -> dict[str, ErrorCateg
 
 
 _KNOWN = _table(
-    (TRANSIENT, "bulltask", "BrokerError"),
+    (TRANSIENT, "bulltask", "BrokerError SoftTimeLimitExceeded TimeLimitExceeded"),
     (PERMANENT, "bulltask", "BrokerAuthError ScriptIntegrityError JobNotFound ParentNotFound AppNotFound"),
     (PERMANENT, "bulltask", "DuplicateTask"),
     (_by_errno, "builtins", "OSError"),

@@ -28,6 +28,8 @@ SETTINGS: Final = {
     "max_started_attempts": "max_started_attempts",
     "paused": "worker_paused",
     "shutdown_timeout": "shutdown_timeout",
+    "soft_time_limit": "task_soft_time_limit",
+    "time_limit": "task_time_limit",
     "limiter": "limiter",
     "remove_on_complete": "remove_on_complete",
     "remove_on_fail": "remove_on_fail",
@@ -58,6 +60,8 @@ SETTINGS: Final = {
 @click.option("--max-started-attempts", type=int, help="Times that a job may be taken; once more fails it (no limit).")
 @click.option("--paused", is_flag=True, default=None, help="Take no jobs until a CONT: kill -CONT PID.")
 @click.option("--shutdown-timeout", type=float, help="Seconds running jobs have at a warm stop (30).")
+@click.option("--soft-time-limit", type=float, help="Seconds after which a task that still runs is told (never).")
+@click.option("--time-limit", type=float, help="Seconds after which it is ended, and its attempt has failed (never).")
 @click.option("--limiter", help="Most jobs started in a time: 100/m, or by queue: mail=100/m,reports=1/10s,5/s.")
 @click.option("--remove-on-complete", help="Keep of jobs that name none: true, false, a number, age=3600,count=100.")
 @click.option("--remove-on-fail", help="The same for jobs that fail.")

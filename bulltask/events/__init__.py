@@ -34,6 +34,7 @@ from bulltask.events.children import (
 )
 from bulltask.events.supervisor import (
     ChildDied,
+    ChildKilled,
     ChildLeft,
     ChildStarted,
     ConcurrencyChanged,
@@ -42,6 +43,7 @@ from bulltask.events.supervisor import (
     JobCrashed,
     JobRecovered,
     JobStalled,
+    RunInterrupted,
     SignalIgnored,
     StalledCheckSkipped,
     WorkerPaused,
@@ -57,6 +59,7 @@ __all__ = [
     "ChildClosing",
     "ChildDied",
     "ChildEvent",
+    "ChildKilled",
     "ChildLeft",
     "ChildReady",
     "ChildStarted",
@@ -80,6 +83,7 @@ __all__ = [
     "RedisReconnected",
     "RedisReconnecting",
     "RedisRefused",
+    "RunInterrupted",
     "SchedulingFailed",
     "SignalIgnored",
     "StacksDumped",

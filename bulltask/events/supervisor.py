@@ -8,6 +8,7 @@ from bulltask.bus import Event
 
 __all__ = [
     "ChildDied",
+    "ChildKilled",
     "ChildLeft",
     "ChildStarted",
     "ConcurrencyChanged",
@@ -16,6 +17,7 @@ __all__ = [
     "JobCrashed",
     "JobRecovered",
     "JobStalled",
+    "RunInterrupted",
     "SignalIgnored",
     "StalledCheckSkipped",
     "WorkerPaused",
@@ -60,6 +62,17 @@ class JobCrashed(Event):
     queue: str
     crashes: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunInterrupted(Event):
+    """A run that goes on was told to end; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` say what became of it."""
+
+    job_id: str
+    index: int
+    """The child's place in the fleet."""
+    cause: str
+    """``"soft_limit"``, ``"hard_limit"`` or ``"revoked"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,18 @@ class ChildDied(Event):
     pid: int
     reason: str
     """``"SIGKILL"``, ``"exit code 3"`` …"""
+    jobs: int
+    """Jobs it held."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildKilled(Event):
+    """A child process was killed by its supervisor, to end a run that did not end otherwise; it is replaced."""
+
+    index: int
+    pid: int
+    cause: str
+    """Why the run was to end: ``"hard_limit"`` or ``"revoked"``."""
     jobs: int
     """Jobs it held."""
 

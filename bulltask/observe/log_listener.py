@@ -76,6 +76,7 @@ class LogListener:
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
             (logging.ERROR, events.JobCrashed, self._crashed),
+            (logging.INFO, events.RunInterrupted, self._interrupted),
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
@@ -83,6 +84,7 @@ class LogListener:
             (logging.DEBUG, events.ChildReady, self._child_ready),
             (logging.DEBUG, events.ChildClosing, self._child_closing),
             (logging.WARNING, events.ChildDied, self._child_died),
+            (logging.WARNING, events.ChildKilled, self._child_killed),
             (logging.INFO, events.ChildLeft, self._child_left),
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
@@ -207,6 +209,9 @@ class LogListener:
             hint=DEATHS.get(event.reason, "The job was failed: every child that ran it died. Run it alone to see why"),
         )
 
+    def _interrupted(self, event: events.RunInterrupted) -> None:
+        self._log.info("Run interrupted", job_id=event.job_id, index=event.index, cause=event.cause)
+
     # ---- the supervisor's duties ----
 
     def _heartbeat(self, event: events.HeartbeatSucceeded) -> None:
@@ -243,6 +248,16 @@ class LogListener:
         if event.reason in DEATHS:
             fields["hint"] = DEATHS[event.reason]
         self._log.warning("Child died", **fields, jobs=event.jobs)
+
+    def _child_killed(self, event: events.ChildKilled) -> None:
+        self._log.warning(
+            "Child killed",
+            index=event.index,
+            pid=event.pid,
+            cause=event.cause,
+            jobs=event.jobs,
+            hint="A run did not end otherwise: its attempt has failed, and the child's other jobs run again",
+        )
 
     def _child_left(self, event: events.ChildLeft) -> None:
         self._log.info("Child left", index=event.index, pid=event.pid)

@@ -28,6 +28,7 @@ from bulltask.job_options import (
 from bulltask.keeping import KeepJobs
 from bulltask.names import check_job_id, check_job_name, check_queue_name
 from bulltask.parsers import did_you_mean, jitter_share
+from bulltask.time_limits import TimeLimits
 from bulltask.values import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
@@ -45,8 +46,6 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "serializer": "calls are plain JSON",
     "track_started": "a job that runs is always 'active'",
     "rate_limit": "give the task a queue of its own, and the worker of that queue --limiter 100/m",
-    "time_limit": "there are no time limits yet",
-    "soft_time_limit": "there are no time limits yet",
     "base": "tasks are functions",
     "throws": "raise PermanentError for a failure that is expected",
     "pydantic": "arguments are plain JSON; validate them in the task",
@@ -82,6 +81,9 @@ class TaskOptions:
         size_limit: most bytes that a job's arguments may have as JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what a job's failure means to the job that waits for it; one of them.
+        soft_time_limit: seconds or ``timedelta`` after which a run is told (``SoftTimeLimitExceeded``; an async task is
+            cancelled).
+        time_limit: the same after which it is ended, and its attempt has failed (``TimeLimitExceeded``).
         spark: the task finds a Spark session when a worker calls it (``bulltask.spark.current_session()``).
     """
 
@@ -108,6 +110,8 @@ class TaskOptions:
     continue_parent_on_failure: bool | None = None
     ignore_dependency_on_failure: bool | None = None
     remove_dependency_on_failure: bool | None = None
+    soft_time_limit: Duration | None = None
+    time_limit: Duration | None = None
     spark: bool = False
 
     def __post_init__(self) -> None:
@@ -125,6 +129,7 @@ class TaskOptions:
         self._check_retries()
         if not isinstance(self.spark, bool):
             raise ConfigError(f"spark must be True or False, not {self.spark!r}; spark_conf has Spark's settings")
+        self.time_limits.check("a task")
         stored_options(_stored_names(self))
 
     def _check_retries(self) -> None:
@@ -151,6 +156,11 @@ class TaskOptions:
     @property
     def _is_fixed(self) -> bool:
         return self.retry_backoff is False or (self.retry_backoff is None and self.default_retry_delay is not None)
+
+    @property
+    def time_limits(self) -> TimeLimits:
+        """How long a run may take, where the task says it."""
+        return TimeLimits.of(self.soft_time_limit, self.time_limit)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:
@@ -196,7 +206,7 @@ class CallOptions:
         job_id: the job's id; sending the same id again adds nothing. Made here (UUIDv7) when left out.
         headers: JSON for the worker's ``self.request.headers``.
         lifo: take it before the jobs that wait already.
-        remove_on_complete … remove_dependency_on_failure: as in :class:`TaskOptions`.
+        remove_on_complete … time_limit: as in :class:`TaskOptions`.
         backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; wins over the task's ``retry_backoff`` unless that is a function.
         timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
@@ -224,6 +234,8 @@ class CallOptions:
     continue_parent_on_failure: bool | None = None
     ignore_dependency_on_failure: bool | None = None
     remove_dependency_on_failure: bool | None = None
+    soft_time_limit: Duration | None = None
+    time_limit: Duration | None = None
     backoff: BackoffLike | None = None
     timestamp: datetime | float | None = None
     deduplication: Deduplication | Mapping[str, Any] | str | None = None
@@ -291,6 +303,8 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     Raises:
         EncodeError, InvalidName, ConfigError: something about the call is wrong; the message names the task.
     """
+    limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
+    limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     said = {**_stored_names(task), **_stored_names(call)}
     stored = stored_options(said) if said else {}
@@ -307,6 +321,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
         headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
         expires_in_ms=expires_in_ms,
         expires_ms=expires_ms,
+        time_limits=limits,
         more=stored,
     )
     return JobPlan(

@@ -31,7 +31,9 @@ from bulltask.worker.preflight import Preflight
 from bulltask.worker.slots import Slots, shareable_file
 from bulltask.worker.supervisor.fleet import Fleet
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.interrupting import Interrupting
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
+from bulltask.worker.supervisor.limits import Limits
 from bulltask.worker.supervisor.loop import Supervisor
 from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
@@ -140,7 +142,9 @@ class _Assembly:
         self._name_unknown_queues()
         self._name_missing_spark()
         beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
-        ticker = Ticker([heartbeat, recovery, *stalls, self.presence, beat], outage)
+        interrupting = Interrupting(fleet, bus)
+        limits = Limits(fleet.late_views, interrupting.interrupt)
+        ticker = Ticker([heartbeat, limits, interrupting, recovery, *stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)

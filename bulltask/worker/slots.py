@@ -6,6 +6,9 @@ nobody can find: whatever a dead child had taken or was just taking is locked wi
 
 Before the children's blocks is a page that the supervisor writes and all children read: what it wants of them.
 
+The supervisor may want a run ended. It says so in a word of the slot that it alone writes, together with the number of
+the run that it means: the child counts its runs, so an order that comes late never hits the next job.
+
 A record has a sequence number that is odd while it is written (a seqlock). A reader that meets an odd or changed
 number tries again, and in the end knows at least the token.
 """
@@ -14,13 +17,24 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from bulltask.states import RunState, SlotState
+from bulltask.states import Cause, RunState, SlotState
 
-__all__ = ["ID_BYTES", "STACKS_NAME", "ChildBlock", "Orders", "Slot", "SlotView", "Slots", "shareable_file"]
+__all__ = [
+    "ID_BYTES",
+    "STACKS_NAME",
+    "UNKNOWN_RUN",
+    "ChildBlock",
+    "Deadlines",
+    "Orders",
+    "Slot",
+    "SlotView",
+    "Slots",
+    "shareable_file",
+]
 
 ID_BYTES: Final = 768
 """Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
@@ -29,7 +43,7 @@ STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file into which a child writes its stacks, as ``/proc`` shows it."""
 
 _WORD: Final = 8
-_HEADER_WORDS: Final = 8
+_HEADER_WORDS: Final = 16
 _TOKEN_BYTES: Final = 64
 _TOKEN_AT: Final = _HEADER_WORDS * _WORD
 _ID_AT: Final = _TOKEN_AT + _TOKEN_BYTES
@@ -37,14 +51,41 @@ _SLOT_BYTES: Final = _ID_AT + ID_BYTES
 _CHILD_BYTES: Final = 64
 
 # Words of a slot's header.
-_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH = range(5)
+_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _ORDER, _HEARD = range(12)
 # Words of a child's block.
-_RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED = range(5)
+_RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLINES = range(6)
 
 # Words of the orders.
 _PAUSED: Final = 0
 
 _READ_TRIES: Final = 5
+_CAUSE_BITS: Final = 3
+_IS_ASYNC: Final = 1
+_RETRIED: Final = 2
+
+UNKNOWN_RUN: Final = -1
+"""The run of a slot that its child was just writing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """When the supervisor ends a run, and what it must know for that: it runs no code of users.
+
+    Attributes:
+        soft_at_ms, hard_at_ms: monotonic times, 0 for none.
+        hard_ms: the length of the hard limit.
+        is_async: the run shares its child's event loop.
+        retried: a run that was ended by the hard limit is tried again, if the job has attempts left.
+    """
+
+    soft_at_ms: int = 0
+    hard_at_ms: int = 0
+    hard_ms: int = 0
+    is_async: bool = False
+    retried: bool = False
+
+
+_NO_DEADLINES: Final = Deadlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +95,10 @@ class SlotView:
     Attributes:
         job_id: the job, ``""`` when it is not known (being written, or longer than the record).
         since_ms: monotonic time since which the slot is in this state.
+        run: counts the jobs that the slot has had; :data:`UNKNOWN_RUN` when it is not known.
+        deadlines: of that run.
+        order: why the supervisor wants that run ended.
+        heard: the child has obeyed that order.
     """
 
     state: SlotState
@@ -61,10 +106,14 @@ class SlotView:
     queue_index: int
     job_id: str
     since_ms: int
+    run: int = field(default=0, compare=False)
+    deadlines: Deadlines = field(default=_NO_DEADLINES, compare=False)
+    order: Cause = field(default=Cause.NONE, compare=False)
+    heard: bool = field(default=False, compare=False)
 
 
 class Slot:
-    """One record; the methods that write are for the child that owns it."""
+    """One record; the methods that write are for the child that owns it, but for :meth:`give_order`."""
 
     __slots__ = ("_bytes", "_words", "token")
 
@@ -88,11 +137,41 @@ class Slot:
         words = self._words
         words[_SEQ] += 1
         words[_STATE], words[_QUEUE], words[_SINCE] = SlotState.ACTIVE, queue_index, now_ms
+        words[_RUN] += 1
+        words[_SOFT_AT] = words[_HARD_AT] = words[_FLAGS] = 0
         fits = len(encoded) <= ID_BYTES
         words[_ID_LENGTH] = len(encoded) if fits else -1
         if fits:
             self._bytes[_ID_AT : _ID_AT + len(encoded)] = encoded
         words[_SEQ] += 1
+
+    def limit(self, deadlines: Deadlines) -> None:
+        """The job's run begins now, and may last so long."""
+        words = self._words
+        words[_SEQ] += 1
+        words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
+        words[_HARD_MS] = deadlines.hard_ms
+        words[_FLAGS] = _IS_ASYNC * deadlines.is_async | _RETRIED * deadlines.retried
+        words[_SEQ] += 1
+
+    @property
+    def order(self) -> Cause:
+        """Why the supervisor wants the run ended that goes on in this slot."""
+        order = self._words[_ORDER]
+        return Cause(order % (1 << _CAUSE_BITS)) if order >> _CAUSE_BITS == self._words[_RUN] else Cause.NONE
+
+    def give_order(self, run: int, cause: Cause) -> None:
+        """The supervisor wants a run ended; a signal tells the child to look."""
+        self._words[_ORDER] = run << _CAUSE_BITS | cause
+
+    def hear(self, heard: bool = True) -> None:
+        """The child obeys the order, or must be told again."""
+        self._words[_HEARD] = self._words[_ORDER] if heard else 0
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether a deadline of its run may have passed; a quick look, :meth:`read` knows it."""
+        words = self._words
+        return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
 
     def settle(self, now_ms: int) -> None:
         """The job's outcome is being written; its lock is still needed."""
@@ -114,12 +193,27 @@ class Slot:
         for _ in range(_READ_TRIES):
             seq = words[_SEQ]
             state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
+            run, deadlines, order = words[_RUN], self._deadlines(), self.order
             raw = bytes(self._bytes[_ID_AT : _ID_AT + max(0, length)])
             if seq % 2 == 0 and words[_SEQ] == seq:
                 job_id = raw.decode("utf-8", "surrogateescape")
-                return SlotView(SlotState(state), self.token, queue, job_id, since)
+                heard = order is not Cause.NONE and words[_HEARD] == words[_ORDER]
+                return SlotView(SlotState(state), self.token, queue, job_id, since, run, deadlines, order, heard)
         # The child was stopped or killed in the middle of writing: only the token is certain.
-        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0)
+        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_RUN)
+
+    def _deadlines(self) -> Deadlines:
+        words = self._words
+        soft_at_ms, hard_at_ms, flags = words[_SOFT_AT], words[_HARD_AT], words[_FLAGS]
+        if not (soft_at_ms or hard_at_ms):
+            return _NO_DEADLINES
+        return Deadlines(
+            soft_at_ms=soft_at_ms,
+            hard_at_ms=hard_at_ms,
+            hard_ms=words[_HARD_MS],
+            is_async=bool(flags & _IS_ASYNC),
+            retried=bool(flags & _RETRIED),
+        )
 
 
 class Orders:
@@ -184,6 +278,15 @@ class ChildBlock:
     def answer_stacks(self) -> None:
         """The child has written all it can say."""
         self._words[_STACKS_ANSWERED] = self._words[_STACKS_ASKED]
+
+    @property
+    def has_deadlines(self) -> bool:
+        """True once one of its runs had a deadline: the others need not be looked at."""
+        return bool(self._words[_HAS_DEADLINES])
+
+    @has_deadlines.setter
+    def has_deadlines(self, has: bool) -> None:
+        self._words[_HAS_DEADLINES] = has
 
     def renew(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it forks."""

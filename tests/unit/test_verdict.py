@@ -18,9 +18,11 @@ from bulltask.job import ActiveJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.interruption import Interruption
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.verdict import judge, trace_of
 from bulltask.worker.child.work import Failed, RetryLater
+from bulltask.worker.slots import Slots
 
 OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}}
 FOREIGN = {"backoff": {"type": "exponential", "delay": 1_000}}
@@ -298,8 +300,10 @@ def nothing_is_reported(_: ActiveJob) -> Any:
 
 def test_the_traceback_begins_with_the_users_own_code() -> None:
     spark = SparkTasks(app, nothing_is_reported, lambda *_: True, lambda: None)
-    attempts = Attempts(app, nothing_is_reported, spark)
-    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), "token")
+    block = Slots(1, 1).children[0]
+    interruption = Interruption(block, spark.interrupt, lambda: None)
+    attempts = Attempts(app, nothing_is_reported, spark, interruption)
+    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), block.slots()[0])
     assert isinstance(found, Failed)
     head, first, *_ = found.trace.splitlines()
     assert head == "Traceback (most recent call last):"

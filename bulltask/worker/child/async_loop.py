@@ -126,7 +126,7 @@ class AsyncLoop:
 
     async def _work(self, picked: Picked, attempt: Attempt) -> None:
         started = time.monotonic()
-        outcome = await self._attempts.acall(attempt)
+        outcome = await self._attempts.acall(attempt, picked.slot)
         try:
             await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
         finally:

@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 from bulltask import codec
 from bulltask.app import App
+from bulltask.clock import mono_ms
 from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, PermanentError
 from bulltask.job import ActiveJob
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
+from bulltask.time_limits import NO_LIMITS, TimeLimits
 from bulltask.values import value_class
+from bulltask.worker.child.interruption import Interruption, Run, call_users
 from bulltask.worker.child.moves import moved
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.verdict import judge
+from bulltask.worker.child.verdict import is_retried, judge
 from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
+from bulltask.worker.slots import Deadlines, Slot
 
 __all__ = ["Attempt", "Attempts"]
 
@@ -37,6 +42,7 @@ class Attempt:
     task: AnyTask[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    limits: TimeLimits = NO_LIMITS
 
 
 class Attempts:
@@ -46,10 +52,15 @@ class Attempts:
         app: tasks, settings, error categories.
         reporter: gives what carries a bound task's progress and log lines for a job.
         spark: runs tasks with ``spark=True``.
+        interruption: tells runs what the supervisor orders.
     """
 
-    def __init__(self, app: App, reporter: Callable[[ActiveJob], Reporter], spark: SparkTasks) -> None:
+    def __init__(
+        self, app: App, reporter: Callable[[ActiveJob], Reporter], spark: SparkTasks, interruption: Interruption
+    ) -> None:
         self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
+        self._interruption = interruption
+        self._known_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: ActiveJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome where the task must not or cannot be called."""
@@ -65,30 +76,39 @@ class Attempts:
             return judge(JobRefusedError(str(exc)), job, task, self._app)
         except PermanentError as exc:
             return judge(exc, job, task, self._app)
-        return Attempt(job, task, args, kwargs)
+        return Attempt(job, task, args, kwargs, self._limits(job, task))
 
-    def call(self, attempt: Attempt, token: str) -> Outcome:
-        """Run a sync task whose job is locked with ``token``.
+    def call(self, attempt: Attempt, slot: Slot) -> Outcome:
+        """Run a sync task whose job is locked with the slot's token.
 
         Whatever it raises ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
-        function = attempt.task.function
+        users = functools.partial(call_users, self._interruption.obey, attempt.task.function)
+        function: Callable[..., Any] = users
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
-            function = self._spark.inside(attempt.job, token, function, context)
+            function = self._spark.inside(attempt.job, slot.token, users, context)
+        run = self._begun(attempt, slot)
+        self._interruption.enter(run)
         try:
             # A copy, so that context variables that one task sets are not seen by the next one.
             result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
-            return self._completed(attempt, result)
         except BaseException as exc:  # noqa: BLE001 - the docstring says why
-            return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
+            return self._ended(attempt, run, exc)
+        return self._returned(attempt, run, result)
 
-    async def acall(self, attempt: Attempt) -> Outcome:
+    async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
+        run = self._begun(attempt, slot)
+        self._interruption.enter_async(run)
         try:
-            return self._completed(attempt, await attempt.task.function(*attempt.args, **attempt.kwargs))
+            result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
-            return moved(exc) or judge(exc, attempt.job, attempt.task, self._app)
+            return self._ended(attempt, run, exc)
+        else:
+            return self._returned(attempt, run, result)
+        finally:
+            self._interruption.leave_async()
 
     def close(self) -> None:
         """End what is kept for the tasks of this child."""
@@ -102,6 +122,13 @@ class Attempts:
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise ExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
+
+    def _limits(self, job: ActiveJob, task: AnyTask[..., Any]) -> TimeLimits:
+        """The job's limits, else its task's, else the app's."""
+        known = self._known_limits.get(task.name)
+        if known is None:
+            known = self._known_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
+        return job.time_limits.over(known)
 
     def _unknown(self, job: ActiveJob) -> Outcome:
         if self._config.unknown_task == "fail":
@@ -123,6 +150,35 @@ class Attempts:
             timestamp_ms=job.timestamp_ms,
         )
         return Context(request, self._reporter(job))
+
+    def _begun(self, attempt: Attempt, slot: Slot) -> Run:
+        limits = attempt.limits
+        if limits != NO_LIMITS:
+            now_ms = mono_ms()
+            hard_ms = limits.hard_ms or 0
+            # The supervisor runs no code of users, and a task's policy may be such code: it is asked here, before.
+            retried = hard_ms > 0 and is_retried(
+                limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
+            )
+            deadlines = Deadlines(
+                soft_at_ms=0 if limits.soft_ms is None else now_ms + limits.soft_ms,
+                hard_at_ms=now_ms + hard_ms if hard_ms else 0,
+                hard_ms=hard_ms,
+                is_async=attempt.task.is_async,
+                retried=retried,
+            )
+            self._interruption.limit(slot, deadlines)
+        return Run(slot, attempt.job.name, limits)
+
+    def _ended(self, attempt: Attempt, run: Run, raised: BaseException) -> Outcome:
+        ended = run.ended(raised) or raised
+        return moved(ended) or judge(ended, attempt.job, attempt.task, self._app)
+
+    def _returned(self, attempt: Attempt, run: Run, result: object) -> Outcome:
+        ended = run.ended(None)
+        if ended is not None:
+            return judge(ended, attempt.job, attempt.task, self._app)
+        return self._completed(attempt, result)
 
     def _completed(self, attempt: Attempt, result: object) -> Completed | Failed:
         what = f"the return value of task {attempt.job.name}"

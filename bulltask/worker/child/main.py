@@ -21,6 +21,7 @@ from bulltask.transport.call import command
 from bulltask.transport.replies import text
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.interruption import Interruption, quietly
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
@@ -115,21 +116,24 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         return broker.pool.run(command("GET", broker.keys(job.queue).lock(job.id), judge=text)) == token
 
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
-    attempts = Attempts(app, reporter, SparkTasks(app, reporter, is_locked, source.close))
+    spark = SparkTasks(app, reporter, is_locked, source.close)
+    interruption = Interruption(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - late
+    attempts = Attempts(app, reporter, spark, interruption)
     settler = Settler(config, broker.clock, bus, plan.worker_id, source.rotation.limited)
     async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
     _listen(source)
+    interruption.install()
     StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()
     iterations = Iterations(source, broker.clock, zone_of(config.timezone))
     return SyncLoop(source, attempts, settler, iterations, async_loop, plan.block)
 
 
 def _listen(source: JobSource) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: source.close())
+    signal.signal(signal.SIGTERM, quietly(source.close))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # with nohup everybody goes on when a terminal closes
-        signal.signal(signal.SIGHUP, lambda *_: source.close())
+        signal.signal(signal.SIGHUP, quietly(source.close))
     for number in (signal.SIGTSTP, signal.SIGCONT):
-        signal.signal(number, lambda *_: source.look())
+        signal.signal(number, quietly(source.look))
 
 
 def _leave(code: int) -> None:

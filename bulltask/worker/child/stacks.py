@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 from bulltask.events import Bus, StacksDumped
+from bulltask.worker.child.interruption import quietly
 from bulltask.worker.slots import STACKS_NAME, ChildBlock, shareable_file
 
 __all__ = ["StackDump", "tasks_text"]
@@ -44,7 +45,7 @@ class StackDump:
         """Answer from now on."""
         # What a fork has inherited would be in the way: faulthandler keeps the handler that it found first.
         faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, lambda *_: self._answer())
+        signal.signal(signal.SIGUSR1, quietly(self._answer))
         if self._fd is not None:
             # The supervisor empties the file, and the next answer begins where the file ends, not where the last did.
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)

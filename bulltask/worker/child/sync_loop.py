@@ -71,7 +71,7 @@ class SyncLoop:
             self._async.start(picked, begun)
             return None
         started = time.monotonic()
-        outcome = self._attempts.call(begun, picked.slot.token)
+        outcome = self._attempts.call(begun, picked.slot)
         return self._settle(picked, outcome, (time.monotonic() - started) * 1000)
 
     def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> Picked | None:

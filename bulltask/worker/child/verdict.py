@@ -17,12 +17,13 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import Retry
+from bulltask.errors import Retry, TaskRevoked
 from bulltask.job import ActiveJob
 from bulltask.registry.task import AnyTask
+from bulltask.states import REVOKED
 from bulltask.worker.child.work import Failed, RetryLater
 
-__all__ = ["judge", "trace_of"]
+__all__ = ["is_retried", "judge", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 _TRACE_CHARS: Final = 50_000
@@ -37,6 +38,8 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
         task: its task, ``None`` when the failure came before one was found.
         app: for the error categories and the server's time.
     """
+    if isinstance(exc, TaskRevoked):
+        return Failed(REVOKED, trace_of(exc), REVOKED, exc)
     asked = exc if isinstance(exc, Retry) else None
     cause = exc if asked is None else (asked.exc or exc)
     category = app.categorizer.categorize(cause)
@@ -50,6 +53,11 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
         reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
         return Failed(reason, trace, category.value, cause)
     return RetryLater(delay_ms, reason, trace, category.value, cause)
+
+
+def is_retried(exc: BaseException, job: ActiveJob, task: AnyTask[..., object], app: App) -> bool:
+    """Whether ``job`` is tried again after ``exc``, as long as it has attempts left."""
+    return _wanted(exc, app.categorizer.categorize(exc), job, task, None)
 
 
 def trace_of(exc: BaseException) -> str:

@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.events import Bus, ChildDied, ChildLeft, ChildStarted
-from bulltask.states import RunState, SlotState
+from bulltask.events import Bus, ChildDied, ChildKilled, ChildLeft, ChildStarted
+from bulltask.states import Cause, RunState, SlotState
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
+from bulltask.worker.supervisor.culprits import Culprit
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import Orphans
 from bulltask.worker.supervisor.stacks import StackDumps
@@ -33,6 +34,7 @@ class _Child:
     started_ms: int
     slots: list[Slot]
     told_to_stop: bool = False
+    culprits: dict[str, Culprit] = field(default_factory=dict)
 
 
 class Fleet:
@@ -50,6 +52,7 @@ class Fleet:
         self._slots, self._launch, self._bus, self._wanted = slots, launch, bus, wanted
         self.stacks = stacks
         self._children: dict[int, _Child] = {}
+        self._holders: dict[str, tuple[int, Slot]] = {}
         self._not_before_ms = [0] * len(slots.children)
         self._boot_failures = 0
 
@@ -102,6 +105,37 @@ class Fleet:
             for slot in child.slots:
                 yield slot.read()
 
+    def late_views(self, now_ms: int) -> Iterator[SlotView]:
+        """Those whose run may have passed one of its deadlines."""
+        for index, child in self._children.items():
+            if self._slots.children[index].has_deadlines:
+                for slot in child.slots:
+                    if slot.is_late(now_ms):
+                        yield slot.read()
+
+    def view(self, token: str) -> SlotView | None:
+        """The slot with this token; ``None`` if its child is dead."""
+        holder = self._holders.get(token)
+        return None if holder is None else holder[1].read()
+
+    def index_of(self, token: str) -> int:
+        """The place of the living child that has a token."""
+        return self._holders[token][0]
+
+    def order(self, token: str, run: int, cause: Cause) -> None:
+        """Write down that a run is to end; :meth:`nudge` tells its child to look."""
+        self._holders[token][1].give_order(run, cause)
+
+    def nudge(self, token: str) -> None:
+        """Tell the child that has a token to look at its orders."""
+        _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
+
+    def kill_for(self, culprit: Culprit) -> None:
+        """End a child now, because a run of its does not end."""
+        child = self._children[self.index_of(culprit.token)]
+        child.culprits[culprit.token] = culprit
+        _send(child.pid, signal.SIGKILL)
+
     def hold_strength(self) -> int | None:
         """Start children that are missing; return in how many ms one is due that must still wait, if any."""
         waits = []
@@ -150,17 +184,24 @@ class Fleet:
         block = self._slots.children[index]
         block.renew()
         pid = self._launch(index)
-        self._children[index] = _Child(pid, mono_ms(), block.slots())
+        child = self._children[index] = _Child(pid, mono_ms(), block.slots())
+        self._holders.update({slot.token: (index, slot) for slot in child.slots})
         self._bus.emit(ChildStarted(index, pid))
 
     def _bury(self, index: int, child: _Child, status: int) -> Orphans:
         del self._children[index]
+        for slot in child.slots:
+            del self._holders[slot.token]
         block, how = self._slots.children[index], _cause(status)
         held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in held)
         running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
         left = status == 0 and block.run_state is RunState.CLOSED  # os._exit(0) in a task is not leaving
-        if not child.told_to_stop:
+        culprits = {view.token: it for view in held if (it := child.culprits.get(view.token)) and it.may_be(view)}
+        if child.culprits:
+            cause = max(culprit.cause for culprit in child.culprits.values()).name.lower()
+            self._bus.emit(ChildKilled(index, child.pid, cause, len(tokens)))
+        elif not child.told_to_stop:
             self._bus.emit(ChildLeft(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
         self._note_boot(block, child)
         now_ms = mono_ms()
@@ -168,7 +209,8 @@ class Fleet:
         # keep the machine busy with forking.
         young = now_ms - child.started_ms < _SHORT_LIFE_MS
         self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
-        return Orphans(tokens, running, now_ms, how, wanted=child.told_to_stop or left)
+        wanted = child.told_to_stop or left or bool(child.culprits)
+        return Orphans(tokens, running, now_ms, how, wanted, culprits)
 
     def _note_boot(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not RunState.INIT or child.told_to_stop:

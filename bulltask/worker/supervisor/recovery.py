@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerError, DecodeError, JobError
+from bulltask.errors import BrokerError, JobError
 from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
-from bulltask.job import ActiveJob
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import (
-    CRASHES,
-    Claim,
-    Ending,
-    find_by_token,
-    move_from_active_to_wait,
-    move_to_finished,
-)
+from bulltask.transport.scripts_move import CRASHES, find_by_token, move_from_active_to_wait
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
+from bulltask.worker.supervisor.culprits import Culprit, FailedAttempts
 from bulltask.worker.suspects import is_convicted
 
 __all__ = ["Orphans", "Recovery"]
@@ -44,6 +36,7 @@ class Orphans:
         died_ms: monotonic time at which it was found dead.
         how: what killed it, such as ``SIGKILL``.
         wanted: the supervisor ended it itself: no crash is counted.
+        culprits: the runs for whose sake it did, by their tokens; their attempts have failed.
     """
 
     tokens: tuple[str, ...]
@@ -51,6 +44,7 @@ class Orphans:
     died_ms: int
     how: str
     wanted: bool
+    culprits: Mapping[str, Culprit] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -72,7 +66,8 @@ class Recovery:
 
     A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that has seen
     ``max_crashes`` children die, the last one with no other job in hand, fails. :mod:`bulltask.worker.suspects` says
-    why the others do not.
+    why the others do not. A run for whose sake the child was killed (a time limit, a revocation) is a failed attempt,
+    and its neighbours go back without a crash being counted.
 
     When Redis is away the children's remains are kept and settled later; if that is later than the locks last, any
     worker's stalled check does it. A queue for which Redis answers with an error does not hold up the others; its jobs
@@ -95,6 +90,7 @@ class Recovery:
     ) -> None:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
         self._bus, self._outage, self._refusals = bus, outage, Refusals(queues, bus, config)
+        self._failed = FailedAttempts(client, clock, config, bus)
         self._pending: list[_Remains] = []
 
     @property
@@ -143,13 +139,17 @@ class Recovery:
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
         orphans, most = remains.orphans, self._config.max_crashes
+        culprit = orphans.culprits.get(token)
+        if culprit is not None and culprit.is_job(job_id):
+            self._failed.settle(keys, job_id, culprit)
+            return
         crashes = 0 if orphans.wanted else self._count_crash(keys, token, job_id)
         if crashes and is_convicted(crashes, most, company=remains.company, running=token in orphans.running):
             reason = (
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
                 f"{most}"
             )
-            self._fail(keys, token, job_id, reason)
+            self._failed.fail(keys, token, job_id, reason)
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
             return
         if crashes:
@@ -169,21 +169,6 @@ class Recovery:
         # again, and one death must not count as two.
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _REMEMBER_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
-
-    def _fail(self, keys: QueueKeys, token: str, job_id: str, reason: str) -> None:
-        call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
-        fields = self._client.run(call)
-        try:
-            job = ActiveJob.from_hash(keys.queue, job_id, fields)
-        except DecodeError as exc:
-            job = ActiveJob.broken(keys.queue, job_id, str(exc))
-        keep = job.keep("removeOnFail", self._config.keep_failed)
-        ending = Ending(False, reason.encode(), keep, job.attempts, ["failedReason", reason])
-        claim = Claim.of(self._config, keys, token, "")
-        now_ms = self._clock.now_ms()
-        self._client.run(move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=now_ms))
-        if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
-            self._client.run(add_kept_job(keys, job.deduplication_id, job_id, now_ms))
 
 
 def _ordinal(number: int) -> str:

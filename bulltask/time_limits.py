@@ -1,0 +1,99 @@
+"""How long a run of a task may take, and what is said of one that took longer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import ConfigError, SoftTimeLimitExceeded, TimeLimitExceeded
+from bulltask.values import value_class
+
+__all__ = ["NO_LIMITS", "TimeLimits"]
+
+_SOFT: Final = "softTimeLimit"
+_HARD: Final = "timeLimit"
+
+
+@value_class
+class TimeLimits:
+    """The limits of one run, ``None`` for none.
+
+    Attributes:
+        soft_ms: then the task is told, and may clean up.
+        hard_ms: then it is ended.
+    """
+
+    soft_ms: int | None = None
+    hard_ms: int | None = None
+
+    @classmethod
+    def of(cls, soft: Duration | None, hard: Duration | None) -> TimeLimits:
+        """The limits that somebody has said, in seconds or as a ``timedelta``.
+
+        Raises:
+            ConfigError: one is not a length of time of 0.001 s or more.
+        """
+        return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
+
+    @classmethod
+    def from_wire(cls, own: Mapping[str, Any]) -> TimeLimits:
+        """The limits in a job's own options; what is no positive number counts as none."""
+        if _SOFT not in own and _HARD not in own:
+            return NO_LIMITS
+        return cls(_stored_ms(own.get(_SOFT)), _stored_ms(own.get(_HARD)))
+
+    def to_wire(self) -> dict[str, object]:
+        """What stands of them in a job's own options: milliseconds, as everywhere on the wire."""
+        said = {_SOFT: self.soft_ms, _HARD: self.hard_ms}
+        return {name: limit_ms for name, limit_ms in said.items() if limit_ms is not None}
+
+    def check(self, whose: str, prefix: str = "") -> None:
+        """Raise ``ConfigError`` unless the soft limit comes before the hard one.
+
+        Args:
+            whose: what the message calls that which has them.
+            prefix: of the names in the message.
+        """
+        if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
+            raise ConfigError(
+                f"{prefix}soft_time_limit ({_text(self.soft_ms)}) of {whose} must be shorter than "
+                f"{prefix}time_limit ({_text(self.hard_ms)}): the task would be ended before it is told"
+            )
+
+    def over(self, other: TimeLimits) -> TimeLimits:
+        """These limits, and those of ``other`` where these say nothing."""
+        if self is NO_LIMITS:  # of nearly every job
+            return other
+        soft_ms = other.soft_ms if self.soft_ms is None else self.soft_ms
+        return TimeLimits(soft_ms, other.hard_ms if self.hard_ms is None else self.hard_ms)
+
+    def soft_exceeded(self, task: str) -> SoftTimeLimitExceeded:
+        """What ends a run of ``task`` at the soft limit."""
+        return SoftTimeLimitExceeded(f"task {task} ran longer than its soft time limit of {_text(self.soft_ms)}")
+
+    def hard_exceeded(self, task: str, *, killed: bool = False) -> TimeLimitExceeded:
+        """What ends a run of ``task`` at the hard limit; ``killed``: with its child."""
+        end = " and its child was killed" if killed else ""
+        return TimeLimitExceeded(f"task {task} ran longer than its time limit of {_text(self.hard_ms)}{end}")
+
+
+NO_LIMITS: Final = TimeLimits()
+
+
+def _ms(limit: Duration | None, name: str) -> int | None:
+    if limit is None:
+        return None
+    if (limit_ms := to_ms(limit, name)) < 1:
+        raise ConfigError(f"{name} must be 0.001 s or more, not {limit!r}; leave it out for no limit")
+    return limit_ms
+
+
+def _stored_ms(limit: object) -> int | None:
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 1 <= limit < 2**53:
+        return None
+    return int(limit)
+
+
+def _text(limit_ms: int | None) -> str:
+    return f"{(limit_ms or 0) / 1000:g} s"

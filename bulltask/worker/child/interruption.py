@@ -1,0 +1,223 @@
+"""Ending a run from outside: what the supervisor has ordered reaches the task's own code, and nothing else.
+
+The order stands in the run's slot (:mod:`bulltask.worker.slots`), and ``SIGUSR2`` says that there is one.
+
+A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception right there.
+It must never do so while the child's own code runs: a connection would be left in the middle of an answer, an outcome
+half written. A flag that is set before a task and reset after it would leave gaps. So the handler looks at the frames
+below it: it raises only if :func:`call_users`, which does nothing but call the task's function, is among them.
+Whatever is raised there comes out of that call and is the run's outcome. A signal that comes before it does nothing,
+for :func:`call_users` looks at the order itself first; one that comes after it does nothing, for the run has ended.
+
+An async task is cancelled, which asyncio does only where the task waits. That is in its own code from the moment at
+which it is first called to the moment at which it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked
+from bulltask.states import Cause
+from bulltask.time_limits import TimeLimits
+from bulltask.worker.slots import ChildBlock, Deadlines, Slot
+
+__all__ = ["Interruption", "Run", "call_users", "quietly"]
+
+_LOOK_S: Final = 0.25
+"""So often the event loop looks for orders by itself: a sync task in C code keeps the main thread from its signals."""
+
+
+def call_users(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a task's function. While this is on the stack, and then only, the signal handler may raise.
+
+    Args:
+        begin: raises where the run is to end before it has begun.
+        function, args, kwargs: the call.
+    """
+    begin()
+    return function(*args, **kwargs)
+
+
+def quietly(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    """Return a signal handler that no order interrupts: what it does must be done to the end."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        action()
+
+    return handle
+
+
+_USERS: Final[CodeType] = call_users.__code__
+_QUIET: Final[CodeType] = quietly(lambda: None).__code__
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of a task.
+
+    Attributes:
+        slot: where the supervisor's orders stand.
+        task: the task's name.
+        limits: what it may take.
+        heard: the order that its code was told of.
+    """
+
+    slot: Slot
+    task: str
+    limits: TimeLimits
+    heard: Cause = Cause.NONE
+
+    def new_order(self) -> Cause:
+        """The order that the run has not been told of, which it is from now on."""
+        cause = self.slot.order
+        if cause <= self.heard:
+            return Cause.NONE
+        self.heard = cause
+        self.slot.hear()
+        return cause
+
+    def ended(self, raised: BaseException | None) -> BaseException | None:
+        """Return what the run ended with, ``None`` for its return value.
+
+        A task may do as it likes about a soft limit. Nothing that it does makes good a hard one, or a revocation.
+
+        Args:
+            raised: what came out of the task, ``None`` if it has returned.
+        """
+        match self.heard:
+            case Cause.REVOKED:
+                ended: BaseException = raised if isinstance(raised, TaskRevoked) else TaskRevoked("revoked")
+            case Cause.HARD_LIMIT:
+                ended = self.limits.hard_exceeded(self.task)
+            case Cause.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
+                ended = self.limits.soft_exceeded(self.task)
+            case _:
+                return raised
+        # Where the task was is what its author wants to know.
+        return ended if raised is None else ended.with_traceback(raised.__traceback__)
+
+
+class Interruption:
+    """Responsible for telling runs that the supervisor wants them ended.
+
+    Args:
+        block: says whether the supervisor must look at the child's runs.
+        cancel_spark: ends what the sync task waits for on Spark.
+        loop: gives the child's event loop, ``None`` while there is none.
+    """
+
+    def __init__(
+        self,
+        block: ChildBlock,
+        cancel_spark: Callable[[], None],
+        loop: Callable[[], asyncio.AbstractEventLoop | None],
+    ) -> None:
+        self._block, self._cancel_spark, self._running_loop = block, cancel_spark, loop
+        self._sync: Run | None = None
+        self._async: dict[asyncio.Task[Any], Run] = {}
+        self._looks = False
+
+    def install(self) -> None:
+        """Obey from now on."""
+        signal.signal(signal.SIGUSR2, self._on_signal)
+        self._watch_lost(sys.unraisablehook)
+
+    def limit(self, slot: Slot, deadlines: Deadlines) -> None:
+        """Have the supervisor end the run in ``slot`` in time."""
+        slot.limit(deadlines)
+        self._block.has_deadlines = True
+
+    # ---- sync tasks: the main thread ----
+
+    def enter(self, run: Run) -> None:
+        """Make ``run`` the one that is interrupted inside of :func:`call_users`, whose ``begin`` is :meth:`obey`."""
+        self._sync = run
+
+    def obey(self) -> None:
+        """Raise what the supervisor has ordered, if it has.
+
+        Raises:
+            SoftTimeLimitExceeded: the run takes longer than its soft limit.
+            TaskRevoked: its job was revoked.
+        """
+        run = self._sync
+        if run is None or run.slot.order is Cause.HARD_LIMIT:  # there, this child is being killed
+            return
+        cause = run.new_order()
+        if cause is Cause.NONE:
+            return
+        with suppress(Exception):
+            self._cancel_spark()
+        raise TaskRevoked("revoked") if cause is Cause.REVOKED else run.limits.soft_exceeded(run.task)
+
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
+        if self._async and (loop := self._running_loop()) is not None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._look)
+        if _in_users_code(frame):
+            self.obey()
+
+    def _watch_lost(self, before: Callable[[Any], Any]) -> None:
+        """Python prints and drops what is raised in a finalizer or a callback from C. Then the task is told again."""
+
+        def hook(unraisable: sys.UnraisableHookArgs) -> None:
+            run = self._sync
+            if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskRevoked):
+                run.heard = Cause.NONE
+                run.slot.hear(False)
+            before(unraisable)
+
+        sys.unraisablehook = hook
+
+    # ---- async tasks: the event loop's thread ----
+
+    def enter_async(self, run: Run) -> None:
+        """The current asyncio task is in the run's own code until :meth:`leave_async`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._async[task] = run
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+
+    def leave_async(self) -> None:
+        """The current asyncio task is in the child's code again; what cancelled it is forgotten."""
+        task = asyncio.current_task()
+        assert task is not None
+        del self._async[task]
+        while task.cancelling():
+            task.uncancel()
+
+    def _look_again(self) -> None:
+        self._look()
+        self._looks = bool(self._async)
+        if self._looks:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+
+    def _look(self) -> None:
+        for task, run in tuple(self._async.items()):
+            match run.new_order():
+                case Cause.NONE:
+                    pass
+                case Cause.REVOKED:
+                    task.cancel("revoked")
+                case Cause.HARD_LIMIT:
+                    task.cancel(str(run.limits.hard_exceeded(run.task)))
+                case Cause.SOFT_LIMIT:
+                    task.cancel(str(run.limits.soft_exceeded(run.task)))
+
+
+def _in_users_code(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _QUIET:
+        if frame.f_code is _USERS:
+            return True
+        frame = frame.f_back
+    return False

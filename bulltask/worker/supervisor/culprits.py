@@ -1,0 +1,129 @@
+"""Runs whose child was killed to end them: their attempt has failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.config import Config
+from bulltask.errors import DecodeError, TaskRevoked
+from bulltask.events import Bus, JobFailed, JobRetried
+from bulltask.job import ActiveJob
+from bulltask.states import REVOKED, Cause
+from bulltask.time_limits import TimeLimits
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_add import add_kept_job
+from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+
+__all__ = ["Culprit", "FailedAttempts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A run for whose sake a child was killed.
+
+    Attributes:
+        token, run, job_id: which run; the job id is ``""`` when it is longer than a slot.
+        cause: why it was to end.
+        hard_ms: its hard limit.
+        retried: it is tried again, if its job has attempts left.
+        since_ms: monotonic time at which it began.
+    """
+
+    token: str
+    run: int
+    job_id: str
+    cause: Cause
+    hard_ms: int
+    retried: bool
+    since_ms: int
+
+    @classmethod
+    def of(cls, view: SlotView) -> Culprit:
+        """The run that goes on in a slot."""
+        deadlines = view.deadlines
+        retried = deadlines.retried and view.order is Cause.HARD_LIMIT
+        return cls(view.token, view.run, view.job_id, view.order, deadlines.hard_ms, retried, view.since_ms)
+
+    def may_be(self, view: SlotView) -> bool:
+        """Whether the slot of the dead child says nothing against it: the run may have ended in time."""
+        return view.run in {self.run, UNKNOWN_RUN}
+
+    def is_job(self, job_id: str) -> bool:
+        """Whether it was a run of this job."""
+        return self.job_id in {job_id, ""}
+
+
+class FailedAttempts:
+    """Responsible for writing that the attempt of a killed run has failed.
+
+    The job is tried again as its own options say: attempts and backoff. A backoff that is a function of the user's is
+    not asked, for no code of users runs in the supervisor; the exponential one counts that is stored in its place.
+
+    Args:
+        client, clock, config, bus: as in :class:`~bulltask.worker.supervisor.recovery.Recovery`.
+    """
+
+    def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
+        self._client, self._clock, self._config, self._bus = client, clock, config, bus
+
+    def settle(self, keys: QueueKeys, job_id: str, culprit: Culprit) -> None:
+        """Fail the attempt of a job that is locked with the culprit's token, and tell of it.
+
+        Raises:
+            JobError: it is not, any more.
+        """
+        job = self._read(keys, job_id)
+        exc: BaseException = TaskRevoked("revoked")
+        category = reason = REVOKED
+        if culprit.cause is not Cause.REVOKED:
+            exc = TimeLimits(hard_ms=culprit.hard_ms).hard_exceeded(job.name or "?", killed=True)
+            category, reason = "transient", str(exc)
+        # As a traceback of Python ends: who reads it there knows the exception again.
+        trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
+        made, ran_ms = job.attempts_made + 1, float(mono_ms() - culprit.since_ms)
+        delay_ms = _delay_ms(job, made) if culprit.retried else None
+        if delay_ms is None:
+            self.fail(keys, culprit.token, job, reason, trace)
+            self._bus.emit(JobFailed(job_id, keys.queue, job.name, ran_ms, reason, category, made, trace, exc))
+            return
+        fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), culprit.token
+        if delay_ms:
+            self._client.run(move_to_delayed(keys, job_id, token, delay_ms, failure=fields, now_ms=now_ms))
+        else:
+            self._client.run(retry_job(keys, job_id, token, lifo=job.lifo, fields=fields, now_ms=now_ms))
+        self._bus.emit(JobRetried(job_id, keys.queue, job.name, ran_ms, reason, category, made, delay_ms, exc))
+
+    def fail(self, keys: QueueKeys, token: str, job: ActiveJob | str, reason: str, trace: str = "") -> None:
+        """Fail a job, given itself or by its id, that is locked with ``token``."""
+        if isinstance(job, str):
+            job = self._read(keys, job)
+        keep = job.keep("removeOnFail", self._config.keep_failed)
+        fields = job.failure_fields(reason, trace) if trace else ["failedReason", reason]
+        ending = Ending(False, reason.encode("utf-8", "replace"), keep, job.attempts, fields)
+        claim = Claim.of(self._config, keys, token, "")
+        now_ms = self._clock.now_ms()
+        self._client.run(move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms))
+        if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
+            self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
+
+    def _read(self, keys: QueueKeys, job_id: str) -> ActiveJob:
+        call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
+        fields = self._client.run(call)
+        try:
+            return ActiveJob.from_hash(keys.queue, job_id, fields)
+        except DecodeError as exc:
+            return ActiveJob.broken(keys.queue, job_id, str(exc))
+
+
+def _delay_ms(job: ActiveJob, made: int) -> int | None:
+    """When the job is tried again; ``None`` for never: its attempts are used up, or its backoff is malformed."""
+    if made >= job.attempts:
+        return None
+    try:
+        return job.retry_delay_ms(made)
+    except DecodeError:
+        return None

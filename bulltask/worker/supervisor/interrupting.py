@@ -1,0 +1,88 @@
+"""Ending single runs: because they take too long, or because somebody wants them ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bulltask.bus import Bus
+from bulltask.clock import mono_ms
+from bulltask.events import RunInterrupted
+from bulltask.states import Cause, SlotState
+from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+from bulltask.worker.supervisor.culprits import Culprit
+from bulltask.worker.supervisor.fleet import Fleet
+
+__all__ = ["GRACE_MS", "Interrupting"]
+
+GRACE_MS: Final = 5_000
+"""So long a run may take to end that was told to, before its child is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A run that was told to end, and when its child is killed if it goes on; ``None`` for never."""
+
+    run: int
+    kill_at_ms: int | None
+
+
+class Interrupting:
+    """Responsible for ending single runs: it tells the child, and kills the child where that does not help.
+
+    A child hears of an order by a signal, which is sent again until it has obeyed: it obeys only while the task's own
+    code runs (:mod:`bulltask.worker.child.interruption`). A run that takes no notice is killed with its child, whose
+    other jobs run again; that costs them nothing.
+
+    Args:
+        fleet: the children.
+        bus: hears of every order.
+    """
+
+    interval_ms = 100
+
+    def __init__(self, fleet: Fleet, bus: Bus) -> None:
+        self._fleet, self._bus = fleet, bus
+        self._told: dict[str, _Told] = {}
+
+    def interrupt(self, view: SlotView, cause: Cause) -> bool:
+        """Have a run ended.
+
+        A sync task that reaches its hard limit is killed at once: it was told before, or wanted no soft limit.
+
+        Args:
+            view: the slot of the run, as it was when that was decided.
+            cause: why.
+
+        Returns:
+            False if the run has ended by now, or is to end for this or a more pressing cause already.
+        """
+        now = self._fleet.view(view.token)
+        if now is None or now.run != view.run or now.run == UNKNOWN_RUN or now.state is not SlotState.ACTIVE:
+            return False
+        if cause <= now.order:
+            return False
+        self._fleet.order(now.token, now.run, cause)
+        at_once = cause is Cause.HARD_LIMIT and not now.deadlines.is_async
+        grace_ms = 0 if at_once else GRACE_MS
+        self._told[now.token] = _Told(now.run, None if cause is Cause.SOFT_LIMIT else mono_ms() + grace_ms)
+        self._bus.emit(RunInterrupted(now.job_id, self._fleet.index_of(now.token), cause.name.lower()))
+        self._pursue(now.token)
+        return True
+
+    def tick(self, _now_ms: int, _missed: int, /) -> None:
+        """Tell those again that have not heard, and kill those that do not end."""
+        for token in tuple(self._told):
+            self._pursue(token)
+
+    def _pursue(self, token: str) -> None:
+        told, view = self._told[token], self._fleet.view(token)
+        if view is None or view.run not in {told.run, UNKNOWN_RUN} or view.state is not SlotState.ACTIVE:
+            del self._told[token]  # it has ended
+        elif view.run == UNKNOWN_RUN:
+            pass  # it is just being written
+        elif told.kill_at_ms is not None and mono_ms() >= told.kill_at_ms:
+            self._fleet.kill_for(Culprit.of(view))
+            del self._told[token]
+        elif not view.heard:
+            self._fleet.nudge(token)
