@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -161,6 +163,15 @@ def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def dice(record_property: Callable[[str, object], None]) -> random.Random:
+    """Chance, other in each run; a test that fails shows the seed, and ``BULLTASK_TEST_SEED`` gives the same again."""
+    seed = int(os.environ.get("BULLTASK_TEST_SEED") or random.randrange(10**6))
+    record_property("seed", seed)
+    sys.stdout.write(f"  seed={seed}\n")
+    return random.Random(seed)
 
 
 @pytest.fixture

@@ -60,44 +60,41 @@ def assert_each_ran_once(stage: Stage, worker: Worker, jobs: list[AsyncResult[in
     assert worker.stop() == 0
 
 
-def test_all_connections_reset_a_hundred_times_under_load(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance, proxy = random.Random(seed), stage.proxy()
+def test_all_connections_reset_a_hundred_times_under_load(stage: Stage, dice: random.Random) -> None:
+    proxy = stage.proxy()
     worker = start_worker(stage, proxy)
     jobs: list[AsyncResult[int]] = []
     for _ in range(100):
-        jobs += send_some(stage, chance, 10)
-        stage.journal.wait_for(len(jobs) - chance.randrange(10), what="start")
+        jobs += send_some(stage, dice, 10)
+        stage.journal.wait_for(len(jobs) - dice.randrange(10), what="start")
         proxy.reset()
-    stage.note(seed=seed, jobs=len(jobs), connections=proxy.connections)
+    stage.note(jobs=len(jobs), connections=proxy.connections)
     assert_each_ran_once(stage, worker, jobs)
 
 
-def test_every_twentieth_reply_to_a_script_lost_under_load(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance, proxy = random.Random(seed), stage.proxy()
+def test_every_twentieth_reply_to_a_script_lost_under_load(stage: Stage, dice: random.Random) -> None:
+    proxy = stage.proxy()
     worker = start_worker(stage, proxy)
     proxy.drop_replies(every=20, match="evalsha")
-    jobs = send_some(stage, chance, 1000)
+    jobs = send_some(stage, dice, 1000)
     for job in jobs:
         job.get(timeout=30)
     proxy.pass_all()
-    stage.note(seed=seed, jobs=len(jobs), lost_replies=proxy.dropped)
+    stage.note(jobs=len(jobs), lost_replies=proxy.dropped)
     assert proxy.dropped >= 20
     assert_each_ran_once(stage, worker, jobs)
 
 
-def test_every_tenth_reply_to_a_script_cut_after_three_bytes_under_load(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance, proxy = random.Random(seed), stage.proxy()
+def test_every_tenth_reply_to_a_script_cut_after_three_bytes_under_load(stage: Stage, dice: random.Random) -> None:
+    proxy = stage.proxy()
     worker = start_worker(stage, proxy)
     jobs: list[AsyncResult[int]] = []
     for _ in range(30):
         proxy.partial_reply(3, match="evalsha")
-        jobs += send_some(stage, chance, 10)
+        jobs += send_some(stage, dice, 10)
         stage.journal.wait_for(len(jobs) - 5, what="start")
     proxy.pass_all()
-    stage.note(seed=seed, jobs=len(jobs), connections=proxy.connections)
+    stage.note(jobs=len(jobs), connections=proxy.connections)
     assert_each_ran_once(stage, worker, jobs)
 
 

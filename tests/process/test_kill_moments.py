@@ -138,25 +138,25 @@ def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(st
     assert worker.stop() == 0
 
 
-def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance = random.Random(seed)
+def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(
+    stage: Stage, dice: random.Random
+) -> None:
     worker = stage.worker(SHORT, children=4, settings={"lock_duration": 30, "max_crashes": 50})
     calls = [stage.app.send_task("short", kwargs={"number": 10})]
     stage.started(calls[0])
     kills = 0
     for _ in range(25):
-        calls += [stage.app.send_task("short", kwargs={"number": chance.randrange(20_000)}) for _ in range(20)]
-        stage.journal.wait_for(len(stage.journal.seen) + chance.randrange(15), what="start")
+        calls += [stage.app.send_task("short", kwargs={"number": dice.randrange(20_000)}) for _ in range(20)]
+        stage.journal.wait_for(len(stage.journal.seen) + dice.randrange(15), what="start")
         if children := worker.children:
-            os.kill(chance.choice(children), signal.SIGKILL)
+            os.kill(dice.choice(children), signal.SIGKILL)
             kills += 1
     for call in calls:
         call.get(timeout=30)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     again = sum(starts.values()) - len(calls)
-    stage.note(seed=seed, jobs=len(calls), kills=kills, repeated=again)
+    stage.note(jobs=len(calls), kills=kills, repeated=again)
     assert set(starts) == {call.id for call in calls}
     assert again <= kills
     assert stage.redis.llen(stage.keys.active) == 0
@@ -165,24 +165,22 @@ def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_ea
     assert len(worker.logged("Child died")) <= kills
 
 
-def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance = random.Random(seed)
+def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(stage: Stage, dice: random.Random) -> None:
     settings = {"lock_duration": 30, "max_crashes": 50, "worker_async_concurrency": 20}
     worker = stage.worker(SHORT, children=3, settings=settings)
     calls = [stage.app.send_task("short", kwargs={"number": 10})]
     stage.started(calls[0])
     for _ in range(12):
         for name in ("short_async", "short_async", "short_async", "short"):
-            calls += [stage.app.send_task(name, kwargs={"number": chance.randrange(20_000)}) for _ in range(10)]
-        stage.journal.wait_for(len(stage.journal.seen) + chance.randrange(30), what="start")
+            calls += [stage.app.send_task(name, kwargs={"number": dice.randrange(20_000)}) for _ in range(10)]
+        stage.journal.wait_for(len(stage.journal.seen) + dice.randrange(30), what="start")
         if children := worker.children:
-            os.kill(chance.choice(children), signal.SIGKILL)
+            os.kill(dice.choice(children), signal.SIGKILL)
     for call in calls:
         call.get(timeout=30)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
-    stage.note(seed=seed, jobs=len(calls), repeated=sum(starts.values()) - len(calls))
+    stage.note(jobs=len(calls), repeated=sum(starts.values()) - len(calls))
     assert set(starts) == {call.id for call in calls}
     assert stage.redis.llen(stage.keys.active) == 0
     assert stage.events.all(event="stalled") == []

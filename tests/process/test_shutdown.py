@@ -185,28 +185,28 @@ def _short(number: int) -> int:
 
 
 @pytest.mark.timeout(180)
-def test_thirty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twice(stage: Stage) -> None:
-    seed = random.randrange(10**6)
-    chance = random.Random(seed)
+def test_thirty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twice(
+    stage: Stage, dice: random.Random
+) -> None:
     calls: list[AsyncResult[int]] = []
     exits, stranded = Counter[int](), 0
     short = stage.app.task(name="short")(_short)
     for _ in range(15):
         missing = 3000 - stage.redis.llen(stage.keys.wait)
-        calls += stage.app.send_many([short.s(chance.randrange(20_000)) for _ in range(missing)])
+        calls += stage.app.send_many([short.s(dice.randrange(20_000)) for _ in range(missing)])
         pair = [stage.worker(SHORT, children=2, settings={"lock_duration": 30}) for _ in range(2)]
         for worker in pair:
             worker.wait_for_line("Worker started")
         seen = len(stage.journal.all(what="start"))
-        stage.journal.wait_for(seen + chance.randrange(120), what="start")
+        stage.journal.wait_for(seen + dice.randrange(120), what="start")
         exits.update(worker.stop() for worker in pair)
         stranded += stage.redis.llen(stage.keys.active)
-    assert stranded == 0, f"seed {seed}"
+    assert stranded == 0
     stage.worker(SHORT, children=2)
     for call in calls:
         call.get(timeout=20)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
-    stage.note(seed=seed, jobs=len(calls), stops=exits.total(), stranded=stranded)
+    stage.note(jobs=len(calls), stops=exits.total(), stranded=stranded)
     assert exits == {0: 30}
     assert starts == dict.fromkeys([call.id for call in calls], 1)
