@@ -10,12 +10,13 @@ from typing import Protocol
 
 from bulltask.config import Config
 from bulltask.job import Finished, JobRef, JobSnapshot, NewJob
+from bulltask.states import Revocation
 
 __all__ = ["ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
-    """Reads jobs and waits for their end."""
+    """Reads jobs, waits for their end, and revokes them."""
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
         """What Redis holds of the job now."""
@@ -42,6 +43,14 @@ class ResultReader(Protocol):
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio."""
+        ...
+
+    def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """End the job if it does not run; have its worker end its run, if ``terminate``."""
+        ...
+
+    async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """:meth:`revoke` for asyncio."""
         ...
 
 

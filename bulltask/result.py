@@ -12,10 +12,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError
+from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError, TaskRevokedError
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.ports import ResultReader
-from bulltask.states import JobState
+from bulltask.states import REVOKED, JobState, Revocation
 
 __all__ = ["AsyncResult", "RemoteTraceback"]
 
@@ -74,6 +74,7 @@ class AsyncResult(Generic[R]):
             ResultTimeout: it has not ended in time (the job goes on).
             JobNotFound: Redis has no such job (any more) and no event says how it ended.
             BrokerError: Redis could not be asked.
+            TaskRevokedError: the job was revoked.
             Exception: the task failed: the exception that it raised if its class is loaded in this process, with
                 the worker's traceback as cause; else ``TaskError`` with that traceback in its text.
         """
@@ -91,6 +92,29 @@ class AsyncResult(Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aget().__await__()
+
+    def revoke(self, *, terminate: bool = False) -> Revocation:
+        """Have the job not run: it fails now, as ``revoked``, and ``get()`` raises ``TaskRevokedError``.
+
+        It is not retried. What belongs to a job that fails happens: events, the parent of a flow hears of it.
+
+        Args:
+            terminate: if it runs, have its worker end it: the task is interrupted, and its process is killed if it
+                does not react. Without this a job that runs goes on.
+
+        Returns:
+            ``"revoked"``; ``"running"``: it runs and goes on; ``"terminating"``: its worker ends it within about a
+            second, ``get()`` tells when; ``"finished"``: it had ended before; ``"unknown"``: there is no such job.
+
+        Raises:
+            SchedulerJob: it is the next one of a job scheduler: remove that instead.
+            BrokerError: Redis could not be asked. The call may simply be made again.
+        """
+        return self._reader.revoke(self._ref, terminate=terminate)
+
+    async def arevoke(self, *, terminate: bool = False) -> Revocation:
+        """:meth:`revoke` for asyncio."""
+        return await self._reader.arevoke(self._ref, terminate=terminate)
 
     def snapshot(self) -> JobSnapshot:
         """What Redis holds of the job now: state, progress, result, failure, tracebacks; one round trip."""
@@ -146,7 +170,8 @@ class AsyncResult(Generic[R]):
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""
         original = _rebuild(reason, trace)
         if original is None:
-            return TaskError(reason, job_id=self.id, remote_traceback=trace)
+            kind = TaskRevokedError if reason == REVOKED else TaskError
+            return kind(reason, job_id=self.id, remote_traceback=trace)
         original.__cause__ = RemoteTraceback(trace)
         return original
 

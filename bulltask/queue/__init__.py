@@ -9,6 +9,7 @@ from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
 from bulltask.queue.job import Job
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.queue import Queue
+from bulltask.states import Revocation
 
 __all__ = [
     "AddOptions",
@@ -24,4 +25,5 @@ __all__ = [
     "JobCounts",
     "Queue",
     "QueueEvents",
+    "Revocation",
 ]

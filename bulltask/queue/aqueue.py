@@ -18,6 +18,7 @@ from bulltask.queue.fields import record_of
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.repeatables import AsyncRepeatables
 from bulltask.queue.schedulers import AsyncJobSchedulers
+from bulltask.states import Revocation
 
 __all__ = ["AsyncQueue"]
 
@@ -46,6 +47,10 @@ class AsyncQueue(AsyncQueueGetters):
     async def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
         """As :meth:`bulltask.queue.queue.Queue.remove`."""
         return await self._link.arun(operations.remove(self._link, job_id, children=remove_children))
+
+    async def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
+        """As :meth:`bulltask.queue.queue.Queue.revoke`."""
+        return await self._link.arun(self._link.broker.revocation(self.name, job_id, terminate=terminate))
 
     async def drain(self, *, delayed: bool = False) -> None:
         """As :meth:`bulltask.queue.queue.Queue.drain`."""

@@ -18,6 +18,7 @@ from bulltask.queue.job import Job
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.repeatables import Repeatables
 from bulltask.queue.schedulers import JobSchedulers
+from bulltask.states import Revocation
 
 __all__ = ["Queue"]
 
@@ -70,6 +71,19 @@ class Queue(QueueGetters):
             SchedulerJob: it is the next one of a job scheduler.
         """
         return self._link.run(operations.remove(self._link, job_id, children=remove_children))
+
+    def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
+        """Have a job not run: it fails now, as ``revoked``, and is not retried.
+
+        Args:
+            job_id: the job.
+            terminate: if it runs, have its worker end it; see :meth:`bulltask.result.AsyncResult.revoke`, also for
+                what is returned. Without this a job that runs goes on.
+
+        Raises:
+            SchedulerJob: it is the next one of a job scheduler: remove that instead.
+        """
+        return self._link.run(self._link.broker.revocation(self.name, job_id, terminate=terminate))
 
     def drain(self, *, delayed: bool = False) -> None:
         """Remove all jobs that wait, with or without a priority; active and finished ones stay.

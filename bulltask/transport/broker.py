@@ -10,12 +10,15 @@ from typing import Generic, TypeVar
 from bulltask.clock import ServerClock
 from bulltask.config import Config
 from bulltask.names import wire_name
+from bulltask.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
+from bulltask.transport.revoking import revoke
 from bulltask.transport.stream import RECHECK_MS, Results, Watch
 
 __all__ = ["Broker"]
@@ -63,7 +66,12 @@ class Broker:
         self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
         self.producer = Producer(self._senders, aclient, self.keys, self.clock, config)
         self.results = Results(
-            self.pool, self._waiters, aclient, lambda queue: self._watch(watches.get(), queue), self.keys
+            self.pool,
+            self._waiters,
+            aclient,
+            lambda queue: self._watch(watches.get(), queue),
+            self.keys,
+            lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
 
     def keys(self, queue: str) -> QueueKeys:
@@ -73,6 +81,10 @@ class Broker:
             name = wire_name(queue, hash_tag=self.config.queue_hash_tag)
             found = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
         return found
+
+    def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
+        """The operation that revokes a job; it looks at the clock, so its client is to be connected before."""
+        return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> Client:
         """A client of one's own, for a child or a supervisor; ``timeout_ms`` shortens how long anything may take."""

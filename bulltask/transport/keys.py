@@ -45,6 +45,7 @@ class QueueKeys:
         "prioritized",
         "queue",
         "repeat",
+        "revoked",
         "stalled",
         "stalled_check",
         "wait",
@@ -75,6 +76,7 @@ class QueueKeys:
         self.metrics_failed = f"{base}metrics:failed"
         # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
         self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
+        self.revoked = f"{self.own}revoked"
 
     def job(self, job_id: str) -> str:
         """The job's hash."""

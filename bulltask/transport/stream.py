@@ -12,9 +12,11 @@ from bulltask import codec
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound, ResultTimeout
 from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import Operation, aperform, perform
 from bulltask.transport.scripts_read import get_state, is_finished, read_fields, snapshot
 from bulltask.transport.scripts_stream import LONGEST_BLOCK_MS, history, last_id, read_on
 
@@ -29,7 +31,7 @@ _OUTAGE: Final = (BrokerUnavailable, BrokerNotReady)
 
 
 class Results:
-    """Responsible for reading jobs and for waiting until they end; implements ``ports.ResultReader``.
+    """Responsible for reading jobs, waiting until they end, and revoking them; implements ``ports.ResultReader``.
 
     Args:
         pool: clients for short calls.
@@ -37,6 +39,7 @@ class Results:
         aclient: gives the running loop's client for short calls.
         awatch: gives the running loop's watch on a queue.
         keys: gives a queue's keys by the user's spelling.
+        revocation: makes the operation that revokes a job, and ends its run if the second argument is true.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class Results:
         aclient: Callable[[], AsyncClient],
         awatch: Callable[[str], Watch],
         keys: Callable[[str], QueueKeys],
+        revocation: Callable[[JobRef, bool], Operation[Revocation]],
     ) -> None:
         self._pool, self._waiters, self._aclient, self._awatch, self._keys = pool, waiters, aclient, awatch, keys
+        self._revocation = revocation
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
         """What Redis holds of the job now; one round trip."""
@@ -60,6 +65,18 @@ class Results:
         keys = self._keys(ref.queue)
         state, fields = await self._aclient().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
+
+    def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """End the job if it does not run; have its worker end its run, if ``terminate``."""
+        with self._pool.client() as client:
+            client.connect()  # the clock is set when a connection is made, and the calls carry its time
+            return perform(client, self._revocation(ref, terminate))
+
+    async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        """:meth:`revoke` for asyncio."""
+        client = self._aclient()
+        await client.connect()
+        return await aperform(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has ended; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""

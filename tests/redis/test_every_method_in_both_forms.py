@@ -81,6 +81,12 @@ def stalled(side: Side) -> Any:
     return side.queue.check_stalled(0)
 
 
+def revoked(side: Side) -> Any:
+    job = active(side)
+    held = [side.queue.revoke(job.id), side.queue.revoke(job.id, terminate=True)]
+    return [*held, side.queue.revoke(side.add(priority=1).id), side.queue.revoke("gone")]
+
+
 def counted(side: Side) -> Any:
     side.redis.hset(side.key("metrics:completed"), mapping={"count": 3, "prevTS": START_MS, "prevCount": 2})
     side.redis.rpush(side.key("metrics:completed:data"), 2, 1)
@@ -259,6 +265,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         ),
         None,
     ),
+    "revoke": (revoked, ["running", "terminating", "revoked", "unknown"]),
     "schedulers": (lambda s: s.queue.schedulers.count(), 0),
     "set_global_concurrency": (lambda s: s.queue.set_global_concurrency(3), None),
     "set_global_rate_limit": (lambda s: s.queue.set_global_rate_limit(2, 5), None),
@@ -643,6 +650,10 @@ def test_every_class_that_can_be_used_with_with_or_for_is_used_so_here() -> None
 
 RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
     "get": (lambda s: s.result(s.completed({"n": 1})).get(30), {"n": 1}),
+    "revoke": (
+        lambda s: [s.result(job := s.add()).revoke(), s.result(job).revoke(terminate=True)],
+        ["revoked", "finished"],
+    ),
     "snapshot": (snapshot, ["failed", "no", 1]),
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {

@@ -201,3 +201,7 @@ class Awaited:
     def snapshot(self) -> Any:
         """``asnapshot``."""
         return self._runner.run(self._result.asnapshot())
+
+    def revoke(self, *, terminate: bool = False) -> Any:
+        """``arevoke``."""
+        return self._runner.run(self._result.arevoke(terminate=terminate))

@@ -1,0 +1,31 @@
+--[[
+  Returns the jobs that are marked to be ended and have not ended, and takes away the marks that are of no use any more.
+
+  Every worker of a queue asks this once a second. There are marks only while somebody has jobs ended that run.
+
+  KEYS[1]  marks: ids by the time of the wish, in milliseconds
+  KEYS[2]  completed
+  KEYS[3]  failed
+  ARGV[1]  key prefix of the queue, with the trailing colon
+  ARGV[2]  marks that are older than this time are taken away
+  ARGV[3]  how many marks are kept, the newest ones
+  returns  ids
+]]
+local call, marks, open, ended = redis.call, KEYS[1], {}, {}
+if call("EXISTS", marks) == 0 then
+  return open
+end
+call("ZREMRANGEBYSCORE", marks, "-inf", "(" .. ARGV[2])
+call("ZREMRANGEBYRANK", marks, 0, -ARGV[3] - 1)
+for _, id in ipairs(call("ZRANGE", marks, 0, -1)) do
+  local has_ended = call("ZSCORE", KEYS[2], id) or call("ZSCORE", KEYS[3], id)
+  if has_ended or call("EXISTS", ARGV[1] .. id) == 0 then
+    ended[#ended + 1] = id
+  else
+    open[#open + 1] = id
+  end
+end
+for i = 1, #ended, 5000 do
+  call("ZREM", marks, unpack(ended, i, math.min(i + 4999, #ended)))
+end
+return open

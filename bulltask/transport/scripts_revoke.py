@@ -1,0 +1,73 @@
+"""The scripts that end revoked jobs, and the marks of those that run; packing only (ADR 25)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bulltask.config import Config
+from bulltask.job import ActiveJob
+from bulltask.lua import loader
+from bulltask.states import REVOKED, Revocation
+from bulltask.transport.call import Call, script_call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.replies import Fetched, raise_for, text, texts
+from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
+
+__all__ = ["end_revoked", "open_marks", "revoke"]
+
+_MARKS: Final = 10_000
+"""So many marks a queue has at the most: a worker looks through all of them once a second."""
+
+_MARKED_MS: Final = 86_400_000
+"""How long a mark is heeded."""
+
+_NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
+
+
+def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
+    """Own ``revoke`` before ``moveToFinished``: end a job that does not run; mark one that does, if ``terminate``.
+
+    Args:
+        keys: the queue.
+        job: as far as its options go.
+        config: says what is kept of jobs that fail, and whether they are counted.
+        now_ms: the server's time.
+        terminate: a run is ended, too.
+    """
+    keep = job.keep("removeOnFail", config.keep_failed)
+    ending = Ending(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
+    claim = Claim.of(config, keys, _NO_LOCK, "")
+    finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+    places, args = _parts(finish)
+
+    def judge(reply: Any) -> Revocation:
+        raise_for(reply, job.id, keys.name)
+        return Revocation(text(reply))
+
+    own = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat)
+    words = (int(terminate), now_ms, _MARKS, *args)
+    return script_call(loader.ending("revoke"), (*own, *places), words, judge)
+
+
+def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
+    """Own ``endRevoked`` around a call of ``moveToFinished``: the job's mark goes in the same step.
+
+    Args:
+        keys: the queue.
+        finish: ends the job; it must not take the next one.
+    """
+    places, args = _parts(finish)
+    return script_call(loader.ending("endRevoked"), (keys.revoked, *places), args, finish.judge)
+
+
+def open_marks(keys: QueueKeys, now_ms: int) -> Call[list[str]]:
+    """Own ``openMarks``: the ids of marked jobs that have not ended; marks that are of no use go."""
+    places = (keys.revoked, keys.completed, keys.failed)
+    return script_call(loader.own("openMarks"), places, (keys.base, now_ms - _MARKED_MS, _MARKS), texts)
+
+
+def _parts(finish: Call[Fetched]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Keys and arguments of a script's call."""
+    assert finish.script is not None
+    behind = finish.script.key_count + 1
+    return finish.args[1:behind], finish.args[behind:]

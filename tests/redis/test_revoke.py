@@ -1,0 +1,332 @@
+"""Revoking jobs: what becomes of one that waits somewhere, of one that runs, and of everybody who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bulltask import App, AsyncResult, TaskError, TaskRevokedError
+from bulltask.errors import SchedulerJob
+from bulltask.lua import loader
+from bulltask.queue import FlowJob, FlowProducer, Queue
+from bulltask.states import JobState, Revocation
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
+from bulltask.transport.scripts_revoke import end_revoked, open_marks
+from tests.support.hand import Hand
+
+pytestmark = pytest.mark.redis
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+HOUR_MS = 3_600_000
+
+
+def events(client: Any, job_id: str) -> list[dict[str, str]]:
+    """What was told of a job, without its id."""
+    told = [fields for _, fields in client.xrange(KEYS.events) if fields.get("jobId") == job_id]
+    return [{name: value for name, value in fields.items() if name != "jobId"} for fields in told]
+
+
+def places(client: Any, job_id: str) -> list[str]:
+    """The lists and sets of the queue in which an id stands."""
+    found = [key for key in ("wait", "paused", "active") if job_id in client.lrange(KEYS.base + key, 0, -1)]
+    zsets = ("prioritized", "delayed", "waiting-children", "completed", "failed")
+    return found + [key for key in zsets if client.zscore(KEYS.base + key, job_id) is not None]
+
+
+def wait_in_wait(queue: Queue) -> str:
+    return queue.add("n", {"size": 1}).id
+
+
+def wait_with_a_priority(queue: Queue) -> str:
+    return queue.add("n", priority=3).id
+
+
+def wait_for_an_hour(queue: Queue) -> str:
+    return queue.add("n", delay=3600).id
+
+
+def wait_in_a_paused_queue(queue: Queue) -> str:
+    queue.pause()
+    return queue.add("n").id
+
+
+def wait_for_a_child(queue: Queue) -> str:
+    with FlowProducer(broker=lambda: queue.link.broker) as flows:
+        return flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "other")])).job.id
+
+
+@pytest.mark.parametrize(
+    "make", [wait_in_wait, wait_with_a_priority, wait_for_an_hour, wait_in_a_paused_queue, wait_for_a_child]
+)
+@pytest.mark.parametrize("terminate", [False, True])
+def test_a_job_that_does_not_run_has_failed_at_once(
+    queue: Queue, redis_client: Any, make: Callable[[Queue], str], terminate: bool
+) -> None:
+    job_id, other = make(queue), queue.add("n", delay=10).id
+    assert queue.revoke(job_id, terminate=terminate) == "revoked"
+    assert places(redis_client, job_id) == ["failed"]
+    assert redis_client.hget(KEYS.job(job_id), "failedReason") == "revoked"
+    last = events(redis_client, job_id)[-1]
+    assert last == {"event": "failed", "failedReason": "revoked", "prev": "active"}
+    assert queue.get_job_state(other) is JobState.DELAYED
+    assert not redis_client.exists(KEYS.revoked, KEYS.lock(job_id))
+    assert queue.revoke(job_id, terminate=terminate) is Revocation.FINISHED
+
+
+def test_a_revoked_job_is_not_retried_however_many_attempts_it_has(queue: Queue, redis_client: Any) -> None:
+    job = queue.add("n", attempts=5, backoff=1)
+    assert queue.revoke(job.id) is Revocation.REVOKED
+    assert places(redis_client, job.id) == ["failed"]
+    assert [told["event"] for told in events(redis_client, job.id)] == ["added", "waiting", "failed"]
+
+
+def test_get_raises_celerys_error_in_both_forms(app: App) -> None:
+    job = app.send_task("n", queue="mail")
+    other = app.send_task("n", queue="mail")
+    assert job.revoke() == "revoked"
+    with pytest.raises(TaskRevokedError, match=f"job {job.id}: revoked") as caught:
+        job.get(timeout=20)
+    assert isinstance(caught.value, TaskError)
+    assert isinstance(job.info, TaskRevokedError)
+
+    async def use() -> None:
+        assert await other.arevoke() is Revocation.REVOKED
+        with pytest.raises(TaskRevokedError):
+            await other.aget(timeout=20)
+        await app.aclose()
+
+    asyncio.run(use())
+
+
+def test_somebody_who_waits_already_hears_of_it(app: App) -> None:
+    job = app.send_task("n", queue="mail")
+
+    async def use() -> None:
+        waiter = asyncio.create_task(job.aget(timeout=20))
+        await asyncio.sleep(0)
+        await job.arevoke()
+        with pytest.raises(TaskRevokedError):
+            await waiter
+        await app.aclose()
+
+    asyncio.run(use())
+
+
+def test_a_task_that_fails_with_that_word_was_not_revoked(app: App, redis_client: Any) -> None:
+    job: AsyncResult[Any] = app.send_task("n", queue="mail")
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: revoked\n'
+    redis_client.lrem(KEYS.wait, 1, job.id)
+    redis_client.zadd(KEYS.failed, {job.id: 1})
+    redis_client.hset(KEYS.job(job.id), mapping={"failedReason": "revoked", "stacktrace": json.dumps([trace])})
+    with pytest.raises(ValueError, match="revoked"):
+        job.get(timeout=20)
+
+
+def test_a_job_that_runs_goes_on_unless_its_end_is_wished(queue: Queue, hand: Hand, redis_client: Any) -> None:
+    job = queue.add("n")
+    hand.take()
+    assert queue.revoke(job.id) == "running"
+    assert not redis_client.exists(KEYS.revoked)
+    assert queue.revoke(job.id, terminate=True) == "terminating"
+    assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
+    assert places(redis_client, job.id) == ["active"]
+    hand.end(job.id, "done")
+    assert job.get_state() is JobState.COMPLETED
+
+
+def test_nobody_knows_such_a_job(queue: Queue, redis_client: Any) -> None:
+    redis_client.zadd(KEYS.revoked, {"gone": 1})
+    assert queue.revoke("gone", terminate=True) == "unknown"
+    assert not redis_client.exists(KEYS.revoked)
+
+
+def test_a_job_that_is_nowhere_is_left_alone(queue: Queue, redis_client: Any) -> None:
+    redis_client.hset(KEYS.job("lost"), mapping={"name": "n", "opts": "{}"})
+    assert queue.revoke("lost") == "unknown"
+    assert places(redis_client, "lost") == []
+
+
+def test_a_job_that_cannot_be_read_can_be_revoked(queue: Queue, redis_client: Any) -> None:
+    redis_client.hset(KEYS.job("broken"), mapping={"name": "n", "opts": "{no JSON"})
+    redis_client.lpush(KEYS.wait, "broken")
+    assert queue.revoke("broken") == "revoked"
+    assert places(redis_client, "broken") == ["failed"]
+
+
+def test_the_next_job_of_a_scheduler_is_refused_because_the_series_would_end(queue: Queue, redis_client: Any) -> None:
+    queue.schedulers.upsert("hourly", name="tick", every=3600)
+    (job,) = queue.get_jobs(["waiting", "delayed"])
+    before = places(redis_client, job.id)
+    with pytest.raises(SchedulerJob):
+        queue.revoke(job.id)
+    assert places(redis_client, job.id) == before != []
+
+
+def test_a_job_of_a_scheduler_that_was_taken_can_be_revoked_when_it_waits_again(queue: Queue) -> None:
+    queue.schedulers.upsert("hourly", name="tick", every=3600)
+    taken = queue.get_next_job("t")  # adds the next one
+    assert taken is not None
+    taken.move_to_delayed(60)
+    assert queue.revoke(taken.id) == "revoked"
+    assert queue.get_delayed_count() == 1
+
+
+def test_what_is_not_to_be_kept_is_gone_and_was_told(queue: Queue, redis_client: Any) -> None:
+    job = queue.add("n", remove_on_fail=True)
+    assert queue.revoke(job.id) == "revoked"
+    assert not redis_client.exists(KEYS.job(job.id))
+    assert events(redis_client, job.id)[-1]["failedReason"] == "revoked"
+    assert queue.revoke(job.id) == "unknown"
+
+
+def test_a_deduplication_id_is_free_again(queue: Queue) -> None:
+    job = queue.add("n", deduplication="d", delay=3600)
+    assert queue.get_deduplication_job_id("d") == job.id
+    queue.revoke(job.id)
+    assert queue.get_deduplication_job_id("d") is None
+
+
+def test_a_job_retried_by_hand_waits_like_any_other(queue: Queue) -> None:
+    job = queue.add("n")
+    queue.revoke(job.id, terminate=True)
+    job.retry()
+    assert job.get_state() is JobState.WAITING
+    queue.revoke(job.id)
+    queue.retry_jobs()
+    assert job.get_state() is JobState.WAITING
+
+
+# ---- flows ---------------------------------------------------------------------------------------------------------
+
+
+def family(app: App, **options: Any) -> tuple[str, str]:
+    """A parent of the queue ``mail`` that waits for a child of ``other``; their ids."""
+    with app.flows() as flows:
+        leaf = FlowJob("child", "other", {}, options)  # type: ignore[arg-type]
+        node = flows.add(FlowJob("parent", "mail", {}, {}, [leaf]))
+    return node.job.id, node.children[0].job.id
+
+
+@pytest.mark.parametrize(
+    ("flag", "state"),
+    [
+        ("fail_parent_on_failure", JobState.WAITING),
+        ("continue_parent_on_failure", JobState.WAITING),
+        ("ignore_dependency_on_failure", JobState.WAITING),
+        ("remove_dependency_on_failure", JobState.WAITING),
+        ("attempts", JobState.WAITING_CHILDREN),
+    ],
+)
+def test_a_parent_hears_of_a_revoked_child_as_of_one_that_failed(
+    app: App, redis_client: Any, flag: str, state: JobState
+) -> None:
+    parent, child = family(app, **{flag: True if flag != "attempts" else 3})
+    assert app.queue("other").revoke(child) == "revoked"
+    assert app.queue("mail").get_job_state(parent) is state
+    deferred = redis_client.hget(KEYS.job(parent), "defa")
+    assert deferred == (f"child bull:{{other}}:{child} failed" if flag == "fail_parent_on_failure" else None)
+    if flag.startswith(("continue", "ignore")):
+        assert list(redis_client.hgetall(KEYS.ignored(parent)).values()) == ["revoked"]
+
+
+def test_a_child_of_a_revoked_parent_goes_on_and_wakes_nobody(app: App, redis_client: Any) -> None:
+    parent, _ = family(app)
+    assert app.queue("mail").revoke(parent) == "revoked"
+    other = Hand(app.broker, app.broker.keys("other"))
+    other.complete("done")
+    other.close()
+    assert places(redis_client, parent) == ["failed"]
+
+
+# ---- marks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(app: App) -> Any:
+    made = app.broker.client()
+    made.connect()
+    yield made
+    made.close()
+
+
+def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
+    queue: Queue, hand: Hand, client: Client, redis_client: Any
+) -> None:
+    running, done, waiting = (queue.add("n").id for _ in range(3))
+    hand.take()
+    hand.take()
+    redis_client.zadd(KEYS.revoked, {"gone": 5_000, running: 5_001, done: 5_002, waiting: 5_003, "old": 10})
+    hand.end(done)
+    day = 24 * HOUR_MS
+    assert client.run(open_marks(KEYS, day + 5_000)) == [running, waiting]
+    assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
+    assert client.run(open_marks(KEYS, day + 5_002)) == [waiting]  # the older one has been there for a day
+
+
+def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
+    queue: Queue, hand: Hand, client: Client, redis_client: Any
+) -> None:
+    job = queue.add("n")
+    hand.take()
+    redis_client.zadd(KEYS.revoked, {f"j{n}": n + 1 for n in range(10_005)})
+    queue.revoke(job.id, terminate=True)
+    assert redis_client.zcard(KEYS.revoked) == 10_000
+    assert redis_client.zscore(KEYS.revoked, "j5") is None
+    assert redis_client.zscore(KEYS.revoked, job.id) is not None
+    redis_client.zadd(KEYS.revoked, {f"k{n}": 0 for n in range(10)})
+    with redis_client.pipeline(transaction=False) as pipe:
+        for n in range(10_005):
+            pipe.hset(KEYS.job(f"j{n}"), "name", "n")
+        pipe.execute()
+    assert len(client.run(open_marks(KEYS, 0))) == 10_000
+
+
+def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
+    queue: Queue, hand: Hand, client: Client, redis_client: Any
+) -> None:
+    job = queue.add("n", attempts=5)
+    hand.take()
+    queue.revoke(job.id, terminate=True)
+
+    def ending(token: str) -> Any:
+        failed = Ending(False, b"revoked", {"count": -1}, 5)
+        claim = Claim(token, 30_000, "by hand")
+        return end_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
+
+    with pytest.raises(Exception, match="held by another"):
+        client.run(ending("foreign"))
+    assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
+    client.run(ending(hand.token))
+    assert not redis_client.exists(KEYS.revoked)
+    assert places(redis_client, job.id) == ["failed"]
+
+
+def test_bullmqs_text_stands_in_both_scripts_as_it_is() -> None:
+    official = loader.official("moveToFinished").body
+    for name in ("revoke", "endRevoked"):
+        made = loader.ending(name)
+        assert made.body == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.own(name).body
+        assert made.key_count == 14 + loader.own(name).key_count
+
+
+def test_asking_for_marks_is_one_look_at_a_key_where_there_are_none(
+    app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
+) -> None:
+    app.queue("mail").add_bulk([{"name": "n"}] * 2_000)
+    client.run(open_marks(KEYS, 0))
+    redis_client.config_resetstat()
+    for _ in range(200):
+        client.run(open_marks(KEYS, 0))
+    stats = redis_client.info("commandstats")
+    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "exists")} == {
+        "evalsha": 200,
+        "exists": 200,
+    }
+    assert set(stats) <= {f"cmdstat_{name}" for name in ("evalsha", "exists", "config|resetstat", "info", "time")}
+    record_property("microseconds", stats["cmdstat_evalsha"]["usec_per_call"])
