@@ -46,6 +46,7 @@
     ├── PermanentError         raised by a task: do not try again
     │   ├── ExpiredError       the job was picked up after its ``expires``
     │   └── JobRefusedError    the job can never run here: wrong arguments, malformed, refused
+    ├── TimeLimitExceeded      the task ran longer than its ``time_limit``
     └── WorkerLostError        the child that ran the job died
 
     Interrupt (a BaseException: ``except Exception`` in a task does not swallow it)
@@ -53,7 +54,9 @@
     ├── DelayJob               run the job again later; no attempt is counted
     ├── WaitJob                give the job back; no attempt is counted
     ├── RateLimited            the same, and its queue gives no jobs for some time
-    └── WaitForChildren        run the job again when its children have ended
+    ├── WaitForChildren        run the job again when its children have ended
+    ├── SoftTimeLimitExceeded  the task runs longer than its ``soft_time_limit``
+    └── TaskRevoked            the job was revoked while it runs
 
 The message of an error says what happened, to which job or queue, and what to do. An error raised without
 arguments takes the first line of its class's docstring as its message.
@@ -63,7 +66,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from bulltask.interrupts import DelayJob, Interrupt, RateLimited, Retry, WaitForChildren, WaitJob
+from bulltask.interrupts import (
+    DelayJob,
+    Interrupt,
+    RateLimited,
+    Retry,
+    SoftTimeLimitExceeded,
+    TaskRevoked,
+    WaitForChildren,
+    WaitJob,
+)
 
 __all__ = [
     "REPAIRABLE",
@@ -110,8 +122,11 @@ __all__ = [
     "SchedulerCollision",
     "SchedulerJob",
     "ScriptIntegrityError",
+    "SoftTimeLimitExceeded",
     "TaskError",
+    "TaskRevoked",
     "TaskRevokedError",
+    "TimeLimitExceeded",
     "TransientError",
     "UnknownTask",
     "WaitForChildren",
@@ -371,6 +386,10 @@ class ExpiredError(PermanentError):
 
 class JobRefusedError(PermanentError):
     """The job cannot run here: its arguments or its stored fields are wrong."""
+
+
+class TimeLimitExceeded(BulltaskError):
+    """The task ran longer than its ``time_limit`` and was ended."""
 
 
 class WorkerLostError(BulltaskError):

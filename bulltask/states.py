@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Final, TypeVar
 
-__all__ = ["REVOKED", "RUN_MOVES", "IllegalTransition", "JobState", "Revocation", "RunState", "SlotState", "advance"]
+__all__ = [
+    "REVOKED",
+    "RUN_MOVES",
+    "Cause",
+    "IllegalTransition",
+    "JobState",
+    "Revocation",
+    "RunState",
+    "SlotState",
+    "advance",
+]
 
 
 class JobState(StrEnum):
@@ -41,10 +51,6 @@ class Revocation(StrEnum):
     UNKNOWN = "unknown"  # there is no such job (any more)
 
 
-REVOKED: Final = "revoked"
-"""Why a job that was revoked has failed, and the category of that failure."""
-
-
 class SlotState(IntEnum):
     """What a slot of a child is doing; written by the child, read by the supervisor."""
 
@@ -52,6 +58,19 @@ class SlotState(IntEnum):
     RESERVED = 1  # a fetch is under way: the token may hold a job that nobody has seen yet
     ACTIVE = 2  # a job runs
     SETTLING = 3  # its outcome is being written, and the token may already hold the next job
+
+
+class Cause(IntEnum):
+    """Why the supervisor wants a run ended; one with a larger number replaces one with a smaller."""
+
+    NONE = 0
+    SOFT_LIMIT = 1  # the task may clean up, and even go on
+    HARD_LIMIT = 2
+    REVOKED = 3
+
+
+REVOKED: Final = "revoked"
+"""Why a job that was revoked has failed, and the category of that failure."""
 
 
 class RunState(IntEnum):
