@@ -16,6 +16,7 @@ __all__ = [
     "HeartbeatSucceeded",
     "JobCrashed",
     "JobRecovered",
+    "JobRevoked",
     "JobStalled",
     "RunInterrupted",
     "SignalIgnored",
@@ -73,6 +74,14 @@ class RunInterrupted(Event):
     """The child's place in the fleet."""
     cause: str
     """``"soft_limit"``, ``"hard_limit"`` or ``"revoked"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRevoked(Event):
+    """A job that was marked as revoked, and that nobody ran, was failed; of a run ``JobFailed`` tells."""
+
+    job_id: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class LogListener:
             (logging.WARNING, events.JobRecovered, self._recovered),
             (logging.ERROR, events.JobCrashed, self._crashed),
             (logging.INFO, events.RunInterrupted, self._interrupted),
+            (logging.INFO, events.JobRevoked, self._revoked),
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
@@ -211,6 +212,9 @@ class LogListener:
 
     def _interrupted(self, event: events.RunInterrupted) -> None:
         self._log.info("Run interrupted", job_id=event.job_id, index=event.index, cause=event.cause)
+
+    def _revoked(self, event: events.JobRevoked) -> None:
+        self._log.info("Job revoked", job_id=event.job_id, queue=event.queue)
 
     # ---- the supervisor's duties ----
 

@@ -12,8 +12,9 @@ from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for, text, texts
 from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
+from bulltask.values import value_class
 
-__all__ = ["end_revoked", "open_marks", "revoke"]
+__all__ = ["Marks", "end_revoked", "open_marks", "revoke"]
 
 _MARKS: Final = 10_000
 """So many marks a queue has at the most: a worker looks through all of them once a second."""
@@ -22,6 +23,19 @@ _MARKED_MS: Final = 86_400_000
 """How long a mark is heeded."""
 
 _NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
+
+
+@value_class
+class Marks:
+    """Jobs that are to be ended and have not ended.
+
+    Attributes:
+        held: ids of those that somebody has a lock of: they run.
+        free: of the others.
+    """
+
+    held: list[str]
+    free: list[str]
 
 
 def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
@@ -60,10 +74,14 @@ def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
     return script_call(loader.ending("endRevoked"), (keys.revoked, *places), args, finish.judge)
 
 
-def open_marks(keys: QueueKeys, now_ms: int) -> Call[list[str]]:
-    """Own ``openMarks``: the ids of marked jobs that have not ended; marks that are of no use go."""
+def open_marks(keys: QueueKeys, now_ms: int) -> Call[Marks | None]:
+    """Own ``openMarks``: the marked jobs that have not ended, ``None`` for none; marks that are of no use go."""
+
+    def judge(reply: Any) -> Marks | None:
+        return None if reply is None else Marks(*map(texts, reply))
+
     places = (keys.revoked, keys.completed, keys.failed)
-    return script_call(loader.own("openMarks"), places, (keys.base, now_ms - _MARKED_MS, _MARKS), texts)
+    return script_call(loader.own("openMarks"), places, (keys.base, now_ms - _MARKED_MS, _MARKS), judge)
 
 
 def _parts(finish: Call[Fetched]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -62,6 +62,11 @@ class Outage:
         )
 
     @property
+    def is_on(self) -> bool:
+        """True from a failure to the next :meth:`over`."""
+        return self._attempt > 0
+
+    @property
     def given_up(self) -> bool:
         """True after more tries than ``broker_connection_max_retries`` allows."""
         most = self._config.connection_retries

@@ -38,6 +38,7 @@ from bulltask.worker.supervisor.loop import Supervisor
 from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
 from bulltask.worker.supervisor.recovery import Recovery
+from bulltask.worker.supervisor.revocations import Revocations
 from bulltask.worker.supervisor.services import Ticker
 from bulltask.worker.supervisor.signals import STOP
 from bulltask.worker.supervisor.stacks import StackDumps
@@ -144,7 +145,8 @@ class _Assembly:
         beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
         interrupting = Interrupting(fleet, bus)
         limits = Limits(fleet.late_views, interrupting.interrupt)
-        ticker = Ticker([heartbeat, limits, interrupting, recovery, *stalls, self.presence, beat], outage)
+        revocations = Revocations(self.broker, keys, interrupting.revoke, client, bus, outage)
+        ticker = Ticker([heartbeat, limits, interrupting, revocations, recovery, *stalls, self.presence, beat], outage)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)

@@ -17,7 +17,7 @@ from bulltask.states import JobState, Revocation
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
-from bulltask.transport.scripts_revoke import end_revoked, open_marks
+from bulltask.transport.scripts_revoke import Marks, end_revoked, open_marks
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis
@@ -264,9 +264,9 @@ def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
     redis_client.zadd(KEYS.revoked, {"gone": 5_000, running: 5_001, done: 5_002, waiting: 5_003, "old": 10})
     hand.end(done)
     day = 24 * HOUR_MS
-    assert client.run(open_marks(KEYS, day + 5_000)) == [running, waiting]
+    assert client.run(open_marks(KEYS, day + 5_000)) == Marks([running], [waiting])
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
-    assert client.run(open_marks(KEYS, day + 5_002)) == [waiting]  # the older one has been there for a day
+    assert client.run(open_marks(KEYS, day + 5_002)) == Marks([], [waiting])  # the older one has been there for a day
 
 
 def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
@@ -284,7 +284,9 @@ def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
         for n in range(10_005):
             pipe.hset(KEYS.job(f"j{n}"), "name", "n")
         pipe.execute()
-    assert len(client.run(open_marks(KEYS, 0))) == 10_000
+    found = client.run(open_marks(KEYS, 0))
+    assert found is not None
+    assert len(found.held + found.free) == 10_000
 
 
 def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
@@ -319,7 +321,7 @@ def test_asking_for_marks_is_one_look_at_a_key_where_there_are_none(
     app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     app.queue("mail").add_bulk([{"name": "n"}] * 2_000)
-    client.run(open_marks(KEYS, 0))
+    assert client.run(open_marks(KEYS, 0)) is None
     redis_client.config_resetstat()
     for _ in range(200):
         client.run(open_marks(KEYS, 0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from bulltask.events import (
     HeartbeatSucceeded,
     JobCrashed,
     JobRecovered,
+    JobRevoked,
     JobStalled,
     RedisAccepted,
     RedisRefused,
@@ -29,6 +30,7 @@ from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slots, SlotView
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
+from bulltask.worker.supervisor.revocations import Revocations
 from bulltask.worker.supervisor.stall_check import StallCheck
 from bulltask.worker.wakeups import Wakeups
 
@@ -174,3 +176,58 @@ def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue
     assert picked is not None
     assert picked.job.id == job.id
     assert picked.job.attempts_started == 2
+
+
+def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
+    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+) -> None:
+    keys = [app.broker.keys(queue) for queue in QUEUES]
+    redis_client.set(keys[0].revoked, "not a sorted set")
+    queue = app.queue("sound")
+    ours, waiting, of_another = (queue.add("n", attempts=9).id for _ in range(3))
+    for job_id in (ours, of_another):
+        redis_client.lrem(keys[1].wait, 1, job_id)
+        redis_client.lpush(keys[1].active, job_id)
+        redis_client.set(keys[1].lock(job_id), "somebody's")
+    queue.schedulers.upsert("hourly", name="tick", every=3600)
+    (next_one,) = (job.id for job in queue.get_jobs(["waiting", "delayed"]) if job.id != waiting)
+    marked = (ours, waiting, of_another, next_one)
+    redis_client.zadd(keys[1].revoked, dict.fromkeys(marked, app.now_ms()))
+    asked: list[tuple[int, set[str]]] = []
+
+    def interrupt(index: int, job_ids: Collection[str]) -> set[str]:
+        asked.append((index, set(job_ids)))
+        return {ours}
+
+    outage = Outage(bus, app.config)
+    service = Revocations(app.broker, keys, interrupt, client, bus, outage)
+    service.tick(0, 0)
+    assert asked == [(1, set(marked))]
+    assert [event.job_id for event in heard if isinstance(event, JobRevoked)] == [waiting]
+    assert queue.get_job_state(waiting) == "failed"
+    assert set(redis_client.zrange(keys[1].revoked, 0, -1)) == {ours, of_another}
+    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+    assert not outage.is_on
+    redis_client.delete(keys[0].revoked)
+    service.tick(0, 0)
+    assert [event.queue for event in heard if isinstance(event, RedisAccepted)] == ["broken"]
+
+
+def test_marks_are_not_asked_for_while_redis_is_away(app: App, bus: Bus) -> None:
+    outage = Outage(bus, app.config)
+    asked: list[int] = []
+
+    class Away:
+        def try_many(self, _calls: object) -> list[Any]:
+            asked.append(1)
+            raise BrokerUnavailable
+
+    service = Revocations(
+        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, Away()), bus, outage
+    )
+    service.tick(0, 0)
+    service.tick(0, 0)
+    assert asked == [1]
+    outage.over()
+    service.tick(0, 0)
+    assert asked == [1, 1]

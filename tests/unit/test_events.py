@@ -24,6 +24,7 @@ FIELDS = {
     "JobRecovered": "job_id queue crashes waited_ms",
     "JobCrashed": "job_id queue crashes reason",
     "RunInterrupted": "job_id index cause",
+    "JobRevoked": "job_id queue",
     "HeartbeatSucceeded": "queue locks duration_ms",
     "HeartbeatFailed": "queue job_id error",
     "StalledCheckSkipped": "queue cycles",

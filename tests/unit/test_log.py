@@ -36,6 +36,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.JobRecovered("1", "mail", 1, 12.0),
     events.JobCrashed("1", "mail", 3, "SIGSEGV"),
     events.RunInterrupted("1", 0, "soft_limit"),
+    events.JobRevoked("1", "mail"),
     events.HeartbeatSucceeded("mail", 10, 1.5),
     events.HeartbeatFailed("mail", "1", "timed out"),
     events.StalledCheckSkipped("mail", 1),

@@ -9,23 +9,25 @@
   ARGV[1]  key prefix of the queue, with the trailing colon
   ARGV[2]  marks that are older than this time are taken away
   ARGV[3]  how many marks are kept, the newest ones
-  returns  ids
+  returns  two lists of ids: jobs that somebody has a lock of, and the others; nothing where there are no marks
 ]]
-local call, marks, open, ended = redis.call, KEYS[1], {}, {}
+local call, marks, held, free, ended = redis.call, KEYS[1], {}, {}, {}
 if call("EXISTS", marks) == 0 then
-  return open
+  return false
 end
 call("ZREMRANGEBYSCORE", marks, "-inf", "(" .. ARGV[2])
 call("ZREMRANGEBYRANK", marks, 0, -ARGV[3] - 1)
 for _, id in ipairs(call("ZRANGE", marks, 0, -1)) do
-  local has_ended = call("ZSCORE", KEYS[2], id) or call("ZSCORE", KEYS[3], id)
-  if has_ended or call("EXISTS", ARGV[1] .. id) == 0 then
+  local job = ARGV[1] .. id
+  if call("EXISTS", job) == 0 or call("ZSCORE", KEYS[2], id) or call("ZSCORE", KEYS[3], id) then
     ended[#ended + 1] = id
+  elseif call("EXISTS", job .. ":lock") == 1 then
+    held[#held + 1] = id
   else
-    open[#open + 1] = id
+    free[#free + 1] = id
   end
 end
 for i = 1, #ended, 5000 do
   call("ZREM", marks, unpack(ended, i, math.min(i + 4999, #ended)))
 end
-return open
+return { held, free }

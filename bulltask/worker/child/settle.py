@@ -20,11 +20,13 @@ from bulltask.events import (
     UnknownTaskSeen,
 )
 from bulltask.job import ActiveJob
+from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_queue import limit_now
 from bulltask.transport.scripts_read import add_log
+from bulltask.transport.scripts_revoke import end_revoked
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
@@ -78,8 +80,10 @@ class Settler:
                 return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
                 claim = self._claims.of(picked.keys, token)
-                ending = self._failed(job, outcome)
-                return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
+                ending, revoked = self._failed(job, outcome), outcome.category == REVOKED
+                fetch = fetch_next and not revoked  # end_revoked takes none
+                call = move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
+                return end_revoked(picked.keys, call) if revoked else call
             case RetryLater(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)

@@ -16,6 +16,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_revoke import end_revoked
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
 
 __all__ = ["Culprit", "FailedAttempts"]
@@ -106,7 +107,8 @@ class FailedAttempts:
         ending = Ending(False, reason.encode("utf-8", "replace"), keep, job.attempts, fields)
         claim = Claim.of(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
-        self._client.run(move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms))
+        call = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+        self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
             self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,6 +70,14 @@ class Interrupting:
         self._bus.emit(RunInterrupted(now.job_id, self._fleet.index_of(now.token), cause.name.lower()))
         self._pursue(now.token)
         return True
+
+    def revoke(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
+        """Have the runs of some jobs of a queue ended; return those of them that this worker's children have."""
+        held = [view for view in self._fleet.views() if view.queue_index == queue_index and view.job_id in job_ids]
+        found = {view.job_id for view in held if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
+        for view in held:
+            self.interrupt(view, Cause.REVOKED)
+        return found
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Tell those again that have not heard, and kill those that do not end."""

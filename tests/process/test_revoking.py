@@ -1,0 +1,223 @@
+"""Revoking jobs that real workers run: whoever has the job ends it, and it runs again only if a person says so."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+
+from bulltask import AsyncResult, TaskRevokedError
+from bulltask.testing.wait import wait_until
+from bulltask.transport.scripts_move import CRASHES
+from tests.support.programs import run_program
+from tests.support.stage import Stage
+from tests.support.worker import wait_until_gone
+
+pytestmark = pytest.mark.process
+
+TASKS = """
+import asyncio
+import select
+
+
+@app.task(bind=True, name="rest")
+def rest(self):
+    tell("start", job=self.request.id)
+    try:
+        if journal().set(f"rested:{self.request.id}", 1, nx=True):
+            select.select([], [], [], 60)
+    except Exception as exc:
+        tell("swallowed", job=self.request.id)
+    finally:
+        tell("cleaned", job=self.request.id)
+    return "done"
+
+
+@app.task(bind=True, name="arest")
+async def arest(self, seconds=60):
+    tell("start", job=self.request.id)
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+@app.task(bind=True, name="pretend")
+def pretend(self):
+    tell("start", job=self.request.id)
+    try:
+        select.select([], [], [], 60)
+    except BaseException as exc:
+        return type(exc).__name__
+
+
+@app.task(bind=True, name="stubborn")
+def stubborn(self):
+    tell("start", job=self.request.id)
+    while True:
+        try:
+            select.select([], [], [], 60)
+        except BaseException as exc:
+            tell("swallowed", job=self.request.id, what_was=type(exc).__name__)
+
+
+@app.task(bind=True, name="afails", autoretry_for=(ValueError,), retry_backoff=3600)
+def afails(self):
+    tell("start", job=self.request.id)
+    raise ValueError("no")
+"""
+LONG = 40.0
+"""Seconds that a busy machine may take for what takes one."""
+
+
+def assert_revoked(stage: Stage, job: AsyncResult[Any], starts: int = 1) -> None:
+    """It has failed for good, and there is nothing left of the wish."""
+    assert stage.became("failed", job, timeout=LONG)["failedReason"] == "revoked"
+    with pytest.raises(TaskRevokedError):
+        job.get(timeout=LONG)
+    assert stage.starts(job) == starts
+    assert not stage.events.all(event="delayed", jobId=job.id)
+    wait_until(lambda: not stage.redis.exists(stage.keys.revoked), LONG, "the end of the mark")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_plain_function_is_ended_and_its_child_goes_on(stage: Stage, method: str) -> None:
+    worker = stage.worker(TASKS, children=1, settings={"worker_start_method": method})
+    job = stage.app.send_task("rest", max_retries=5)
+    pid = stage.started(job)["pid"]
+
+    assert job.revoke() == "running"
+    assert job.revoke(terminate=True) == "terminating"
+    assert_revoked(stage, job)
+    assert stage.journal.wait_for(1, what="cleaned", job=job.id)
+    assert not stage.journal.all(what="swallowed")
+    assert worker.wait_for_line("Job failed", job_id=job.id)[0]["category"] == "revoked"
+    after = stage.app.send_task("quick")
+    assert stage.started(after)["pid"] == pid, "the child lives"
+    assert worker.stop() == 0
+
+
+def test_an_async_task_is_cancelled_and_its_neighbours_are_not(stage: Stage) -> None:
+    stage.worker(TASKS, children=1)
+    jobs = [stage.app.send_task("arest", kwargs={"seconds": seconds}) for seconds in (60, 3, 3)]
+    pids = {stage.started(job)["pid"] for job in jobs}
+    assert jobs[0].revoke(terminate=True) == "terminating"
+    assert_revoked(stage, jobs[0])
+    assert [job.get(timeout=LONG) for job in jobs[1:]] == ["done", "done"]
+    assert stage.started(stage.app.send_task("quick"))["pid"] in pids
+
+
+def test_a_task_that_returns_as_if_nothing_had_happened_was_revoked_all_the_same(stage: Stage) -> None:
+    stage.worker(TASKS, children=1)
+    job = stage.app.send_task("pretend")
+    stage.started(job)
+    job.revoke(terminate=True)
+    assert_revoked(stage, job)
+
+
+def test_a_task_that_swallows_it_is_killed_and_that_counts_as_no_crash(stage: Stage) -> None:
+    worker = stage.worker(TASKS, children=1)
+    job = stage.app.send_task("stubborn", max_retries=5)
+    pid = stage.started(job)["pid"]
+    job.revoke(terminate=True)
+    assert_revoked(stage, job)
+    assert stage.journal.wait_for(1, what="swallowed", what_was="TaskRevoked")
+    assert stage.field(job, CRASHES) is None
+    assert stage.started(stage.app.send_task("quick"))["pid"] != pid
+    assert worker.stop() == 0
+
+
+def test_a_job_that_waits_for_its_next_try_fails_at_once(stage: Stage) -> None:
+    stage.worker(TASKS, children=1)
+    job = stage.app.send_task("afails", max_retries=5)
+    stage.became("delayed", job, timeout=LONG)
+    assert job.revoke() == "revoked"
+    with pytest.raises(TaskRevokedError):
+        job.get(timeout=LONG)
+    assert stage.starts(job) == 1
+
+
+def test_a_marked_job_whose_attempt_fails_by_itself_is_ended_before_its_next_try(stage: Stage) -> None:
+    worker = stage.worker(TASKS, children=1)
+    job = stage.app.send_task("afails", max_retries=5)
+    stage.became("delayed", job, timeout=LONG)
+    # As when it fails between the wish and the worker's next look.
+    stage.redis.zadd(stage.keys.revoked, {job.id: stage.app.now_ms()})
+    assert stage.became("failed", job, timeout=LONG)["failedReason"] == "revoked"
+    assert worker.wait_for_line("Job revoked", job_id=job.id)
+    assert not stage.redis.exists(stage.keys.revoked)
+
+
+def test_a_revocation_that_is_sent_while_the_worker_has_no_connection_acts_when_it_has_one_again(stage: Stage) -> None:
+    proxy = stage.proxy()
+    worker = stage.worker(TASKS, via=proxy, children=1, settings={"broker_reconnect_delay": 0.05})
+    job = stage.app.send_task("rest")
+    stage.started(job)
+    proxy.refuse()
+    proxy.reset()
+    worker.wait_for_line("Redis disconnected", timeout=LONG)
+    assert job.revoke(terminate=True) == "terminating"
+    proxy.accept()
+    assert_revoked(stage, job)
+
+
+def test_a_marked_job_whose_worker_has_died_is_ended_by_the_next_one(stage: Stage) -> None:
+    settings = {"lock_duration": 2, "stalled_interval": 1, "max_stalled_count": 5}
+    first = stage.worker(TASKS, children=1, settings=settings)
+    job = stage.app.send_task("arest")
+    pid = int(stage.started(job)["pid"])
+    for victim in (first.pid, pid):
+        os.kill(victim, signal.SIGKILL)
+    first.wait()
+    wait_until_gone(pid)
+    assert job.revoke(terminate=True) == "terminating"
+    stage.worker(TASKS, children=1, settings=settings)
+    assert stage.became("failed", job, timeout=LONG)["failedReason"] == "revoked"
+    assert not stage.events.all(event="completed", jobId=job.id)
+    wait_until(lambda: not stage.redis.exists(stage.keys.revoked), LONG, "the end of the mark")
+
+
+def test_a_job_that_a_person_retries_in_the_moment_it_has_ended_runs(stage: Stage) -> None:
+    stage.worker(TASKS, children=1)
+    job = stage.app.send_task("rest", max_retries=5)
+    stage.started(job)
+    job.revoke(terminate=True)
+    stage.became("failed", job, timeout=LONG)
+    found = stage.app.queue("default").get_job(job.id)
+    assert found is not None
+    found.retry()
+    stage.started(job, 2, timeout=LONG)
+    stage.became("completed", job, timeout=LONG)
+    assert job.get(timeout=LONG) == "done"
+    assert len(stage.events.all(event="failed", jobId=job.id)) == 1
+
+
+REVOKER = """
+import sys
+
+from bulltask import App
+
+app = App("revoker", sys.argv[1])
+queue = app.queue("default")
+for job_id in sys.argv[2:]:
+    print(queue.revoke(job_id), flush=True)
+"""
+
+
+def test_a_revoker_that_is_killed_leaves_every_job_waiting_or_ended(stage: Stage) -> None:
+    chance = random.Random(20)
+    jobs = [stage.app.send_task("quick") for _ in range(300)]
+    left = list(jobs)
+    for _ in range(5):
+        with run_program(REVOKER, stage.url, *(job.id for job in left)) as program:
+            assert {program.line() for _ in range(chance.randrange(1, 30))} == {"revoked"}
+            program.send(signal.SIGKILL)
+        left = [job for job in left if job.state == "waiting"]
+    states = [str(job.state) for job in jobs]
+    assert set(states) <= {"waiting", "failed"}
+    assert 0 < states.count("failed") < len(jobs)
+    assert not stage.redis.exists(stage.keys.active)
+    stage.worker(children=2)
+    for job in left:
+        stage.became("completed", job, timeout=LONG)
