@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +11,7 @@ import click
 from bulltask.app import App
 from bulltask.registry.discovery import find_app, work_in
 
-__all__ = ["app_options", "load_app"]
+__all__ = ["app_options", "load_app", "some_app"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,3 +40,24 @@ def load_app(ctx: click.Context, app: str | None, broker: str | None) -> tuple[s
     if url := broker or given.get("broker"):
         found.conf.override("broker_url", url)
     return spec, found
+
+
+def some_app(ctx: click.Context, given: Mapping[str, Any]) -> App:
+    """The app of ``-A``; without one, an app of no tasks at ``-b``, for commands that only need a server.
+
+    Args:
+        ctx: the command's.
+        given: what it was given for :func:`bulltask.cli.pipeline.options.redis_options`.
+    """
+    around: dict[str, Any] = ctx.obj or {}
+    if given["app"] or around.get("app"):
+        app = load_app(ctx, given["app"], given["broker"])[1]
+    else:
+        app = App(f"bulltask {ctx.info_name}")
+        if url := given["broker"] or around.get("broker"):
+            app.conf.override("broker_url", url)
+    if given["prefix"] is not None:
+        app.conf.override("prefix", given["prefix"])
+    if given["hash_tag"] is not None:
+        app.conf.override("queue_hash_tag", given["hash_tag"])
+    return app

@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "job": "bulltask.cli.job",
     "migrate-bull": "bulltask.cli.migrate_bull",
     "pipeline": "bulltask.cli.pipeline",
+    "revoke": "bulltask.cli.revoke",
     "server": "bulltask.cli.server",
     "worker": "bulltask.cli.worker",
 }

@@ -18,7 +18,7 @@ from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.scripts_history import served_queues, some_queues
 
-__all__ = ["Found", "find"]
+__all__ = ["Found", "find", "holding"]
 
 LOG_LINES: Final = 1_000
 """Lines of a job's log that are read, the newest ones."""
@@ -101,7 +101,7 @@ def find(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) 
         click.UsageError: jobs of several queues have this id.
         BrokerError: Redis cannot be reached.
     """
-    names = [queue] if queue else _holding(app, job_id, known)
+    names = [queue] if queue else holding(app, job_id, known)
     jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
     if len(jobs) > 1:
         names = sorted(job.queue for job in jobs)
@@ -114,8 +114,8 @@ def find(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) 
     return Found(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
 
 
-def _holding(app: App, job_id: str, known: Collection[str]) -> list[str]:
-    """The queues that have a job of this id, looked for where that costs least."""
+def holding(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
+    """The queues that have a job of this id, looked for where that costs least; see :func:`find`."""
     config = app.config
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
     with app.broker.pool.client() as client:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bulltask.cli.job.options import lake_option
-from bulltask.cli.loading import load_app
+from bulltask.cli.loading import some_app
 from bulltask.cli.pipeline.options import redis_options
 from bulltask.errors import BrokerError, ConfigError
 
@@ -43,7 +42,7 @@ def command(
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis leaves the lake alone to ask: say where it is, with --lake")
-    found = None if no_redis else _in_redis(_app(ctx, given), job_id, queue, lake)
+    found = None if no_redis else _in_redis(some_app(ctx, given), job_id, queue, lake)
     history = None if lake is None else _in_lake(lake, job_id, queue, found)
     if found is None and history is None:
         click.echo(_nobody(job_id, queue, lake, asked_redis=not no_redis), err=True)
@@ -54,24 +53,6 @@ def command(
     from bulltask.cli.job.page import page  # noqa: PLC0415 - beside what it shows
 
     click.echo("\n".join(page(job_id, found, history)))
-
-
-def _app(ctx: click.Context, given: Mapping[str, Any]) -> App:
-    """The app of ``-A``; without one, an app of no tasks at ``-b``."""
-    from bulltask.app import App  # noqa: PLC0415 - slow
-
-    around: dict[str, Any] = ctx.obj or {}
-    if given["app"] or around.get("app"):
-        app = load_app(ctx, given["app"], given["broker"])[1]
-    else:
-        app = App("bulltask job")
-        if url := given["broker"] or around.get("broker"):
-            app.conf.override("broker_url", url)
-    if given["prefix"] is not None:
-        app.conf.override("prefix", given["prefix"])
-    if given["hash_tag"] is not None:
-        app.conf.override("queue_hash_tag", given["hash_tag"])
-    return app
 
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> Found | None:
