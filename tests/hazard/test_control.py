@@ -37,20 +37,20 @@ def worker_asks(side: SideBySide) -> None:
 
 def test_their_pause_stops_our_worker(mail: SideBySide, told: str) -> None:
     mail.worker(children=2)
-    mail.send("echo", value=0).get(timeout=20)
+    mail.send("echo", value=0).get(timeout=60)
     mail.call("pause")
     jobs = [mail.send("echo", value=1), mail.result(mail.add("echo", {"value": 1}))]
     worker_asks(mail)
     assert mail.counts()["completed"] == 1
     assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
     mail.call("resume")
-    assert [job.get(timeout=20) for job in jobs] == [1, 1]
+    assert [job.get(timeout=60) for job in jobs] == [1, 1]
     assert told == "safe"
 
 
 def test_our_pause_stops_their_worker(mail: SideBySide, told: str) -> None:
     mail.node_worker("echo")
-    mail.send("echo", value=0).get(timeout=20)
+    mail.send("echo", value=0).get(timeout=60)
     with mail.app.queue("mail") as queue:
         queue.pause()
         jobs = [mail.send("echo", value=1), mail.result(mail.add("echo", {"value": 1}))]
@@ -58,7 +58,7 @@ def test_our_pause_stops_their_worker(mail: SideBySide, told: str) -> None:
         assert mail.redis.zcard(mail.keys.completed) == 1
         assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
         queue.resume()
-    assert [job.get(timeout=20) for job in jobs] == [{"value": 1}] * 2
+    assert [job.get(timeout=60) for job in jobs] == [{"value": 1}] * 2
     assert told == "safe"
 
 
@@ -98,7 +98,7 @@ def test_global_limits_bind_both(mail: SideBySide, told: str) -> None:
         mail.finished(jobs[3])
         queue.set_global_rate_limit(1, 60)
         more = [mail.send("echo") for _ in range(2)]
-        more[0].get(timeout=20)
+        more[0].get(timeout=60)
         assert 0 < mail.call("getRateLimitTtl") <= 60_000
         assert mail.redis.lrange(mail.keys.wait, 0, -1) == [more[1].id]
     for hand in hands:

@@ -31,7 +31,7 @@ def test_our_jobs_run_in_their_worker(mail: SideBySide, told: str) -> None:
     calls: list[dict[str, Any]] = [{}, {"priority": 3}, {"countdown": 0.15}, {"lifo": True}, {"job_id": "own"}]
     jobs = [mail.send("echo", options=options, value=VALUES) for options in calls]
     mail.node_worker("echo")
-    assert [job.get(timeout=20) for job in jobs] == [{"value": VALUES}] * len(jobs)
+    assert [job.get(timeout=60) for job in jobs] == [{"value": VALUES}] * len(jobs)
     assert mail.counts() == {"completed": len(jobs)}
     assert told == "safe"
 
@@ -127,7 +127,7 @@ def test_the_job_of_their_killed_worker_runs_in_ours(mail: SideBySide, told: str
         os.kill(doomed.pid, signal.SIGKILL)
     mail.worker(stalled_interval=1)
     for job in jobs:
-        assert mail.result(job).get(timeout=20) == 1
+        assert mail.result(job).get(timeout=60) == 1
         seen = mail.seen(job)
         assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
     assert told == "safe"
@@ -140,7 +140,7 @@ def test_the_job_of_our_killed_worker_runs_in_theirs(mail: SideBySide, told: str
     worker.send(signal.SIGKILL)
     worker.wait()
     mail.node_worker("echo", {}, **STALLS)
-    assert mail.result(job).get(timeout=20) == {"gate": "gate"}
+    assert mail.result(job).get(timeout=60) == {"gate": "gate"}
     seen = mail.seen(job)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
     assert told == "safe"

@@ -53,7 +53,7 @@ def test_our_flow_runs_in_their_worker(mail: SideBySide, told: str) -> None:
         failing = FlowJob("fail", "mail", {}, {"attempts": 1, "fail_parent_on_failure": True})
         broken = flows.add(FlowJob("echo", "mail", {}, {}, [failing])).job.id
     mail.node_worker("fail-named")
-    assert mail.result(top).get(timeout=20) == {"top": True}
+    assert mail.result(top).get(timeout=60) == {"top": True}
     values = mail.job_call(top, "getChildrenValues").values()
     assert sorted(values, key=str) == [{"n": 0}, {"n": 1}]
     wait_until(lambda: mail.result(broken).state is JobState.FAILED)

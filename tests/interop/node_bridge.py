@@ -76,7 +76,7 @@ class NodeBridge:
         """Process id of the client."""
         return self._process.pid
 
-    def call(self, op: str, *, timeout: float = 15.0, **fields: Any) -> Any:
+    def call(self, op: str, *, timeout: float = 60.0, **fields: Any) -> Any:
         """Do one operation and return its value.
 
         Args:
@@ -103,7 +103,7 @@ class NodeBridge:
         return answer["ok"]
 
     def wait_event(
-        self, name: str, predicate: Callable[[dict[str, Any]], bool] = lambda args: True, timeout: float = 10.0
+        self, name: str, predicate: Callable[[dict[str, Any]], bool] = lambda args: True, timeout: float = 60.0
     ) -> dict[str, Any]:
         """Return the ``args`` of the first event that fits; those of the past count as well.
 

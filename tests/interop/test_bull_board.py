@@ -62,7 +62,7 @@ def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(bo
     worker = start_worker(stage)
     sent = stage.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
     stage.open_gate("open")
-    assert sent.get(timeout=30) == 100
+    assert sent.get(timeout=60) == 100
     shown = board.job(QUEUE, sent.id)
     assert shown["name"] == "load"
     assert shown["data"] == {"progress": 100, "gate": "open"}

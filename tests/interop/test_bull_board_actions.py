@@ -162,7 +162,7 @@ def test_a_job_that_the_board_adds_with_wrong_arguments_fails_and_says_why(board
 def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, stage: Stage) -> None:
     start_worker(stage)
     job = stage.app.send_task("greet", kwargs={"to": "Ada"}, priority=2)
-    assert job.get(timeout=30) == "Hello, Ada"
+    assert job.get(timeout=60) == "Hello, Ada"
     shown = board.job(QUEUE, job.id)
     made = board.post(QUEUE, "add", name=shown["name"], data=shown["data"], options=shown["opts"])["job"]
     ended(stage, made["id"])

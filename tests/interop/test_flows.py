@@ -194,7 +194,7 @@ def test_a_parent_has_the_values_of_its_children(orders: Orders, of_parents: str
     found = json.loads(orders.ended("orders", flow.job.id)["returnvalue"])
     wanted = [{"n": n} if of_children == "Node's" else n for n in range(5)]
     assert found == {"values": dict(zip((it.job.key for it in flow.children), wanted, strict=True)), "ignored": {}}
-    assert flow.job.result().get(timeout=10) == found
+    assert flow.job.result().get(timeout=60) == found
     assert flow.job.get_children_values() == found["values"]
 
 
@@ -207,7 +207,7 @@ def test_a_running_job_may_give_itself_children_and_wait_for_them(
     orders.work("orders", of_parents, "expand", queue="{parts}", connection=connection_of(orders.url))
     orders.work("parts", of_children, "echo")
     value: Callable[[int], Any] = (lambda n: {"n": n}) if of_children == "Node's" else (lambda n: n)
-    assert parent.job.result().get(timeout=20) == [value(n) for n in (1, 2, 3)]
+    assert parent.job.result().get(timeout=60) == [value(n) for n in (1, 2, 3)]
     parent.job.refresh()
     assert (parent.job.attempts_made, parent.job.attempts_started) == (1, 2)
     events: Any = orders.redis.xrange("bull:{orders}:events")
@@ -231,7 +231,7 @@ def test_a_parent_whose_child_was_retried_runs_at_last(orders: Orders) -> None:
     orders.node.call("worker.close", worker=handle)
     orders.node.call("worker.start", queue="{parts}", processor="echo")
     child.retry()
-    assert flow.job.result().get(timeout=20) == {"values": {child.key: {}}, "ignored": {}}
+    assert flow.job.result().get(timeout=60) == {"values": {child.key: {}}, "ignored": {}}
 
 
 # ---- what stands in Redis, and what each reads of the other ----------------------------------------------------------

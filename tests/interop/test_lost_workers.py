@@ -42,7 +42,7 @@ def test_the_job_of_a_killed_node_worker_is_run_by_ours(mail: SideBySide, sent_b
     job = mail.send("echo", value=1).id if sent_by == "us" else mail.add("echo", {"value": 1})
     take_and_die(mail, job)
     worker = mail.worker(stalled_interval=1)
-    assert mail.result(job).get(timeout=15) == 1
+    assert mail.result(job).get(timeout=60) == 1
     mail.heard("stalled", job)
     worker.wait_for_line("Job stalled", job_id=job)
     seen = mail.seen(job)
@@ -55,7 +55,7 @@ def test_a_job_that_stalls_more_often_than_allowed_fails_here_with_bullmqs_reaso
     take_and_die(mail, job.id)
     mail.worker(stalled_interval=1, max_stalled_count=0)
     with pytest.raises(PermanentError, match="job stalled more than allowable limit"):
-        mail.result(job.id).get(timeout=15)
+        mail.result(job.id).get(timeout=60)
     assert mail.seen(job.id)["attemptsMade"] == 1, "its attempts are not used, but it is not tried again"
 
 
@@ -68,7 +68,7 @@ def test_the_job_of_our_killed_worker_is_run_by_node(mail: SideBySide, sent_by: 
     worker.send(signal.SIGKILL)  # its children die with it
     worker.wait()
     mail.node_worker("echo", {}, **STALLS)
-    assert mail.result(job).get(timeout=15) == {"gate": "gate"}
+    assert mail.result(job).get(timeout=60) == {"gate": "gate"}
     mail.heard("stalled", job)
     seen = mail.seen(job)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
@@ -82,7 +82,7 @@ def test_a_node_worker_does_not_take_the_long_job_of_a_living_worker_of_ours(mai
     mail.node_worker("echo", {}, **STALLS)
     wait_for_stalled_checks(mail, 4)
     mail.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert mail.all_heard("stalled", job.id) == []
     assert worker.complaints() == []
 
@@ -93,7 +93,7 @@ def test_a_job_that_our_worker_gives_back_at_a_cold_stop_runs_in_node_at_once(ma
     mail.started(job.id)
     mail.node_worker("echo")
     worker.send(signal.SIGQUIT)
-    assert job.get(timeout=5) == {"gate": "gate"}
+    assert job.get(timeout=60) == {"gate": "gate"}
     seen = mail.seen(job.id)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (0, 1, 2)
     assert worker.wait() == 0
@@ -107,11 +107,11 @@ def test_node_goes_on_where_our_stopped_worker_left_off(mail: SideBySide) -> Non
     worker.send(signal.SIGTERM)
     worker.wait_for_line("Worker stopping")
     mail.open_gate()
-    assert running.get(timeout=10) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert worker.wait() == 0
     counts = mail.counts()
     assert counts.keys() == {"completed", "waiting"}, "the running job ended, and no other was left in between"
     mail.node_worker("echo")
     for job in waiting:
-        job.get(timeout=5)
+        job.get(timeout=60)
     assert mail.counts() == {"completed": 101}

@@ -144,8 +144,8 @@ def test_our_worker_runs_them(migrating: Migrating, tmp_path: Path) -> None:
         settings={"broker_url": migrating.url, "queue_hash_tag": not migrating.in_place},
     )
     try:
-        assert migrating.app.result(waiting, "mail").get(timeout=20) == "from Bull"
-        assert migrating.app.result(unnamed, "mail").get(timeout=20) == 7
+        assert migrating.app.result(waiting, "mail").get(timeout=60) == "from Bull"
+        assert migrating.app.result(unnamed, "mail").get(timeout=60) == 7
     finally:
         worker.close()
 

@@ -147,7 +147,7 @@ def test_node_waits_until_a_job_of_ours_is_finished(either: SideBySide) -> None:
     with pytest.raises(NodeError, match=r"^no such thing$"):
         either.finished(either.send("fail", error="ValueError", message="no such thing").id)
     late = either.send("echo", value="late")
-    late.get(timeout=10)
+    late.get(timeout=60)
     assert either.finished(late.id) == "late", "also when it has ended before"
 
 

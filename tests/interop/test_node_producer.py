@@ -22,7 +22,7 @@ def test_a_job_that_node_sends_runs_here_and_node_gets_its_result(either: SideBy
     assert (seen["state"], seen["returnvalue"], seen["failedReason"]) == ("completed", 3, None)
     assert (seen["attemptsMade"], seen["attemptsStarted"], seen["stacktrace"]) == (1, 1, [])
     assert seen["timestamp"] - CLOCKS_MS <= seen["processedOn"] <= seen["finishedOn"]
-    assert either.result(job).get(timeout=5) == 3
+    assert either.result(job).get(timeout=60) == 3
     assert either.counts() == {"completed": 1}
 
 
@@ -242,7 +242,7 @@ def test_a_second_job_of_node_with_the_same_id_is_not_run(mail: SideBySide) -> N
     mail.heard("duplicated", "invoice-1")
     mail.worker()
     assert mail.finished("invoice-1") == "first"
-    assert mail.result("invoice-1").get(timeout=5) == "first"
+    assert mail.result("invoice-1").get(timeout=60) == "first"
     assert mail.counts() == {"completed": 1}
 
 
@@ -281,3 +281,15 @@ def test_a_job_that_nobody_knows_here_fails_if_we_say_so(mail: SideBySide) -> No
     mail.worker(task_unknown="fail")
     with pytest.raises(NodeError, match="no task is named 'only-in-node'"):
         mail.finished(mail.add("only-in-node", {}, attempts=3))
+
+
+def test_a_job_of_node_has_the_time_limits_of_its_task_and_is_tried_again_as_node_said(mail: SideBySide) -> None:
+    mail.worker(task_time_limit=30)
+    late = mail.add("limited", {"seconds": 60}, attempts=2)
+    with pytest.raises(NodeError, match=r"task limited ran longer than its soft time limit of 0\.3 s"):
+        mail.finished(late)
+    assert mail.seen(late)["attemptsMade"] == 2
+    killed = mail.add("limited", {"seconds": 60}, bulltask={"softTimeLimit": 10_000, "timeLimit": 400})
+    with pytest.raises(NodeError, match=r"time limit of 0\.4 s and its child was killed"):
+        mail.finished(killed)
+    assert mail.finished(mail.add("limited", {"seconds": 0})) == "spun"

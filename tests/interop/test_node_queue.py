@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 def test_node_counts_our_jobs_in_every_state(either: SideBySide) -> None:
     either.worker()
     for _ in range(2):
-        either.send("echo").get(timeout=10)
+        either.send("echo").get(timeout=60)
     failed = either.send("fail", error="ValueError")
     running = either.send("hold", gate="gate")
     either.started(running.id)
@@ -58,7 +58,7 @@ def test_node_lists_our_workers(either: SideBySide) -> None:
 
 def test_node_exports_the_counts_of_our_queue_for_prometheus_as_we_do(either: SideBySide) -> None:
     either.worker()
-    either.send("echo").get(timeout=10)
+    either.send("echo").get(timeout=60)
     either.app.queue("mail").pause()
     for options in ({}, {}, {"countdown": 60}, {"priority": 3}):
         either.send("echo", options=options)
@@ -70,7 +70,7 @@ def test_node_exports_the_counts_of_our_queue_for_prometheus_as_we_do(either: Si
 
 def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) -> None:
     either.worker(drain_delay=60)  # only the marker can wake it
-    either.send("echo").get(timeout=10)
+    either.send("echo").get(timeout=60)
     either.call("pause")
     jobs = [either.send("echo").id, either.add("echo"), either.send("echo", options={"priority": 3}).id]
     assert either.counts() == {"completed": 1, "paused": 2, "prioritized": 1}
@@ -87,10 +87,10 @@ def test_a_job_that_runs_while_node_pauses_the_queue_ends_and_the_next_one_waits
     waiting = mail.send("echo")
     mail.call("pause")
     mail.open_gate()
-    assert running.get(timeout=10) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert mail.counts() == {"completed": 1, "paused": 1}
     mail.call("resume")
-    waiting.get(timeout=10)
+    waiting.get(timeout=60)
 
 
 def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: SideBySide) -> None:
@@ -104,7 +104,7 @@ def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: SideBySide) -
     mail.heard("waiting", job.id, prev="delayed")
     assert mail.counts() == {"paused": 1}
     mail.call("resume")
-    assert job.get(timeout=10) == 1
+    assert job.get(timeout=60) == 1
 
 
 def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: SideBySide) -> None:
@@ -117,7 +117,7 @@ def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: Sid
         assert mail.counts()["active"] == 1
         mail.open_gate()
     for job in jobs:
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert most_at_once(mail) == 1
     mail.call("removeGlobalConcurrency")
     more = [mail.send("hold", gate="more") for _ in range(3)]
@@ -127,7 +127,7 @@ def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: Sid
     for _ in more:
         mail.open_gate("more")
     for job in more:
-        job.get(timeout=10)
+        job.get(timeout=60)
 
 
 def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide) -> None:
@@ -135,7 +135,7 @@ def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide
     mail.worker(children=2)
     jobs = [mail.send("echo") for _ in range(6)]
     for job in jobs:
-        job.get(timeout=10)
+        job.get(timeout=60)
     starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
     # Each window begins with the first start in it; the clocks of two children differ by a millisecond or so.
     assert all(later - earlier >= 390 for earlier, later in zip(starts, starts[2:], strict=False)), starts
@@ -145,10 +145,10 @@ def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide
 def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: SideBySide) -> None:
     mail.call("setGlobalRateLimit", 1_000, 1)  # BullMQ looks at the limit only where some maximum is set
     mail.worker()
-    mail.send("echo").get(timeout=10)
+    mail.send("echo").get(timeout=60)
     mail.call("rateLimit", 500)
     job = mail.send("echo")
-    job.get(timeout=10)
+    job.get(timeout=60)
     seen = mail.seen(job.id)
     assert 400 <= seen["processedOn"] - seen["timestamp"] < 10_000
 
@@ -159,7 +159,7 @@ def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail
     first = mail.add("echo", {"value": 1})
     mail.heard("completed", first)
     mail.worker()
-    assert mail.send("echo", value=2).get(timeout=10) == 2, "the limit is in no key that our worker could see"
+    assert mail.send("echo", value=2).get(timeout=60) == 2, "the limit is in no key that our worker could see"
 
 
 def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> None:
@@ -178,7 +178,7 @@ def test_a_completed_job_of_ours_that_node_retries_runs_again(mail: SideBySide, 
     file = str(tmp_path / "runs")
     mail.worker()
     job = mail.send("record", file=file)
-    job.get(timeout=10)
+    job.get(timeout=60)
     mail.listen()
     mail.job_call(job.id, "retry", "completed")
     mail.heard("completed", job.id)
@@ -189,14 +189,14 @@ def test_a_delayed_job_of_ours_that_node_promotes_runs_now(mail: SideBySide) -> 
     mail.worker(drain_delay=60)
     job = mail.send("echo", options={"countdown": 3600}, value=1)
     mail.job_call(job.id, "promote")
-    assert job.get(timeout=10) == 1
+    assert job.get(timeout=60) == 1
 
 
 def test_a_delay_that_node_changes_counts(mail: SideBySide) -> None:
     mail.worker(drain_delay=60)
     job = mail.send("echo", options={"countdown": 3600}, value=1)
     mail.job_call(job.id, "changeDelay", 50)
-    assert job.get(timeout=10) == 1
+    assert job.get(timeout=60) == 1
 
 
 def test_a_priority_that_node_changes_counts(mail: SideBySide, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_priority_that_node_changes_counts(mail: SideBySide, tmp_path: Path) -
     jobs = [mail.send("record", options={"priority": 5}, file=file) for _ in range(3)]
     mail.job_call(jobs[2].id, "changePriority", {"priority": 1})
     mail.worker()
-    jobs[1].get(timeout=10)
+    jobs[1].get(timeout=60)
     assert ran(file) == [jobs[2].id, jobs[0].id, jobs[1].id]
 
 
@@ -212,7 +212,7 @@ def test_data_that_node_changes_is_what_the_task_gets(mail: SideBySide) -> None:
     job = mail.send("echo", value=1)
     mail.job_call(job.id, "updateData", {"value": 2})
     mail.worker()
-    assert job.get(timeout=10) == 2
+    assert job.get(timeout=60) == 2
 
 
 def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: 
     removed, kept = (mail.send("record", file=file) for _ in range(2))
     mail.job_call(removed.id, "remove")
     mail.worker()
-    kept.get(timeout=10)
+    kept.get(timeout=60)
     assert mail.heard("removed", removed.id)["prev"] == "wait"
     assert ran(file) == [kept.id]
 
@@ -233,7 +233,7 @@ def test_node_cannot_remove_a_job_that_runs_here(mail: SideBySide) -> None:
     with pytest.raises(NodeError, match="locked by another worker"):
         mail.job_call(job.id, "remove")
     mail.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
 
 
 def test_node_drains_a_queue_of_ours(mail: SideBySide) -> None:
@@ -255,7 +255,7 @@ def test_node_cleans_and_obliterates_a_queue_of_ours(mail: SideBySide) -> None:
     mail.call("obliterate", {"force": True})
     assert mail.counts() == {}
     assert mail.redis.keys(f"{mail.keys.base}*") == []
-    assert mail.send("echo", value=1).get(timeout=10) == 1, "the queue can be used again"
+    assert mail.send("echo", value=1).get(timeout=60) == 1, "the queue can be used again"
 
 
 def most_at_once(side: SideBySide) -> int:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 def test_a_job_of_ours_runs_in_node_and_get_returns_what_node_returned(either: SideBySide) -> None:
     either.node_worker("echo")
     job = either.send("add", x=1, y=2)
-    assert job.get(timeout=10) == {"x": 1, "y": 2}
+    assert job.get(timeout=60) == {"x": 1, "y": 2}
     assert (job.state, job.successful(), job.info) == (JobState.COMPLETED, True, {"x": 1, "y": 2})
     seen = either.seen(job.id)
     assert (seen["name"], seen["data"], seen["state"]) == ("add", {"x": 1, "y": 2}, "completed")
@@ -32,14 +32,14 @@ def test_jobs_of_ours_sent_in_one_go_all_run_in_node(mail: SideBySide, tmp_path:
     mail.node_worker("record", {"file": file}, concurrency=5)
     task: Any = mail.app.tasks["record"]
     jobs = mail.app.send_many([task.s(file) for _ in range(50)])
-    assert {job.get(timeout=10) for job in jobs} == {mail.node.pid}
+    assert {job.get(timeout=60) for job in jobs} == {mail.node.pid}
     assert sorted(ran(file)) == sorted(job.id for job in jobs)
 
 
 async def test_async_code_waits_for_a_job_that_node_runs(mail: SideBySide) -> None:
     mail.node_worker("echo")
     job = await mail.app.asend_task("echo", kwargs={"value": "ä😀"})
-    assert await job.aget(timeout=10) == {"value": "ä😀"}
+    assert await job.aget(timeout=60) == {"value": "ä😀"}
     assert await mail.result(job.id) == {"value": "ä😀"}
 
 
@@ -56,7 +56,7 @@ def test_a_delayed_job_of_ours_runs_in_node_when_it_is_due(either: SideBySide) -
     job = either.send("echo", options={"countdown": 0.4})
     assert (job.state, either.seen(job.id)["state"]) == (JobState.DELAYED, "delayed")
     assert either.counts() == {"delayed": 1}
-    job.get(timeout=10)
+    job.get(timeout=60)
     seen = either.seen(job.id)
     assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
     assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
@@ -79,7 +79,7 @@ def test_jobs_of_ours_without_a_priority_run_first_then_low_numbers_then_high_on
     assert either.counts() == {"prioritized": 6, "waiting": 2}
     either.node_worker("record", {"file": file})
     for job in jobs:
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert ran(file) == [jobs[index].id for index in (2, 6, 3, 7, 1, 4, 0, 5)]
 
 
@@ -88,7 +88,7 @@ def test_a_lifo_job_of_ours_runs_in_node_before_those_that_wait(mail: SideBySide
     first, second = (mail.send("record", file=file) for _ in range(2))
     last = mail.send("record", options={"lifo": True}, file=file)
     mail.node_worker("record", {"file": file})
-    second.get(timeout=10)
+    second.get(timeout=60)
     assert ran(file) == [last.id, first.id, second.id]
 
 
@@ -96,7 +96,7 @@ def test_node_tries_a_job_of_ours_as_often_and_after_as_long_as_we_say(either: S
     app = either.sender(task_max_retries=3, task_retry_backoff=0.1)
     either.node_worker("fail-n", {"n": 3})
     job = app.send_task("echo")
-    assert job.get(timeout=10) == 3
+    assert job.get(timeout=60) == 3
     seen = either.seen(job.id)
     assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("completed", 4, 4)
     assert [trace.splitlines()[0] for trace in seen["stacktrace"]] == [
@@ -112,7 +112,7 @@ def test_a_fixed_delay_between_attempts_is_kept_by_node(mail: SideBySide) -> Non
     mail.app.task(name="patient", max_retries=2, retry_backoff=False, default_retry_delay=0.15)(print)
     mail.node_worker("fail-n", {"n": 2})
     job = mail.app.send_task("patient")
-    assert job.get(timeout=10) == 2
+    assert job.get(timeout=60) == 2
     waits = mail.waits_ms(job.id)
     assert len(waits) == 2
     assert all(60 <= wait <= 160 for wait in waits), waits
@@ -122,7 +122,7 @@ def test_an_unrecoverable_error_of_node_ends_a_job_of_ours(mail: SideBySide) -> 
     mail.node_worker("fail", {"message": "no such address", "unrecoverable": True})
     job = mail.send("fail")
     with pytest.raises(TaskError, match="no such address"):
-        job.get(timeout=10)
+        job.get(timeout=60)
     seen = mail.seen(job.id)
     assert (seen["opts"]["attempts"], seen["attemptsMade"], seen["state"]) == (3, 1, "failed")
 
@@ -131,7 +131,7 @@ def test_get_raises_what_node_raised_with_nodes_stack(either: SideBySide) -> Non
     either.node_worker("fail", {"message": "no such address ½ 😀"})
     job = either.send("fail", options={"max_retries": 0})
     with pytest.raises(TaskError) as failure:
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert failure.value.reason == "no such address ½ 😀"
     assert failure.value.job_id == job.id
     assert "Error: no such address ½ 😀\n    at " in str(failure.value)
@@ -147,7 +147,7 @@ def test_attempts_that_are_used_up_in_node_are_told(mail: SideBySide) -> None:
     mail.node_worker("fail")
     job = app.send_task("fail")
     with pytest.raises(TaskError, match="it failed"):
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert mail.heard("retries-exhausted", job.id)["attemptsMade"] == "2"
     assert job.snapshot().attempts_made == len(job.snapshot().stacktrace) == 2
 
@@ -157,7 +157,7 @@ def test_progress_and_logs_of_a_job_that_runs_in_node_are_seen_here(either: Side
     either.listen()
     either.node_worker("progress", {"steps": steps})
     job = either.send("echo")
-    assert job.get(timeout=10) == len(steps)
+    assert job.get(timeout=60) == len(steps)
     assert job.progress is True
     assert job.info == len(steps)
     either.heard("completed", job.id)
@@ -200,7 +200,7 @@ def test_get_returns_the_value_of_a_job_that_node_finished_and_removed(mail: Sid
     job = mail.sender(result_expires=0).send_task("echo", kwargs={"value": "ä"})
     mail.heard("completed", job.id)
     assert mail.gone(job.id)
-    assert job.get(timeout=5) == {"value": "ä"}
+    assert job.get(timeout=60) == {"value": "ä"}
 
 
 def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first(mail: SideBySide) -> None:
@@ -212,7 +212,7 @@ def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first
     mail.add("echo", {"value": "of Node"}, jobId="invoice-2")
     other = mail.send("echo", options={"job_id": "invoice-2"}, value="of ours")
     mail.node_worker("echo")
-    assert [job.get(timeout=10) for job in (first, again, other)] == [
+    assert [job.get(timeout=60) for job in (first, again, other)] == [
         {"value": "first"},
         {"value": "first"},
         {"value": "of Node"},
@@ -223,6 +223,6 @@ def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first
 def test_what_only_bulltask_knows_is_kept_and_ignored_by_node(mail: SideBySide) -> None:
     mail.node_worker("echo")
     job = mail.send("echo", options={"expires": 0, "headers": {"trace": [1, {}]}}, value=1)
-    assert job.get(timeout=10) == {"value": 1}, "a Node worker does not know expires"
+    assert job.get(timeout=60) == {"value": 1}, "a Node worker does not know expires"
     own = mail.seen(job.id)["opts"]["bulltask"]
     assert own.keys() == {"v", "expires", "headers"}

@@ -61,6 +61,6 @@ def test_the_pages_node_worker_runs_what_its_python_sender_sends(
     app = App("sender", broker_url)
     with node_program(runner, broker_url, tmp_path):
         job = app.send_task("image.resize", kwargs={"path": "a.jpg", "width": 300}, queue="images")
-        assert job.get(timeout=20) == {"name": "image.resize", "width": 300}
+        assert job.get(timeout=60) == {"name": "image.resize", "width": 300}
         assert job.progress == 50
     app.close()

@@ -21,7 +21,7 @@ ROWS = [("add" if one["n"] else "echo", encode(one).decode()) for one in DATA]
 def test_rows_run_in_node_and_return_what_it_returned(either: SideBySide) -> None:
     either.node_worker("echo", concurrency=5)
     ids = write_rows(either, ROWS)
-    assert [either.result(one).get(timeout=20) for one in ids] == DATA
+    assert [either.result(one).get(timeout=60) for one in ids] == DATA
     assert either.counts() == {"completed": 50}
     seen = either.seen(ids[1])
     assert (seen["id"], seen["name"], seen["data"], seen["state"]) == (ids[1], "add", DATA[1], "completed")
@@ -35,7 +35,7 @@ def test_the_options_of_a_write_hold_in_node(mail: SideBySide) -> None:
     mail.node_worker("fail", {"message": "no"})
     for one in ids:
         with pytest.raises(TaskError, match="no"):
-            mail.result(one).get(timeout=20)
+            mail.result(one).get(timeout=60)
         assert mail.seen(one)["attemptsMade"] == 2
 
 

@@ -76,7 +76,7 @@ def test_a_limit_of_node_is_kept_to_the_last_iteration_and_no_further(mail: Side
 def test_an_end_date_of_node_is_kept(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
-    mail.send("echo").get(timeout=20)
+    mail.send("echo").get(timeout=60)
     end = server_ms(mail.redis) + 2_500
     schedule(mail, "short", {"pattern": "* * * * * *", "endDate": end}, "record", {"file": file})
     wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of the series")

@@ -50,6 +50,6 @@ def test_a_prefix_must_be_the_same_on_both_sides(mail: SideBySide) -> None:
         assert node.call("job.waitUntilFinished", queue="{mail}", job=job["id"]) == 1
         assert len(node.call("queue.getWorkers", queue="{mail}")) == 1
         app = mail.sender(prefix="shop")
-        assert app.result(job["id"]).get(timeout=5) == 1
+        assert app.result(job["id"]).get(timeout=60) == 1
         assert node.call("queue.getJob", queue="{mail}", job=app.send_task("echo").id)["name"] == "echo"
     assert [key for key in mail.redis.keys("*") if not key.startswith("shop:{mail}:")] == []

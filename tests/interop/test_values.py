@@ -73,7 +73,7 @@ def test_node_reads_what_we_sent_and_we_read_what_node_returned(mail: SideBySide
     task: Any = mail.app.tasks["echo"]
     jobs = mail.app.send_many([task.s(value) for value in VALUES])
     for job, value in zip(jobs, VALUES, strict=True):
-        assert same(job.get(timeout=10), {"value": value})
+        assert same(job.get(timeout=60), {"value": value})
         assert same(mail.seen(job.id)["data"], {"value": value})
 
 
@@ -83,7 +83,7 @@ def test_we_read_what_node_sent_and_node_reads_what_we_returned(mail: SideBySide
     jobs = mail.call("addBulk", [{"name": task, "data": {"value": value}} for value in VALUES])
     for job, value in zip(jobs, VALUES, strict=True):
         assert same(mail.finished(job["id"]), value)
-        assert same(mail.result(job["id"]).get(timeout=10), value)
+        assert same(mail.result(job["id"]).get(timeout=60), value)
 
 
 def test_data_is_stored_as_node_itself_would_write_it(mail: SideBySide) -> None:
@@ -98,13 +98,13 @@ def test_data_is_stored_as_node_itself_would_write_it(mail: SideBySide) -> None:
 
 def test_a_whole_float_comes_back_from_node_as_an_integer(mail: SideBySide) -> None:
     mail.node_worker("echo")
-    returned = mail.send("echo", value=2.0).get(timeout=10)["value"]
+    returned = mail.send("echo", value=2.0).get(timeout=60)["value"]
     assert (returned, type(returned)) == (2, int)
 
 
 def test_keys_that_look_like_integers_come_first_in_node(mail: SideBySide) -> None:
     mail.node_worker("echo")
-    assert list(mail.send("echo", value={"b": 1, "10": 2, "9": 3}).get(timeout=10)["value"]) == ["9", "10", "b"]
+    assert list(mail.send("echo", value={"b": 1, "10": 2, "9": 3}).get(timeout=60)["value"]) == ["9", "10", "b"]
 
 
 def test_nothing_is_sent_when_an_argument_cannot_travel(mail: SideBySide) -> None:
@@ -133,7 +133,7 @@ def test_a_return_value_that_cannot_travel_fails_the_job_and_says_where_it_is(ma
         theirs = mail.add("huge", {"kind": kind}, attempts=3)
         for job in (mail.result(theirs), mail.send("huge", kind=kind)):
             with pytest.raises((BulltaskError, ValueError), match=f"return value of task huge.*{reason}"):
-                job.get(timeout=10)
+                job.get(timeout=60)
             assert mail.redis.hget(mail.keys.job(job.id), "returnvalue") is None
 
 
@@ -141,7 +141,7 @@ def test_a_number_of_node_beyond_2_53_is_an_integer_here_and_cannot_be_returned(
     mail.worker()
     job = mail.result(mail.add("add", {"x": 1e16, "y": 1}))  # Node writes 10000000000000000
     with pytest.raises(TaskError, match="is the integer 10000000000000001, beyond"):
-        job.get(timeout=10)
+        job.get(timeout=60)
 
 
 def test_a_progress_that_cannot_travel_fails_the_attempt_and_reaches_no_listener(mail: SideBySide) -> None:
@@ -160,4 +160,4 @@ def test_a_job_whose_data_is_no_json_fails_instead_of_stalling(mail: SideBySide)
         mail.redis.hset(mail.keys.job(job), "data", broken)
         mail.call("resume")
         with pytest.raises(JobRefusedError, match=f"data of job {job} is not valid JSON"):
-            mail.result(job).get(timeout=10)
+            mail.result(job).get(timeout=60)

@@ -33,7 +33,7 @@ SETTINGS = {"lock_duration": 30, "broker_reconnect_delay": 0.01, "drain_delay": 
 
 def start_worker(stage: Stage, proxy: FlakyProxy) -> Worker:
     worker = stage.worker(TASKS, via=proxy, children=2, options=["-Q", "default,other"], settings=SETTINGS)
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     return worker
 
 
@@ -50,7 +50,7 @@ def send_some(stage: Stage, chance: random.Random, count: int) -> list[AsyncResu
 
 def assert_each_ran_once(stage: Stage, worker: Worker, jobs: list[AsyncResult[int]]) -> None:
     for job in jobs:
-        job.get(timeout=20)
+        job.get(timeout=60)
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     assert {job.id: starts[job.id] for job in jobs if starts[job.id] != 1} == {}
     for queue in ("default", "other"):
@@ -78,7 +78,7 @@ def test_every_twentieth_reply_to_a_script_lost_under_load(stage: Stage, dice: r
     proxy.drop_replies(every=20, match="evalsha")
     jobs = send_some(stage, dice, 1000)
     for job in jobs:
-        job.get(timeout=30)
+        job.get(timeout=60)
     proxy.pass_all()
     stage.note(jobs=len(jobs), lost_replies=proxy.dropped)
     assert proxy.dropped >= 20

@@ -118,7 +118,7 @@ def test_a_whole_worker_that_is_stopped_for_four_times_the_lock_does_not_complet
     for pid in everybody:
         os.kill(pid, signal.SIGCONT)
     stopped.wait_for_line("Lock lost", job_id=job.id)
-    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert (stopped.stop(), other.stop()) == (0, 0)
     complaints = sorted(line["event"] for line in stopped.complaints())
     stage.note(complaints=complaints)

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from bulltask.worker.exits import Exit
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 
@@ -52,15 +53,15 @@ def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_i
     took_ms = stage.became("active", victim, 2).ms - killed_ms
     stage.note(active_again_ms=took_ms)
 
-    assert took_ms <= 1000
+    assert took_ms <= at_this_pace(1000)
     assert stage.started(victim, 2)["pid"] not in {first["pid"], untouched["pid"]}
     assert stage.redis.get(stage.keys.lock(other.id)) == lock
     worker.wait_for_line("Child started", count=4)
     assert len(worker.children) == 3
     stage.open_gate("a")
     stage.open_gate("b")
-    assert victim.get(timeout=10) == "a"
-    assert other.get(timeout=10) == "b"
+    assert victim.get(timeout=60) == "a"
+    assert other.get(timeout=60) == "b"
     assert (stage.starts(victim), stage.starts(other)) == (2, 1)
     assert stage.field(victim, "atm") == "1", "a crash is no attempt"
     assert stage.events.all(event="stalled") == []
@@ -82,9 +83,9 @@ def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_w
 
     stage.open_gate("a", 2)  # a task that was killed at the gate may have taken one with it
     stage.open_gate("b")
-    assert victim.get(timeout=10) == "a"
-    assert other.get(timeout=10) == "b"
-    assert max(waits_ms) <= 1000
+    assert victim.get(timeout=60) == "a"
+    assert other.get(timeout=60) == "b"
+    assert max(waits_ms) <= at_this_pace(1000)
     assert (stage.starts(victim), stage.starts(other)) == (21, 1)
     assert len(worker.wait_for_line("Child died", count=20)) == 20
     worker.wait_for_line("Child started", count=24)
@@ -104,7 +105,7 @@ def test_a_job_that_kills_its_children_fails_with_a_reason_that_names_the_signal
     reason = poison.snapshot().failed_reason
     assert number.name in reason
     assert "max_crashes" in reason
-    assert good.get(timeout=10) is None
+    assert good.get(timeout=60) is None
     assert stage.starts(good) == 1
     assert worker.wait_for_line("Job crashed")[0]["crashes"] == 2
     worker.wait_for_line("Child started", count=4)
@@ -126,7 +127,7 @@ def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_s
         os.register_at_fork(after_in_child=lambda: os._exit(9))
         """
     )
-    assert worker.wait(20) == Exit.BOOT_FAILED
+    assert worker.wait() == Exit.BOOT_FAILED
     assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
 
 
@@ -135,6 +136,6 @@ def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a
     victim = stage.hold()
     os.kill(int(stage.started(victim)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Child died")
-    stage.app.send_task("quick", countdown=1.5).get(timeout=10)
+    stage.app.send_task("quick", countdown=1.5).get(timeout=60)
     assert stage.starts(victim) == 1, "the test of the killed child cannot fail"
     assert stage.redis.lrange(stage.keys.active, 0, -1) == [victim.id]

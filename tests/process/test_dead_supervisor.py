@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 from tests.support.worker import wait_until_gone
@@ -31,18 +32,18 @@ def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_anothe
 
     killed_ms = server_ms(stage.redis)
     os.kill(worker.pid, signal.SIGKILL)
-    gone_s = [wait_until_gone(child, 5.0) for child in children]
+    gone_s = [wait_until_gone(child) for child in children]
     other = stage.worker(children=2, settings=SHORT_LOCK)
     other.wait_for_line("Child started")
     there_ms = max(killed_ms, server_ms(stage.redis) - LOCK_MS)  # not the fault of a worker that starts slowly
     again_ms = [stage.started(job, 2).ms - there_ms for job in running]
     stage.note(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
 
-    assert max(gone_s) <= 1
-    assert max(again_ms) <= LOCK_MS + 2 * INTERVAL_MS + 1000
+    assert max(gone_s) <= at_this_pace(1)
+    assert max(again_ms) <= LOCK_MS + 2 * INTERVAL_MS + at_this_pace(1000)
     stage.open_gate("gate", 4)
     for job in (*running, *waiting):
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert [stage.starts(job) for job in running] == [2, 2]
     assert {stage.starts(job) for job in waiting} == {1}
     after = [entry for entry in stage.journal.all(what="start") if entry.ms > killed_ms]
@@ -66,4 +67,4 @@ def test_a_child_in_a_c_call_is_gone_with_its_supervisor_too(stage: Stage) -> No
     job = stage.app.send_task("c_call")
     child = int(stage.started(job)["pid"])
     os.kill(worker.pid, signal.SIGKILL)
-    assert wait_until_gone(child, 5.0) <= 1
+    assert wait_until_gone(child) <= at_this_pace(1)

@@ -123,7 +123,7 @@ def test_the_next_steps_that_the_demo_names_work(tmp_path: Path, scratch: Path) 
                 send.split(), cwd=ROOT, env=home, capture_output=True, text=True, timeout=40, check=True
             )
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
     assert "2 + 3 = 5" in sent.stdout
@@ -186,7 +186,7 @@ def test_the_demo_that_is_killed_takes_its_worker_and_server_with_it(scratch: Pa
     with started(scratch, *FEW) as process:
         port = int(re.findall(r"on port (\d+)", read_until(process, "progress"))[0])
         process.kill()
-        process.wait(10)
+        process.wait(60)
     wait_until(lambda: not listens(port), 10, "the end of the server")  # of the worker: conftest looks for leftovers
 
 

@@ -143,7 +143,7 @@ def test_a_forked_child_keeps_the_server_when_its_parent_is_gone(data, user):
     )
     parent = user(code=code)
     url = parent.line()
-    assert parent.process.wait(10) == 0
+    assert parent.process.wait(60) == 0
     server = running(data)
     assert server.url == url
     parent.let_go()
@@ -442,7 +442,7 @@ def test_the_command_refuses_data_that_a_server_uses_already(data, user):
     url = user().line()
     with serve(pick_port()) as program:
         said = program.rest()
-        assert program.process.wait(10) == 1
+        assert program.process.wait(60) == 1
     assert url in said
     assert str(running(data).pid) in said
 
@@ -452,7 +452,7 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
         port = taken.getsockname()[1]
         with serve(port, "--data-dir", str(tmp_path)) as program:
             said = program.rest()
-            assert program.process.wait(10) == 1
+            assert program.process.wait(60) == 1
     assert f"port {port} is taken by process {os.getpid()}" in said
     assert "--port" in said
     assert "broker_url" not in said
@@ -462,7 +462,7 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
 def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, redis_server):
     with serve(redis_server.port, "--data-dir", str(tmp_path)) as program:
         said = program.rest()
-        assert program.process.wait(10) == 1
+        assert program.process.wait(60) == 1
     assert f"process {redis_server.pid}" in said
     assert f"broker_url to redis://127.0.0.1:{redis_server.port}/0" in said
 
@@ -473,7 +473,7 @@ def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
         program.line()
         os.kill(running(tmp_path / find_binary().line).pid, signal.SIGTERM)
         assert "ended by itself" in program.rest()
-        assert program.process.wait(10) == 1
+        assert program.process.wait(60) == 1
 
 
 # For tests

@@ -59,7 +59,7 @@ def running(folder: str, text: str, environment: dict[str, str]) -> Iterator[sub
         try:
             yield process
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
@@ -159,7 +159,7 @@ def test_jobs_of_the_quickstart_that_are_sent_first_wait_for_the_worker(at_home:
     ) as sender:
         assert cast("IO[str]", sender.stdout).readline().startswith("sent job")
         with running("quickstart", "bulltask worker -A tasks", at_home):
-            assert sender.wait(30) == 0
+            assert sender.wait(60) == 0
 
 
 async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_result(
@@ -171,7 +171,7 @@ async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_resul
     assert (await web.get(status)).json() == {"state": "waiting", "tries": 0, "error": None}
     assert (await web.get(f"{status}/result?wait=0")).status_code == 503
     with running("fastapi", "bulltask worker -A shop", servers):
-        assert (await web.get(f"{status}/result")).json() == {"year": 2025, "orders": 14175}
+        assert (await web.get(f"{status}/result?wait=30")).json() == {"year": 2025, "orders": 14175}
     assert (await web.get(status)).json() == {"state": "completed", "tries": 1, "error": None}
 
 
@@ -180,7 +180,7 @@ async def test_an_error_of_the_task_is_an_answer_of_the_fastapi_handler(
 ) -> None:
     sent = await web.post("/reports", json={"year": 1999})
     with running("fastapi", "bulltask worker -A shop", servers):
-        result = await web.get(f"{sent.json()['status']}/result")
+        result = await web.get(f"{sent.json()['status']}/result?wait=30")
     assert (result.status_code, result.json()["detail"]) == (422, "there are no books of 1999")
 
 

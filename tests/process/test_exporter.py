@@ -248,5 +248,5 @@ signal.pause()
 def test_a_process_dies_with_its_parent_even_when_that_was_quicker(when: str) -> None:
     with run_program(ORPHAN, when) as program:
         pid = int(program.line())
-        assert program.process.wait(10) == 0
+        assert program.process.wait(60) == 0
         wait_for_end(pid)

@@ -67,7 +67,7 @@ def test_a_stopped_worker_leaves_no_connection(stage: Stage) -> None:
     before = clients(stage)
     worker = stage.worker(children=4)
     for job in [stage.app.send_task("quick") for _ in range(50)]:
-        job.get(timeout=20)
+        job.get(timeout=60)
     during = clients(stage)
     assert worker.stop() == 0
     # The sender's own connections came with the first job.
@@ -113,12 +113,12 @@ def test_fifty_replaced_children_leave_no_descriptor_no_connection_and_no_zombie
 def test_a_hundred_resets_of_all_connections_leave_no_descriptor_behind(stage: Stage) -> None:
     proxy = stage.proxy()
     worker = stage.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 0.01})
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     child = worker.children[0]
     before = {pid: len(descriptors(pid)) for pid in (worker.pid, child)}
     for _ in range(100):
         proxy.reset()
-        stage.app.send_task("quick").get(timeout=20)
+        stage.app.send_task("quick").get(timeout=60)
     grown = {pid: len(descriptors(pid)) - before[pid] for pid in before}
     stage.note(grown=list(grown.values()))
     assert max(grown.values()) <= 2

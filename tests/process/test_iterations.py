@@ -45,7 +45,7 @@ def test_a_job_whose_rule_cannot_be_read_waits_instead_of_ending_its_series(
     assert (line["scheduler"], line["delay"]) == ("nightly", 2.0)
     assert stage.field(job, "atm") is None
     assert stage.starts(job) == 0
-    stage.app.send_task("quick").get(timeout=10)  # the child goes on with other jobs
+    stage.app.send_task("quick").get(timeout=60)  # the child goes on with other jobs
 
 
 def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(stage: Stage) -> None:
@@ -55,7 +55,7 @@ def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(stage:
     assert delays == [2.0, 4.0]
     options = json.loads(stage.field(job, "opts"))
     stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
-    job.get(timeout=20)
+    job.get(timeout=60)
     assert stage.starts(job) == 1
 
 
@@ -66,13 +66,13 @@ def test_what_redis_refuses_waits_as_well(stage: Stage) -> None:
     line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
     assert "WRONGTYPE" in line["error"]
     stage.redis.delete(stage.keys.repeat)
-    job.get(timeout=20)
+    job.get(timeout=60)
 
 
 def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(stage: Stage) -> None:
     stage.worker(children=1)
     job = scheduled(stage, {"every": 1000, "count": 1})
-    job.get(timeout=20)
+    job.get(timeout=60)
     assert stage.redis.zcard(stage.keys.delayed) == 0
 
 
@@ -81,7 +81,7 @@ def test_a_job_that_only_mentions_a_rule_runs_once(stage: Stage) -> None:
     job: AsyncResult[None] = stage.app.send_task("quick", countdown=0.3)
     options = json.loads(stage.field(job, "opts"))
     stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
-    job.get(timeout=20)
+    job.get(timeout=60)
     assert stage.redis.zcard(stage.keys.delayed) == 0
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_only_mentions_a_rule_runs_once(stage: Stage) -> None:
 def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(stage: Stage, lost: str) -> None:
     proxy = stage.proxy()
     worker = stage.worker(via=proxy, children=1)
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     sha = loader.official("updateJobScheduler").sha
     if lost == "the reply":
         proxy.drop_replies(1, match=sha)
@@ -103,7 +103,7 @@ def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added
     stage.redis.zadd(stage.keys.delayed, {"repeat:nightly:1": 1})
     stage.redis.zrem(stage.keys.delayed, job.id)
     stage.redis.zadd(stage.keys.marker, {"0": 0})
-    stage.app.result("repeat:nightly:1").get(timeout=20)
+    stage.app.result("repeat:nightly:1").get(timeout=60)
     worker.wait_for_line("Redis reconnected" if lost == "the reply" else "Redis accepted")
     assert (proxy.dropped, proxy.injected) == ((1, 0) if lost == "the reply" else (0, 1))
     assert stage.redis.hget(f"{stage.keys.repeat}:nightly", "ic") == "2"

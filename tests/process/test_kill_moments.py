@@ -41,7 +41,7 @@ def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
 def worker_that_knows_its_scripts(stage: Stage, via: FlakyProxy) -> int:
     """Start a worker, let it run one job, and wait until it is idle; return its child."""
     worker = stage.worker(via=via, children=1, settings=PATIENT)
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     stage.wait_until_idle(1)
     return worker.children[0]
 
@@ -56,7 +56,7 @@ def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(s
     assert stage.starts(job) == 0
 
     os.kill(child, signal.SIGKILL)
-    assert job.get(timeout=10) is None
+    assert job.get(timeout=20) is None
     assert stage.starts(job) == 1
     assert stage.redis.llen(stage.keys.active) == 0
 
@@ -75,8 +75,8 @@ def test_a_child_killed_before_it_hears_that_its_job_is_settled_neither_repeats_
     assert stage.redis.lrange(stage.keys.active, 0, -1) == [following.id], "it came with the settling of the first"
 
     os.kill(child, signal.SIGKILL)
-    assert following.get(timeout=10) is None
-    assert first.get(timeout=10) == "gate"
+    assert following.get(timeout=20) is None
+    assert first.get(timeout=60) == "gate"
     assert (stage.starts(first), stage.starts(following)) == (1, 1)
     assert len(stage.events.all(event="completed", jobId=first.id)) == 1
 
@@ -102,7 +102,7 @@ def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_wh
     proxy = stage.proxy()
     short = {"lock_duration": 1, "stalled_interval": 1, "drain_delay": 30}
     worker = stage.worker(via=proxy, children=1, settings=short)
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     stage.wait_until_idle(1)
     proxy.latency(0.5)
     job = stage.app.send_task("quick")
@@ -114,7 +114,7 @@ def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_wh
 
     proxy.pass_all()
     os.kill(child, signal.SIGCONT)
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     assert worker.stop() == 0
     assert stage.starts(job) == 1
 
@@ -128,12 +128,12 @@ def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(st
     foreign = replace(hold.s("gate").job(), id="x" * 2 * ID_BYTES)  # only other clients make such ids
     job = stage.app.send_many([foreign])[0]
     child = stage.started(job)["pid"]
-    stage.app.send_task("quick", countdown=3).get(timeout=20)  # three locks later
+    stage.app.send_task("quick", countdown=3).get(timeout=60)  # three locks later
     assert stage.starts(job) == 1
     os.kill(int(child), signal.SIGKILL)
     stage.started(job, 2)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.events.all(event="stalled") == []
     assert worker.stop() == 0
 
@@ -152,7 +152,7 @@ def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_ea
             os.kill(dice.choice(children), signal.SIGKILL)
             kills += 1
     for call in calls:
-        call.get(timeout=30)
+        call.get(timeout=60)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     again = sum(starts.values()) - len(calls)
@@ -177,7 +177,7 @@ def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(stage:
         if children := worker.children:
             os.kill(dice.choice(children), signal.SIGKILL)
     for call in calls:
-        call.get(timeout=30)
+        call.get(timeout=60)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     stage.note(jobs=len(calls), repeated=sum(starts.values()) - len(calls))

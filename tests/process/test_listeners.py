@@ -105,7 +105,7 @@ def test_listeners_hear_of_jobs_in_the_child_that_ran_them(stage: Stage, method:
     worker = stage.worker(LISTENS, children=2, settings={"worker_start_method": method})
     done = stage.app.send_task("value", kwargs={"number": 1})
     adone = stage.app.send_task("avalue", kwargs={"number": 2})
-    assert (done.get(timeout=20), adone.get(timeout=20)) == (1, 2)
+    assert (done.get(timeout=60), adone.get(timeout=60)) == (1, 2)
     heard = {job.id: stage.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
     assert (heard[done.id]["result"], heard[done.id]["thread"]) == ("1", "main")
     assert (heard[adone.id]["result"], heard[adone.id]["thread"]) == ("2", "loop")
@@ -147,7 +147,7 @@ def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(stage:
     worker = stage.worker(BREAKS, children=1, settings={"worker_start_method": method})
     jobs = [stage.app.send_task("quick") for _ in range(20)]
     for job in jobs:
-        assert job.get(timeout=20) is None
+        assert job.get(timeout=60) is None
     assert [stage.starts(job) for job in jobs] == [1] * 20
     assert worker.stop() == 0
     lines = {line["on"]: line for line in worker.logged("Listener failed")}
@@ -171,4 +171,4 @@ def test_a_listener_may_send_jobs(stage: Stage, method: str) -> None:
 def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(stage: Stage) -> None:
     stage.worker(TOO_LATE, children=1)
     with pytest.raises(ValueError, match="comes too late"):
-        stage.app.send_task("listen").get(timeout=20)
+        stage.app.send_task("listen").get(timeout=60)

@@ -30,12 +30,12 @@ def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(stage: Sta
     paused.wait_for_line("Worker paused", running=0)
     paused.wait_for_line("Child started", count=2)
     stage.worker(options=["-Q", "other"], children=1)
-    stage.app.send_task("quick", queue="other", countdown=2).get(timeout=20)  # many drain delays pass
+    stage.app.send_task("quick", queue="other", countdown=2).get(timeout=60)  # many drain delays pass
     assert stage.starts(job) == 0
     assert stage.redis.llen(stage.keys.wait) == 1
     paused.send(signal.SIGCONT)
     paused.wait_for_line("Worker resumed")
-    assert job.get(timeout=20) is None
+    assert job.get(timeout=60) is None
     assert paused.stop() == Exit.OK
 
 
@@ -52,7 +52,7 @@ def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> N
     paused.wait_for_line("Worker paused")
     other = stage.worker()
     job = stage.app.send_task("quick")
-    assert job.get(timeout=20) is None
+    assert job.get(timeout=60) is None
     assert int(stage.started(job)["pid"]) in other.children
     assert not stage.app.queue("default").is_paused()
     assert [worker.stop() for worker in (paused, other)] == [Exit.OK, Exit.OK]
@@ -61,10 +61,10 @@ def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> N
 @METHODS
 def test_a_task_can_pause_its_own_worker_and_is_not_waited_for(stage: Stage, method: str) -> None:
     worker = stage.worker(PAUSES_ITS_WORKER, settings={"worker_start_method": method}, children=1)
-    assert stage.app.send_task("pause_my_worker").get(timeout=20) == worker.pid
+    assert stage.app.send_task("pause_my_worker").get(timeout=60) == worker.pid
     worker.wait_for_line("Worker paused")
     job = stage.app.send_task("quick")
     worker.send(signal.SIGCONT)
-    assert job.get(timeout=20) is None
+    assert job.get(timeout=60) is None
     assert len(worker.logged("Worker resumed")) == 1
     assert worker.stop() == Exit.OK

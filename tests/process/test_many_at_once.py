@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.process
@@ -82,13 +83,13 @@ KINDS = ["exit", "interrupt", "base", "generator exit", "cancelled", "recursion"
 
 def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_child(stage: Stage) -> None:
     worker = stage.worker(ASYNC, children=1)
-    stage.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=20)
+    stage.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=60)
     jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(100)]
     ended = [stage.became("completed", job) for job in jobs]
     began_ms = min(stage.became("active", job).ms for job in jobs)
     took_ms = max(entry.ms for entry in ended) - began_ms
     stage.note(took_ms=took_ms)
-    assert took_ms <= 1200
+    assert took_ms <= at_this_pace(1200)
     assert len({entry["pid"] for entry in stage.journal.all(what="start")}) == 1
     assert worker.stop() == 0
 
@@ -99,13 +100,13 @@ def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other
     held = stage.hold()
     stage.started(held)
     for job in naps:
-        job.get(timeout=10)
+        job.get(timeout=60)
     more = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
     stage.open_gate()
-    assert held.get(timeout=10) == "gate"
+    assert held.get(timeout=60) == "gate"
     quick = [stage.app.send_task("quick") for _ in range(20)]
     for job in (*more, *quick):
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert {stage.starts(job) for job in (*naps, held, *more, *quick)} == {1}
     assert worker.stop() == 0
 
@@ -118,8 +119,8 @@ def test_whatever_a_task_raises_fails_its_job_and_no_other(stage: Stage, task: s
     bad = {kind: stage.app.send_task(task, kwargs={"kind": kind}, max_retries=0) for kind in KINDS}
     reasons = {kind: stage.became("failed", job)["failedReason"] for kind, job in bad.items()}
     stage.note(**reasons)
-    assert beside.get(timeout=10) == 1
-    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert beside.get(timeout=60) == 1
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert all(reasons.values())
     assert "of its own making" in reasons["base"]
     assert "recursion" in reasons["recursion"]
@@ -133,7 +134,7 @@ def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_ot
     worker = stage.worker(ASYNC, children=1)
     job = stage.app.send_task(task, max_retries=0)
     assert stage.became("failed", job)["failedReason"]
-    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert worker.logged("Child died") == []
 
 
@@ -143,7 +144,7 @@ def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more
     stage.journal.wait_for(30, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     for job in jobs:
-        assert job.get(timeout=20) == 0.5
+        assert job.get(timeout=60) == 0.5
     assert {stage.starts(job) for job in jobs} == {2}
 
 
@@ -154,7 +155,7 @@ def test_jobs_that_were_beside_one_that_kills_its_child_do_not_fail_with_it(stag
     others = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
     assert "SIGKILL" in stage.became("failed", poison)["failedReason"]
     for job in (*innocent, *others):
-        assert job.get(timeout=20) == 0.1
+        assert job.get(timeout=60) == 0.1
     deaths = len(worker.logged("Child died"))
     stage.note(deaths=deaths, most_starts_of_an_innocent_job=max(stage.starts(job) for job in (*innocent, *others)))
     assert deaths == stage.starts(poison) == 3, "with many, with a few, alone"

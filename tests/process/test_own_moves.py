@@ -80,7 +80,7 @@ def bereaved(self, wait):
     child = breaks.apply_async(parent=self.request, max_retries=0, fail_parent_on_failure=True)
     if wait:
         with suppress(ValueError):
-            child.get(timeout=20)
+            child.get(timeout=60)
     self.move_to_waiting_children()
 
 
@@ -99,7 +99,7 @@ def moving(stage: Stage) -> Stage:
 @pytest.mark.parametrize("task", ["later", "alater"])
 def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: Stage, task: str) -> None:
     job = moving.app.send_task(task)
-    assert job.get(timeout=20) == [2, 0]
+    assert job.get(timeout=60) == [2, 0]
     assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("2", "1")
     assert moving.became("delayed", job)["jobId"] == job.id
     assert moving.field(job, "failedReason") is None
@@ -107,20 +107,20 @@ def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: Stag
 
 def test_the_delay_is_kept(moving: Stage) -> None:
     job = moving.app.send_task("later")
-    job.get(timeout=20)
+    job.get(timeout=60)
     assert moving.started(job, 2).ms - moving.started(job, 1).ms >= 300
 
 
 def test_a_task_that_gives_its_job_back_is_the_next_one(moving: Stage) -> None:
     job = moving.app.send_task("back")
-    assert job.get(timeout=20) == 3
+    assert job.get(timeout=60) == 3
     assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("3", "1")
 
 
 @pytest.mark.parametrize(("task", "result"), [("parent", [14, 2]), ("aparent", 14)])
 def test_a_task_waits_for_children_that_it_has_added(moving: Stage, task: str, result: object) -> None:
     job = moving.app.send_task(task, kwargs={"numbers": [1, 2, 3]})
-    assert job.get(timeout=20) == result
+    assert job.get(timeout=60) == result
     assert moving.field(job, "atm") == "1"
     assert moving.became("waiting-children", job)["prev"] == "active"
     found = moving.app.queue("default").get_job(job.id)
@@ -129,7 +129,7 @@ def test_a_task_waits_for_children_that_it_has_added(moving: Stage, task: str, r
 
 
 def test_a_task_without_pending_children_is_run_again_at_once(moving: Stage) -> None:
-    assert moving.app.send_task("childless").get(timeout=20) == 2
+    assert moving.app.send_task("childless").get(timeout=60) == 2
 
 
 @pytest.mark.parametrize(("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed children")])
@@ -137,18 +137,18 @@ def test_a_task_whose_child_fails_it_fails(stage: Stage, wait: bool, why: str) -
     stage.worker(TASKS, children=2 if wait else 1)
     job = stage.app.send_task("bereaved", kwargs={"wait": wait}, max_retries=0)
     with pytest.raises((TaskError, PermanentError), match=why):
-        job.get(timeout=20)
+        job.get(timeout=60)
 
 
 def test_a_delay_that_is_none_fails_the_job(moving: Stage) -> None:
     with pytest.raises(TaskError, match="the delay of DelayJob must be seconds"):
-        moving.app.send_task("nonsense").get(timeout=20)
+        moving.app.send_task("nonsense").get(timeout=60)
 
 
 def test_the_log_says_where_the_job_went(stage: Stage) -> None:
     worker = stage.worker(TASKS)
     job = stage.app.send_task("later")
-    job.get(timeout=20)
+    job.get(timeout=60)
     line = worker.wait_for_line("Job returned", job_id=job.id)[0]
     assert line["reason"] == "its task asked to be run again in 0.3 s"
     assert worker.complaints() == []

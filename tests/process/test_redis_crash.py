@@ -12,6 +12,7 @@ import redis
 
 from bulltask import App, AsyncResult, BrokerError
 from bulltask.testing.server import RedisServer
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 
@@ -68,7 +69,7 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
     server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
     stage = stage_on(server.url)
     worker = stage.worker(children=CHILDREN, settings={"lock_duration": 30})
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     first_job_ms = []
     with load_on(stage) as load:
         for away_until in (1, 4):  # tries of the worker's supervisor: some hundredths of a second, then about one
@@ -83,7 +84,7 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
             first_job_ms.append(_first_completed_after(stage, back_ms) - back_ms)
             load.wait_for_more(50)
     for job in load.acknowledged:
-        job.get(timeout=30)
+        job.get(timeout=60)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     again = sum(starts.values()) - len(starts)
@@ -95,7 +96,7 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
     )
     assert [job.id for job in load.acknowledged if not starts[job.id]] == []
     assert again <= CHILDREN * len(first_job_ms)
-    assert max(first_job_ms) <= 2000
+    assert max(first_job_ms) <= at_this_pace(2000)
     assert stage.redis.llen(stage.keys.active) == 0
     assert worker.stop() == 0
 
@@ -123,9 +124,9 @@ def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_n
     server.restart()
     worker.wait_for_line("Redis reconnected")
     later = stage.app.send_task("quick", countdown=3)  # several checks for stalled jobs
-    later.get(timeout=20)
+    later.get(timeout=60)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=20) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.starts(job) == 1
     assert worker.logged("Lock lost") == []
     assert worker.stop() == 0
@@ -142,12 +143,12 @@ def test_a_redis_that_has_forgotten_everything_is_worked_with_again_within_two_s
     server.kill()
     server.restart()
     back_ms = server_ms(stage.redis)
-    assert stage.app.send_task("quick").get(timeout=20) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     first_job_ms = stage.stream(stage.url, stage.keys.events).wait_for(event="completed")[0].ms - back_ms
     stage.note(first_job_ms=first_job_ms)
-    assert first_job_ms <= 2000
+    assert first_job_ms <= at_this_pace(2000)
     stage.open_gate()
     assert worker.wait_for_line("Lock lost")[0]["job_id"] == lost.id
-    assert stage.app.send_task("quick").get(timeout=20) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert worker.logged("Child died") == []
     assert worker.stop() == 0

@@ -18,8 +18,8 @@ def test_a_job_that_came_with_a_refused_outcome_from_another_queue_runs_at_once(
     assert stage.redis.delete(stage.keys.lock(victim.id)) == 1
     stage.open_gate()
 
-    stage.started(following, timeout=5)
-    assert following.get(timeout=5) is None
+    stage.started(following, timeout=20)
+    assert following.get(timeout=20) is None
     assert worker.wait_for_line("Lock lost")[0]["job_id"] == victim.id
     assert stage.starts(following) == 1
     assert stage.redis.llen(stage.keys_of("other").active) == 0

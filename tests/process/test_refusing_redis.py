@@ -32,12 +32,12 @@ def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_fo
     worker = stage.worker(children=1, options=BOTH, settings=settings)
     worker.wait_for_line("Redis refused", queue="broken")
     for _ in range(5):  # more than one pause, and turns of both queues
-        assert stage.app.send_task("quick", countdown=0.2).get(timeout=20) is None
+        assert stage.app.send_task("quick", countdown=0.2).get(timeout=60) is None
     assert len(worker.logged("Redis refused")) == 1
     assert "WRONGTYPE" in worker.logged("Redis refused")[0]["error"]
     assert worker.logged("Redis disconnected") == []
     stage.redis.delete(key)
-    assert stage.app.send_task("quick", queue="broken").get(timeout=20) is None
+    assert stage.app.send_task("quick", queue="broken").get(timeout=60) is None
     assert worker.wait_for_line("Redis accepted", queue="broken")[0]["attempt"] >= 2
     assert worker.stop() == 0
 
@@ -49,7 +49,7 @@ def test_a_worker_that_leaves_a_queue_alone_for_long_asks_no_more_and_stops_at_o
     worker.wait_for_line("Redis refused", count=2, queue="broken")
     before = stage.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     stage.worker(children=1, options=["-Q", "default"])
-    assert stage.app.send_task("quick", countdown=1).get(timeout=20) is None
+    assert stage.app.send_task("quick", countdown=1).get(timeout=60) is None
     assert stage.redis.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 20, "it does not spin"
     assert worker.stop(timeout=30) == 0
 
@@ -71,7 +71,7 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     wait_until(lambda: tries(stage) >= errors["calls"] + 5, 20, "five more tries")
     assert len(worker.logged("Redis refused")) == 1
     stage.redis.config_set("maxmemory", "0")
-    assert job.get(timeout=20) is None
+    assert job.get(timeout=60) is None
     worker.wait_for_line("Redis accepted")
     assert worker.logged("Redis disconnected") == worker.logged("Redis reconnecting") == []
     assert worker.stop() == 0

@@ -172,5 +172,5 @@ def test_a_schedule_that_redis_refuses_does_not_keep_the_worker_from_its_jobs(st
     stage.redis.set(stage.keys.repeat, "no sorted set")
     worker = stage.worker(ONE)
     assert "WRONGTYPE" in worker.wait_for_line("Schedule not updated")[0]["error"]
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     assert len(worker.logged("Schedule not updated")) == 1

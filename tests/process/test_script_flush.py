@@ -45,7 +45,7 @@ def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(stage: St
         """The worker knows what it does."""
 
     worker = stage.worker(children=2, options=["-Q", "default,other"])
-    stage.app.send_task("quick").get(timeout=20)
+    stage.app.send_task("quick").get(timeout=60)
     sent: list[AsyncResult[None]] = []
     with scripts_flushed_every_20_ms(stage.url) as counts:
         deadline = time.monotonic() + SECONDS
@@ -53,9 +53,9 @@ def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(stage: St
             sent += [stage.app.send_task("quick", queue=queue) for queue in ("default", "other") for _ in range(5)]
             sent += [stage.app.send_task("quick", countdown=0.1), stage.app.send_task("quick", priority=3)]
             sent += stage.app.send_many([quick.s() for _ in range(20)])
-            sent[-1].get(timeout=20)
+            sent[-1].get(timeout=60)
     for job in sent:
-        job.get(timeout=20)
+        job.get(timeout=60)
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     stage.note(flushes=counts["flushes"], jobs=len(sent))
 

@@ -12,6 +12,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import loader
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.worker import Worker
 
@@ -46,7 +47,7 @@ def assert_waits_unharmed(stage: Stage, job: AsyncResult[str]) -> None:
     assert not stage.redis.exists(stage.keys.crashes(job.id)), "no child has crashed"
     stage.worker(children=1)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=20) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.field(job, "atm") == "1"
     assert stage.starts(job) == 2
 
@@ -63,7 +64,7 @@ def test_term_waits_for_running_jobs_and_takes_no_more(stage: Stage, start_metho
     stage.open_gate("gate", 2)
 
     assert worker.wait() == 0
-    assert [job.get(timeout=5) for job in running] == ["gate", "gate"]
+    assert [job.get(timeout=60) for job in running] == ["gate", "gate"]
     assert [stage.starts(job) for job in running] == [1, 1]
     assert stage.redis.lrange(stage.keys.wait, 0, -1) == [waiting.id]
     assert stage.starts(waiting) == 0
@@ -77,7 +78,7 @@ def test_at_the_deadline_of_a_stop_the_rest_goes_back_to_wait_and_nothing_is_cou
     assert worker.stop() == 0
     took_s = time.monotonic() - stopped
     stage.note(exit_after_s=round(took_s, 3), grace_s=GRACE_S)
-    assert GRACE_S <= took_s <= GRACE_S + 2  # the job itself would never have ended
+    assert GRACE_S <= took_s <= GRACE_S + at_this_pace(2)  # the job itself would never have ended
     assert worker.logged("Job returned", job_id=job.id)
     assert_waits_unharmed(stage, job)
 
@@ -94,9 +95,9 @@ def test_a_prioritized_job_that_is_given_back_is_taken_by_an_idle_worker_at_once
     back = stage.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]
     taken_ms = stage.became("active", job, 2).ms - back.ms
     stage.note(taken_after_ms=taken_ms)
-    assert taken_ms <= 1000
+    assert taken_ms <= at_this_pace(1000)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
 
 
 @pytest.mark.parametrize("stop", [stop_twice, quit_at_once])
@@ -108,7 +109,7 @@ def test_a_second_term_and_quit_end_the_worker_at_once_and_give_its_job_back(sta
     stopped = time.monotonic()
     assert worker.wait() == 0
     stage.note(exit_after_s=round(time.monotonic() - stopped, 3))
-    assert time.monotonic() - stopped <= 1
+    assert time.monotonic() - stopped <= at_this_pace(1)
     assert_waits_unharmed(stage, job)
 
 
@@ -120,7 +121,7 @@ def test_ctrl_c_in_a_terminal_is_a_warm_stop_and_children_do_not_mind_it(stage: 
     worker.wait_for_line("Worker stopping", how="warm")
     stage.open_gate()
     assert worker.wait() == 0
-    assert job.get(timeout=5) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.starts(job) == 1
     assert worker.complaints() == []
 
@@ -134,7 +135,7 @@ def test_term_to_every_process_of_the_worker_is_a_warm_stop(stage: Stage) -> Non
     worker.wait_for_line("Worker stopping", how="warm")
     stage.open_gate()
     assert worker.wait() == 0
-    assert job.get(timeout=5) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.starts(job) == 1
     assert worker.complaints() == []
 
@@ -145,7 +146,7 @@ def test_an_idle_worker_stops_at_once(stage: Stage) -> None:
     stopped = time.monotonic()
     assert worker.stop() == 0
     stage.note(exit_after_s=round(time.monotonic() - stopped, 3))
-    assert time.monotonic() - stopped <= 1
+    assert time.monotonic() - stopped <= at_this_pace(1)
     assert worker.complaints() == []
 
 
@@ -156,7 +157,7 @@ def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(stage: Sta
         worker.wait_for_line("Worker started")
         stopped = time.monotonic()
         assert worker.stop() == 0
-        assert time.monotonic() - stopped <= 2
+        assert time.monotonic() - stopped <= at_this_pace(2)
         assert worker.complaints() == []
 
 
@@ -164,7 +165,7 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(stage: Stage) -> 
     proxy = stage.proxy()
     patient = {"lock_duration": 30, "broker_reconnect_delay": 5}
     worker = stage.worker(via=proxy, children=1, settings=patient)
-    stage.app.send_task("quick").get(timeout=20)  # the server knows the scripts now
+    stage.app.send_task("quick").get(timeout=60)  # the server knows the scripts now
     first = stage.hold()
     stage.started(first)
     following = stage.app.send_task("quick")
@@ -176,7 +177,7 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(stage: Stage) -> 
     assert worker.stop() == 0
     assert stage.redis.llen(stage.keys.active) == 0
     assert stage.redis.lrange(stage.keys.wait, 0, -1) == [following.id]
-    assert first.get(timeout=5) == "gate"
+    assert first.get(timeout=60) == "gate"
     assert (stage.starts(first), stage.starts(following)) == (1, 0)
 
 
@@ -204,7 +205,7 @@ def test_thirty_stops_at_random_moments_under_load_strand_no_job_and_run_none_tw
     assert stranded == 0
     stage.worker(SHORT, children=2)
     for call in calls:
-        call.get(timeout=20)
+        call.get(timeout=60)
 
     starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
     stage.note(jobs=len(calls), stops=exits.total(), stranded=stranded)

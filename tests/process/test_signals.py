@@ -81,12 +81,12 @@ def change_code(worker: Worker) -> None:
 
 
 def version(stage: Stage) -> object:
-    return stage.app.send_task("version").get(timeout=20)
+    return stage.app.send_task("version").get(timeout=60)
 
 
 def a_second_passes(stage: Stage) -> None:
     """Wait until a worker of another queue has run a job that was due a second later."""
-    stage.app.send_task("quick", queue="other", countdown=1).get(timeout=20)
+    stage.app.send_task("quick", queue="other", countdown=1).get(timeout=60)
 
 
 def descriptors(pid: int) -> int:
@@ -110,7 +110,7 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker stopping", how="restart", running=1)
     stage.open_gate()
-    assert running.get(timeout=10) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert "-m bulltask worker -A tested:app" in worker.wait_for_line("Worker restarting")[0]["command"]
     worker.wait_for_line("Worker started", count=2)
 
@@ -162,7 +162,7 @@ def test_term_after_hup_ends_the_worker_for_good(stage: Stage) -> None:
     worker.send(signal.SIGTERM)
     stage.open_gate()
     assert worker.wait() == Exit.OK
-    assert running.get(timeout=5) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert worker.logged("Worker restarting") == []
 
 
@@ -173,7 +173,7 @@ def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_go
     worker.send(signal.SIGHUP)
     stage.started(running, 2)
     stage.open_gate("gate", 2)
-    assert running.get(timeout=10) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert len(worker.logged("Worker started")) == 2
     assert worker.stop() == Exit.OK
 
@@ -220,7 +220,7 @@ def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(
     worker.wait_for_line("Worker stopping", how="warm")
     stage.open_gate()
     assert worker.wait() == Exit.OK
-    assert running.get(timeout=5) == "gate"
+    assert running.get(timeout=60) == "gate"
     assert stage.starts(running) == 1
     assert worker.logged("Worker restarting") == []
     assert worker.complaints() == []
@@ -237,7 +237,7 @@ def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_al
     os.close(master)
     stage.open_gate("gate", 2)
     assert worker.wait() == Exit.OK
-    assert [job.get(timeout=5) for job in running] == ["gate", "gate"]
+    assert [job.get(timeout=60) for job in running] == ["gate", "gate"]
     assert [stage.starts(job) for job in running] == [1, 1]
 
 
@@ -295,7 +295,7 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(stag
     worker.wait_for_line("Worker paused", running=1)
     waiting = [stage.app.send_task("quick") for _ in range(20)]
     stage.open_gate()
-    assert running.get(timeout=10) == "gate"
+    assert running.get(timeout=60) == "gate"
     os.kill(next(pid for pid in worker.children if pid != busy), signal.SIGKILL)
     worker.wait_for_line("Child started", count=3)
     a_second_passes(stage)
@@ -305,7 +305,7 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(stag
     worker.send(signal.SIGCONT)
     worker.wait_for_line("Worker resumed")
     for job in waiting:
-        job.get(timeout=10)
+        job.get(timeout=60)
     pids = {entry["pid"] for job in waiting for entry in stage.journal.all(what="start", job=job.id)}
     stage.note(children_that_went_on=len(pids))
     assert worker.stop() == Exit.OK
@@ -318,7 +318,7 @@ def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(stage: Stage) -> N
     worker.wait_for_line("Worker paused")
     job = stage.app.send_task("quick")
     worker.send(signal.SIGCONT)
-    assert job.get(timeout=5) is None
+    assert job.get(timeout=20) is None
     assert worker.stop() == Exit.OK
 
 
@@ -328,7 +328,7 @@ def test_async_jobs_go_on_while_the_worker_is_paused(stage: Stage) -> None:
     stage.journal.wait_for(what="waits")
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
-    assert job.get(timeout=10) == "waited"
+    assert job.get(timeout=60) == "waited"
     assert worker.stop() == Exit.OK
 
 
@@ -338,7 +338,7 @@ def test_a_paused_worker_stops_when_it_is_told_to(stage: Stage) -> None:
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused")
     worker.send(signal.SIGTERM)
-    assert worker.wait(5) == Exit.OK
+    assert worker.wait(20) == Exit.OK
 
 
 def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
@@ -349,7 +349,7 @@ def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in worker.children]
     assert "T" not in states
     os.killpg(worker.pid, signal.SIGCONT)
-    assert stage.app.send_task("quick").get(timeout=10) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert worker.stop() == Exit.OK
 
 
@@ -373,12 +373,12 @@ def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(stage
     worker.wait_for_line("Signal ignored", signal="SIGTTOU")
     third = stage.app.send_task("quick")
     stage.open_gate("b")
-    assert second.get(timeout=10) == "b"
+    assert second.get(timeout=60) == "b"
     wait_until(lambda: ended(added), 10, "the end of the added child")
     assert stage.starts(third) == 0, "the child that leaves takes no more"
     stage.open_gate("a")
-    assert first.get(timeout=10) == "a"
-    assert third.get(timeout=10) is None
+    assert first.get(timeout=60) == "a"
+    assert third.get(timeout=60) is None
     assert [stage.starts(job) for job in (first, second, third)] == [1, 1, 1]
     assert worker.complaints() == []
     assert worker.stop() == Exit.OK
@@ -396,7 +396,7 @@ def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(stage: Stage) 
     assert len({stage.started(job)["pid"] for job in jobs}) == 4
     stage.open_gate("gate", 4)
     for job in jobs:
-        job.get(timeout=10)
+        job.get(timeout=60)
     assert [line["children"] for line in worker.logged("Concurrency changed")] == [2, 3, 4]
     assert worker.stop() == Exit.OK
 
@@ -424,8 +424,8 @@ def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_
     outermost, innermost = stacks[awaited_by].index("in wait_deep"), stacks[awaited_by].index("in innermost")
     assert outermost < stacks[awaited_by].index("in middle") < innermost
     stage.open_gate()
-    assert sync.get(timeout=10) == "gate"
-    assert deep.get(timeout=10) == "waited"
+    assert sync.get(timeout=60) == "gate"
+    assert deep.get(timeout=60) == "waited"
     assert worker.logged("Child died") == []
     assert worker.stop() == Exit.OK
 
@@ -440,7 +440,7 @@ def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(stage
         assert "in hold_the_gil" in text
         assert text.count("most recent call first") == 1, "not the answer before as well"
     assert not job.ready()
-    assert job.get(timeout=10) == "held"
+    assert job.get(timeout=60) == "held"
     assert worker.stop() == Exit.OK
 
 
@@ -453,7 +453,7 @@ def test_a_child_that_is_asked_itself_tells_its_stacks_itself(stage: Stage) -> N
         text = worker.wait_for_line("Stacks", count=count, pid=child, index=0)[-1]["traceback"]
         assert text.count("in hold\n") == 1
     stage.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert worker.stop() == Exit.OK
 
 
@@ -464,7 +464,7 @@ def test_usr2_does_nothing_and_is_not_passed_over_in_silence(stage: Stage) -> No
     os.killpg(worker.pid, signal.SIGUSR2)
     worker.wait_for_line("Signal ignored", signal="SIGUSR2")
     stage.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert stage.starts(job) == 1
     assert worker.stop() == Exit.OK
 
@@ -483,8 +483,8 @@ def test_a_child_that_somebody_tells_to_end_ends_its_job_and_is_replaced_without
     os.kill(child, number)
     following = stage.app.send_task("quick")
     stage.open_gate()
-    assert job.get(timeout=10) == "gate"
-    assert following.get(timeout=10) is None
+    assert job.get(timeout=60) == "gate"
+    assert following.get(timeout=60) is None
     assert worker.wait_for_line("Child left", pid=child)[0]["level"] == "info"
     assert [stage.starts(job), stage.starts(following)] == [1, 1]
     assert stage.journal.all(what="start", job=following.id)[0]["pid"] != str(child)

@@ -42,7 +42,7 @@ def test_children_are_forks_unless_the_app_has_threads(stage: Stage) -> None:
     warnings = [line for line in threaded.complaints() if "threads" in line["event"]]
     assert len(warnings) == 1, "said once, not for each child"
     stage.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert threaded.stop() == 0
 
 
@@ -60,7 +60,7 @@ def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_th
     """
     worker = stage.worker(source)
     jobs = [stage.app.send_task("sum", kwargs={"numbers": 1_000_000}) for _ in range(4)]
-    assert [job.get(timeout=30) for job in jobs] == [499_999_500_000] * 4
+    assert [job.get(timeout=60) for job in jobs] == [499_999_500_000] * 4
     assert not any("spawned" in command_line(pid) for pid in worker.children)
     assert worker.complaints() == []
     assert worker.stop() == 0
@@ -86,7 +86,7 @@ def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(stage: Stag
     again = stage.started(job, 2)
     assert again["pid"] != first["pid"]
     stage.open_gate()
-    assert job.get(timeout=10) == "gate"
+    assert job.get(timeout=60) == "gate"
     # The counters live in memory that a spawned child shares by descriptor; they must not start anew with it.
     wait_until(lambda: completed(port) == 1, 10, "the completed job in the metrics")
     running = stage.hold("late")

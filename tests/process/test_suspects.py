@@ -54,7 +54,7 @@ def naps(stage: Stage, count: int, seconds: float = 0.1) -> list[AsyncResult[flo
 
 
 def all_completed(jobs: Sequence[AsyncResult[float]], seconds: float = 0.1) -> bool:
-    return all(job.get(timeout=30) == seconds for job in jobs)
+    return all(job.get(timeout=60) == seconds for job in jobs)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

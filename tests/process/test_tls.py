@@ -18,7 +18,7 @@ def test_a_worker_with_a_certificate_runs_jobs_and_its_results_are_waited_for(
 ) -> None:
     stage = stage_on(tls_server.url)
     stage.worker()
-    assert stage.app.send_task("quick").get(timeout=30) is None
+    assert stage.app.send_task("quick").get(timeout=60) is None
     assert stage.redis.zcard(stage.keys.completed) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 
@@ -32,15 +33,15 @@ def test_an_unknown_task_is_put_back_with_growing_delay_until_a_worker_that_know
     due_ms = int(stage.became("delayed", job, 2)["delay"])
     stage.worker(NEW, children=1).wait_for_line("Child started")
     due_ms = max(due_ms, server_ms(stage.redis))
-    assert job.get(timeout=20) == 42
+    assert job.get(timeout=60) == 42
     late_ms = stage.started(job).ms - due_ms
     stage.note(put_back_for_ms=ahead_ms, started_after_due_and_worker_ms=late_ms)
     assert [line["task"] for line in lines] == ["new", "new"]
     assert lines[0]["level"] == "warning"
     assert lines[0]["job_id"] == job.id
-    assert 900 <= ahead_ms[0] <= 1100
-    assert 1900 <= ahead_ms[1] <= 2100
-    assert late_ms <= 1000
+    assert 500 <= ahead_ms[0] <= 1100
+    assert 1500 <= ahead_ms[1] <= 2100
+    assert late_ms <= at_this_pace(1000)
     assert stage.field(job, "atm") == "1"
     assert stage.starts(job) == 1
 
@@ -49,7 +50,7 @@ def test_known_tasks_of_the_same_queue_run_meanwhile(stage: Stage) -> None:
     stage.worker(children=1)
     unknown = [stage.app.send_task("new", kwargs={"x": 1}) for _ in range(3)]
     known = stage.app.send_task("quick")
-    assert known.get(timeout=10) is None
+    assert known.get(timeout=60) is None
     for job in unknown:
         stage.became("delayed", job)
 

@@ -44,7 +44,7 @@ def test_a_job_that_was_taken_as_often_as_it_may_is_failed_before_it_runs_once_m
     )
     job = stage.app.send_task("steps", kwargs={"times": 2})
     with pytest.raises(PermanentError, match=TOO_OFTEN):
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert stage.starts(job) == 2
     assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("3", "1")
     assert stage.field(job, "failedReason") == TOO_OFTEN
@@ -54,14 +54,14 @@ def test_a_job_that_was_taken_as_often_as_it_may_is_failed_before_it_runs_once_m
 
 def test_a_job_that_needs_no_more_than_its_limit_is_not_concerned(stage: Stage) -> None:
     stage.worker(MORE, settings={"max_started_attempts": 2}, children=1)
-    assert stage.app.send_task("steps", kwargs={"times": 1}).get(timeout=20) == 2
+    assert stage.app.send_task("steps", kwargs={"times": 1}).get(timeout=60) == 2
 
 
 def test_retries_count_too_and_tries_that_are_left_are_not_used(stage: Stage) -> None:
     stage.worker(MORE, settings={"max_started_attempts": 3}, children=1)
     job = stage.app.send_task("fails", max_retries=10, backoff=0)
     with pytest.raises(PermanentError, match=TOO_OFTEN):
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("4", "4")
     traces = json.loads(stage.field(job, "stacktrace"))
     assert [TOO_OFTEN in trace for trace in traces] == [False, False, False, True]
@@ -73,7 +73,7 @@ def test_dead_children_are_counted_apart_and_each_start_counts_for_both(stage: S
     os.kill(int(stage.started(job)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Job recovered", job_id=job.id, crashes=1)
     with pytest.raises(PermanentError, match=TOO_OFTEN):
-        job.get(timeout=20)
+        job.get(timeout=60)
     assert stage.starts(job) == 1
     assert worker.logged("Job crashed") == []
 
@@ -107,7 +107,7 @@ def test_a_job_survives_as_many_stalls_as_max_stalled_count_says_and_not_one_mor
     kill(stall_once_more)
     stage.worker(children=1, settings={**QUICK, "max_stalled_count": 2})
     with pytest.raises(PermanentError, match=STALLED):
-        job.get(timeout=30)
+        job.get(timeout=60)
     assert stage.starts(job) == 3
     assert stage.field(job, "stc") == "3"
 
@@ -122,13 +122,13 @@ def test_a_worker_that_skips_the_check_leaves_stalled_jobs_to_others(stage: Stag
     settings = {**QUICK, "worker_start_method": method}
     skipping = stage.worker(children=1, options=["--skip-stalled-check"], settings=settings)
     for _ in range(3):  # three intervals of a check that it would make
-        stage.app.send_task("quick", countdown=1).get(timeout=20)
+        stage.app.send_task("quick", countdown=1).get(timeout=60)
     assert stage.redis.exists(stage.keys.stalled_check) == 0, "nobody has looked"
     assert stage.redis.lrange(stage.keys.active, 0, -1) == [job.id]
     stage.worker(children=1, options=["-Q", "default"], settings=settings)
     stage.started(job, 2)
     stage.open_gate("gate", 2)
-    assert job.get(timeout=20) == "gate"
+    assert job.get(timeout=60) == "gate"
     assert skipping.logged("Job stalled") == []
     assert skipping.stop() == 0
 
@@ -144,7 +144,7 @@ def test_a_worker_that_was_not_told_of_a_job_looks_again_after_the_drain_delay(s
         pipe.hset(stage.keys.job(job.id), mapping={"name": "quick", "data": "{}", "opts": "{}", "timestamp": "1"})
         pipe.lpush(stage.keys.wait, job.id)
         pipe.execute()
-    assert stage.app.result(job.id, "default").get(timeout=20) is None
+    assert stage.app.result(job.id, "default").get(timeout=60) is None
 
 
 def test_the_wait_on_an_empty_queue_is_the_drain_delay(stage: Stage) -> None:

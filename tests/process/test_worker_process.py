@@ -54,7 +54,7 @@ def shop(tmp_path: Path, broker_url: str) -> dict[str, Any]:
 def test_a_worker_runs_jobs_is_paused_and_goes_on(app: App, shop: dict[str, Any], redis_client: Any) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         assert (worker.is_running, worker.is_paused) == (True, False)
-        assert app.send_task("add", (1, 2)).get(timeout=20) == 3
+        assert app.send_task("add", (1, 2)).get(timeout=60) == 3
         for _ in range(2):  # and once more, to see that a second pause waits for its own line
             worker.pause()
             worker.pause()
@@ -64,7 +64,7 @@ def test_a_worker_runs_jobs_is_paused_and_goes_on(app: App, shop: dict[str, Any]
             worker.resume()
             worker.resume()
             assert not worker.is_paused
-            assert waiting.get(timeout=20) == 7
+            assert waiting.get(timeout=60) == 7
         assert worker.stop() == 0
         assert not worker.is_running
         assert worker.stop() == 0
@@ -77,7 +77,7 @@ def test_a_worker_may_start_paused_and_with_other_settings_and_options(app: App,
         started = next(line for line in worker.lines if line["event"] == "Worker started")
         assert (started["queues"], started["concurrency"]) == (["mail"], 2)
         worker.resume()
-        assert app.send_task("add", (1, 2), queue="mail").get(timeout=20) == 3
+        assert app.send_task("add", (1, 2), queue="mail").get(timeout=60) == 3
 
 
 def test_a_forced_stop_gives_the_job_back_and_leaving_the_block_ends_what_is_left(

@@ -127,7 +127,7 @@ def test_a_job_that_has_ended_already_is_read_at_once(app: App, worker: Worker) 
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
     worker.end(failure="no such address")
-    assert elapsed(lambda: done.get(timeout=5)) < 0.5
+    assert elapsed(lambda: done.get(timeout=60)) < 0.5
     assert done.get() == {"sum": 3}
     with pytest.raises(TaskError, match="no such address"):
         failed.get()
@@ -137,7 +137,7 @@ async def test_a_job_that_has_ended_already_is_read_at_once_by_asyncio(app: App,
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
     worker.end(failure="no such address")
-    assert await done == await done.aget(timeout=5) == {"sum": 3}
+    assert await done == await done.aget(timeout=60) == {"sum": 3}
     with pytest.raises(TaskError, match="no such address"):
         await failed
     await app.broker.aclose()
@@ -289,9 +289,9 @@ def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream(app: App, worke
     worker.end("gone", keep=0)
     worker.end(failure="gone too", keep=0)
     assert done.state is JobState.UNKNOWN
-    assert done.get(timeout=5) == "gone"
+    assert done.get(timeout=60) == "gone"
     with pytest.raises(TaskError, match="gone too"):
-        failed.get(timeout=5)
+        failed.get(timeout=60)
 
 
 async def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream_by_asyncio(app: App, worker: Worker) -> None:
@@ -319,9 +319,9 @@ def test_a_job_that_is_removed_while_somebody_waits_is_heard_of(
 async def test_a_job_that_never_existed_is_not_waited_for(app: App, worker: Worker) -> None:
     nobody = app.result("nobody")
     with pytest.raises(JobNotFound, match=r"job nobody in queue \{default\}"):
-        nobody.get(timeout=5)
+        nobody.get(timeout=60)
     with pytest.raises(JobNotFound):
-        await nobody.aget(timeout=5)
+        await nobody.aget(timeout=60)
     assert (nobody.state, nobody.ready(), nobody.traceback, nobody.info) == (JobState.UNKNOWN, False, None, None)
     await app.broker.aclose()
 

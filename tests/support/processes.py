@@ -62,7 +62,7 @@ def ended(pid: int) -> bool:
     return not _command(pid)
 
 
-def wait_for_end(pid: int, timeout: float = 10.0) -> None:
+def wait_for_end(pid: int, timeout: float = 60.0) -> None:
     """Wait until a process that is not our child has ended."""
     wait_until(lambda: ended(pid), timeout, f"the end of process {pid}")
 

@@ -32,12 +32,12 @@ class Program:
         stdin.write(text + "\n")
         stdin.flush()
 
-    def let_go(self, timeout: float = 20.0) -> int:
+    def let_go(self, timeout: float = 60.0) -> int:
         """Close its standard input and wait for its end; return its exit code."""
         cast("IO[str]", self.process.stdin).close()
         return self.process.wait(timeout)
 
-    def send(self, number: int, timeout: float = 20.0) -> int:
+    def send(self, number: int, timeout: float = 60.0) -> int:
         """Send a signal and wait for its end; return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout)

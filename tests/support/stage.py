@@ -104,7 +104,7 @@ class Stage:
         """Let as many jobs pass that gate, now or later."""
         self._gates.rpush(f"gate:{gate}", *["open"] * times)
 
-    def started(self, job: AsyncResult[Any], count: int = 1, timeout: float = 20.0) -> Entry:
+    def started(self, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
         """Wait until the job has started for the ``count``-th time; the entry of that start."""
         return self.journal.wait_for(count, timeout, what="start", job=job.id)[-1]
 
@@ -112,7 +112,7 @@ class Stage:
         """How often the job has started so far."""
         return len(self.journal.all(what="start", job=job.id))
 
-    def became(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 20.0) -> Entry:
+    def became(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
         """Wait for the ``count``-th event of this kind about the job."""
         return self.events.wait_for(count, timeout, event=event, jobId=job.id)[-1]
 
@@ -125,7 +125,7 @@ class Stage:
             waiting = sum(client["cmd"] == "bzpopmin" and "b" in client["flags"] for client in clients)
             return waiting >= children and not self.redis.exists(marker)
 
-        wait_until(idle, 20.0, f"{children} idle children")
+        wait_until(idle, 60.0, f"{children} idle children")
 
     def field(self, job: AsyncResult[Any], name: str) -> Any:
         """A field of the job's hash."""

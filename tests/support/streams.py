@@ -47,7 +47,7 @@ class Stream:
         self._read(None)
         return self._matching(fields)
 
-    def wait_for(self, count: int = 1, timeout: float = 20.0, **fields: str) -> list[Entry]:
+    def wait_for(self, count: int = 1, timeout: float = 60.0, **fields: str) -> list[Entry]:
         """Wait until ``count`` entries with these field values were written; return the first ``count`` of them.
 
         Raises:

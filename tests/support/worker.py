@@ -115,7 +115,7 @@ class Worker:
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         return sorted(pid for pid in pids if parent_of(pid) == self.pid)
 
-    def wait_for_line(self, event: str, count: int = 1, timeout: float = 20.0, **fields: Any) -> list[dict[str, Any]]:
+    def wait_for_line(self, event: str, count: int = 1, timeout: float = 60.0, **fields: Any) -> list[dict[str, Any]]:
         """Wait until ``count`` lines of this event, with these fields, were logged; return the first ``count``.
 
         Raises:
@@ -148,13 +148,13 @@ class Worker:
         """Send the supervisor a signal."""
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 20.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """Wait for the supervisor's end and for all of its output; return the exit code."""
         code = self.process.wait(timeout)
         self._reader.join(timeout)
         return code
 
-    def stop(self, timeout: float = 20.0) -> int:
+    def stop(self, timeout: float = 60.0) -> int:
         """Stop it as an operator would, with TERM; return the exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout)

@@ -117,7 +117,7 @@ def scripts(mail: SideBySide) -> int:
 @THE_SAME
 def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_once(mail: SideBySide) -> None:
     mail.node_worker("echo", stalledInterval=60_000)
-    mail.send("echo").get(timeout=20)
+    mail.send("echo").get(timeout=60)
     assert not mail.redis.exists(mail.keys.stalled_check)
     mail.worker(stalled_interval=60)
     wait_until(lambda: mail.redis.exists(mail.keys.stalled_check), 20, "our check")
@@ -131,7 +131,7 @@ def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> No
     jobs = [mail.send("echo") for _ in range(3)]
     mail.node_worker("echo", drainDelay=2)
     for job in jobs:
-        job.get(timeout=30)
+        job.get(timeout=60)
     starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
     assert starts[2] - starts[1] > 1_500, starts
     mail.node.call("reset")
@@ -139,7 +139,7 @@ def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> No
     mail.worker(drain_delay=2).wait_for_line("Child started")
     jobs = [mail.send("echo") for _ in range(3)]
     for job in jobs:
-        job.get(timeout=30)
+        job.get(timeout=60)
     starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
     assert starts[2] - starts[1] < 1_500, starts
 
@@ -155,7 +155,7 @@ def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_
     mail.worker()
     job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
     with pytest.raises(ConnectionError, match="it failed"):
-        mail.result(job).get(timeout=20)
+        mail.result(job).get(timeout=60)
 
 
 @MENDED
@@ -164,7 +164,7 @@ def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
     kept = {}
     for limit in (0, 1, 2, 9):
         job = mail.add("echo", {}, attempts=4, stackTraceLimit=limit)
-        mail.result(job).get(timeout=20)
+        mail.result(job).get(timeout=60)
         kept[limit] = [trace.split()[-2] for trace in mail.seen(job)["stacktrace"]]
     assert kept == {0: [], 1: ["1"], 2: ["3"], 9: ["1", "2", "3"]}
 
@@ -193,7 +193,7 @@ def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_
     mail.redis.hset(mail.keys.job(job.id), "defa", "stopped")
     mail.node_worker("echo")
     with pytest.raises(TaskError, match="stopped"):
-        mail.result(job.id).get(timeout=20)
+        mail.result(job.id).get(timeout=60)
     assert mail.node.wait_event("worker.error", timeout=6)["message"].startswith("(<bullmq.job.Job"), (
         "a KeyError of its own"
     )

@@ -60,6 +60,6 @@ def test_the_pages_worker_runs_what_bulltask_sends(broker_url: str, tmp_path: Pa
     app = App("sender", broker_url, queue_hash_tag=False)
     with program("worker.py", broker_url, tmp_path):
         job = app.send_task("send", kwargs={"to": "ada@example.com"}, queue="emails")
-        assert job.get(timeout=30) == {"sent": "ada@example.com"}
+        assert job.get(timeout=60) == {"sent": "ada@example.com"}
         assert job.progress == 50
     app.close()

@@ -44,7 +44,7 @@ def test_both_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue) -> No
     mail.node_worker("echo")
     done = [mail.send("echo", value=n) for n in range(2)]
     for job in done:
-        job.get(timeout=20)
+        job.get(timeout=60)
     mail.node.call("reset")
     waiting = [queue.add("echo"), queue.add("echo")]
     queue.add("echo", delay=60)
@@ -74,7 +74,7 @@ def test_either_pauses_and_resumes_and_no_job_is_lost(mail: SideBySide, queue: Q
     assert not queue.is_paused()
     mail.node_worker("echo")
     for job in ids:
-        mail.result(job).get(timeout=20)
+        mail.result(job).get(timeout=60)
     assert mail.counts() == {"completed": 6}
 
 
@@ -89,7 +89,7 @@ def test_either_retries_what_failed(mail: SideBySide, queue: Queue) -> None:
     assert counts(mail) == {"waiting": 4}
     mail.node_worker("echo")
     for job in jobs:
-        mail.result(job).get(timeout=20)
+        mail.result(job).get(timeout=60)
     queue.retry_jobs(state="completed")
     for job in jobs:
         mail.stream.wait_for(2, event="completed", jobId=job)
@@ -147,7 +147,7 @@ def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue:
     [job] = failed(mail, queue, 1)
     mail.node_worker("echo")
     done = queue.add("echo")
-    mail.result(done.id).get(timeout=20)
+    mail.result(done.id).get(timeout=60)
     assert [found["id"] for found in mail.call("getFailed")] == [done.id]
     assert [found.id for found in queue.get_jobs(["failed"])] == [job]
 

@@ -21,7 +21,7 @@ DATA: list[dict[str, Any]] = [{"n": n, "text": "ünï 😀", "none": None, "list
 def test_rows_run_there_and_return_what_it_returned(mail: SideBySide) -> None:
     mail.node_worker("echo", concurrency=5)
     ids = write_rows(mail, [("add", encode(one).decode()) for one in DATA])
-    assert [mail.result(one).get(timeout=20) for one in ids] == DATA
+    assert [mail.result(one).get(timeout=60) for one in ids] == DATA
     assert mail.counts() == {"completed": 50}
     seen = mail.seen(ids[1])
     assert (seen["id"], seen["name"], seen["data"], seen["state"]) == (ids[1], "add", DATA[1], "completed")
@@ -34,5 +34,5 @@ def test_the_options_of_a_write_hold_there(mail: SideBySide) -> None:
     assert mail.redis.zcard(mail.keys.prioritized) == 1
     mail.node_worker("fail", {"message": "no"})
     with pytest.raises(Exception, match="no"):
-        mail.result(one).get(timeout=20)
+        mail.result(one).get(timeout=60)
     assert mail.seen(one)["attemptsMade"] == 2
