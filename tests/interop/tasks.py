@@ -24,6 +24,7 @@ def register(app: App) -> None:
         app.task(name=function.__name__)(function)
     for bound in (busy, fail_until, report, areport, record, arecord):
         app.task(bind=True, name=bound.__name__)(bound)
+    app.task(name="limited", soft_time_limit=0.3)(limited)
 
 
 def echo(value: Any = None) -> Any:
@@ -63,6 +64,11 @@ def spin(seconds: float) -> str:
     while monotonic() < until:
         pass
     return "spun"
+
+
+def limited(seconds: float) -> str:
+    """Compute for so long, unless the task's soft time limit comes first."""
+    return spin(seconds)
 
 
 def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> int:

@@ -1,0 +1,204 @@
+"""Where an order of the supervisor reaches a run, and where it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked, TimeLimitExceeded
+from bulltask.states import Cause
+from bulltask.time_limits import TimeLimits
+from bulltask.worker.child.interruption import Interruption, Run, call_users, quietly
+from bulltask.worker.slots import Slot, Slots
+
+LIMITS = TimeLimits(1_000, 2_000)
+
+
+class Child:
+    """The parts of a child that are concerned, and a supervisor."""
+
+    def __init__(self) -> None:
+        block = Slots(1, 1).children[0]
+        block.renew()
+        self.slot: Slot = block.slots()[0]
+        self.cancelled = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.interruption = Interruption(block, self._cancel_spark, lambda: self.loop)
+        self.interruption.install()
+
+    def _cancel_spark(self) -> None:
+        self.cancelled += 1
+
+    def begin(self) -> Run:
+        self.slot.hold(0, "job-1", 0)
+        run = Run(self.slot, "mail", LIMITS)
+        self.interruption.enter(run)
+        return run
+
+    def order(self, cause: Cause = Cause.SOFT_LIMIT) -> None:
+        self.slot.give_order(self.slot.read().run, cause)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        return call_users(self.interruption.obey, function)
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    before = signal.getsignal(signal.SIGUSR2)
+    yield Child()
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_an_order_is_raised_in_the_tasks_code_with_spark_cancelled_before_and_once(child: Child) -> None:
+    child.begin()
+    seen = []
+
+    def task() -> str:
+        try:
+            child.order()
+        except SoftTimeLimitExceeded as exc:
+            seen.append(str(exc))
+        child.order()  # the signal comes again
+        return "value"
+
+    assert child.call(task) == "value"
+    assert seen == ["task mail ran longer than its soft time limit of 1 s"]
+    assert child.cancelled == 1
+    assert child.slot.read().heard
+
+
+def test_one_that_comes_before_the_call_is_raised_in_its_place(child: Child) -> None:
+    child.begin()
+    child.order()  # a Spark session is being started, say
+    assert not child.slot.read().heard
+    called = []
+    with pytest.raises(SoftTimeLimitExceeded):
+        child.call(lambda: called.append(1))
+    assert called == []
+
+
+def test_one_that_comes_after_it_does_nothing_and_does_not_reach_the_next_run(child: Child) -> None:
+    child.begin()
+    child.call(lambda: None)
+    child.order()
+    child.begin()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert child.call(lambda: "next") == "next"
+    assert child.slot.order is Cause.NONE
+
+
+def test_an_order_for_an_earlier_run_is_none(child: Child) -> None:
+    child.begin()
+    earlier = child.slot.read().run
+    child.begin()
+    child.slot.give_order(earlier, Cause.REVOKED)
+
+    def task() -> str:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return "value"
+
+    assert child.call(task) == "value"
+
+
+def test_a_signal_handler_of_the_childs_own_is_not_cut_short_and_the_next_signal_tells_the_task(child: Child) -> None:
+    child.begin()
+    done = []
+
+    def close() -> None:
+        child.order()
+        done.append("closed")
+
+    before = signal.signal(signal.SIGTERM, quietly(close))
+    try:
+
+        def task() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("went on")
+            os.kill(os.getpid(), signal.SIGUSR2)  # as the supervisor does until it is heard
+            done.append("never")
+
+        with pytest.raises(SoftTimeLimitExceeded):
+            child.call(task)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done == ["closed", "went on"]
+
+
+def test_what_a_finalizer_loses_is_told_again(child: Child) -> None:
+    child.begin()
+
+    class Thing:
+        pass
+
+    def task() -> str:
+        thing = Thing()
+        weakref.finalize(thing, child.order)  # exceptions in it are printed and dropped
+        reference = weakref.ref(thing, lambda _: child.order())
+        del thing
+        assert reference() is None
+        assert not child.slot.read().heard
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return "never"
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        child.call(task)
+
+
+def test_a_greater_cause_is_raised_after_a_smaller_one_and_nothing_makes_good_a_revocation(child: Child) -> None:
+    run = child.begin()
+
+    def task() -> str:
+        for cause in (Cause.SOFT_LIMIT, Cause.REVOKED):
+            with pytest.raises((SoftTimeLimitExceeded, TaskRevoked)):
+                child.order(cause)
+        return "value"
+
+    assert child.call(task) == "value"
+    assert isinstance(run.ended(None), TaskRevoked)
+    assert isinstance(run.ended(ValueError()), TaskRevoked)
+
+
+def test_the_hard_limit_of_a_plain_function_is_left_to_the_supervisor(child: Child) -> None:
+    child.begin()
+
+    def task() -> str:
+        child.order(Cause.HARD_LIMIT)
+        return "value"
+
+    assert child.call(task) == "value"
+
+
+@pytest.mark.parametrize("cause", [Cause.SOFT_LIMIT, Cause.HARD_LIMIT, Cause.REVOKED])
+async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child, cause: Cause) -> None:
+    child.loop = asyncio.get_running_loop()
+    run = child.begin()
+    child.interruption.enter_async(run)
+    child.order(cause)
+    raised: BaseException | None = None
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError as exc:
+        raised = exc
+    child.interruption.leave_async()
+    ended = {Cause.SOFT_LIMIT: SoftTimeLimitExceeded, Cause.HARD_LIMIT: TimeLimitExceeded, Cause.REVOKED: TaskRevoked}
+    assert type(run.ended(raised)) is ended[cause]
+    after = run.ended(None)
+    assert (after is None) == (cause is Cause.SOFT_LIMIT), "a task that returns has made good a soft limit only"
+    await asyncio.sleep(0)  # nothing of it is left for the child's own awaits
+
+
+async def test_without_the_signal_the_loop_finds_the_order_itself(child: Child) -> None:
+    run = child.begin()
+    child.interruption.enter_async(run)
+    child.slot.give_order(child.slot.read().run, Cause.SOFT_LIMIT)
+    with pytest.raises(asyncio.CancelledError, match="soft time limit of 1 s"):
+        await asyncio.sleep(60)
+    child.interruption.leave_async()

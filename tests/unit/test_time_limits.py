@@ -1,0 +1,91 @@
+"""What may be said about time limits, and what stands of it in a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bulltask import App, ConfigError
+from bulltask.job import OWN_KEY, ActiveJob
+from bulltask.time_limits import NO_LIMITS, TimeLimits
+
+app = App("limits", "redis://127.0.0.1:1/0")
+
+
+@app.task(soft_time_limit=10, time_limit=timedelta(minutes=1))
+def limited() -> None: ...
+
+
+@app.task
+def plain() -> None: ...
+
+
+def own(**options: Any) -> dict[str, object]:
+    stored = limited.s().set(**options).job().opts(0)[OWN_KEY]
+    assert isinstance(stored, dict)
+    return stored
+
+
+def stored(**fields: object) -> ActiveJob:
+    return replace(ActiveJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
+
+
+def test_a_job_has_the_limits_of_its_call_in_milliseconds_and_none_of_its_tasks() -> None:
+    assert own() == {"v": 1}
+    assert own(time_limit=timedelta(seconds=20)) == {"v": 1, "timeLimit": 20_000}
+    assert own(soft_time_limit=0.5, time_limit=7) == {"v": 1, "softTimeLimit": 500, "timeLimit": 7_000}
+    assert limited.options.time_limits == TimeLimits(10_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits"),
+    [
+        ({"v": 1}, NO_LIMITS),
+        ({"softTimeLimit": 500}, TimeLimits(500, None)),
+        ({"timeLimit": 7_000.0, "softTimeLimit": "x"}, TimeLimits(None, 7_000)),
+        ({"timeLimit": 0, "softTimeLimit": -1}, NO_LIMITS),
+        ({"timeLimit": True, "softTimeLimit": 1e300}, NO_LIMITS),
+    ],
+)
+def test_what_stands_in_a_job_and_is_no_length_of_time_counts_as_none(
+    fields: dict[str, object], limits: TimeLimits
+) -> None:
+    assert stored(**fields).time_limits == limits
+
+
+def test_each_limit_is_taken_from_the_first_that_says_one() -> None:
+    assert TimeLimits(1, None).over(TimeLimits(2, 3)).over(TimeLimits(4, 5)) == TimeLimits(1, 3)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 0.0001, float("nan"), float("inf"), "5", True, timedelta()])
+@pytest.mark.parametrize("name", ["soft_time_limit", "time_limit"])
+def test_a_limit_is_a_length_of_time(name: str, limit: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        app.task(name="wrong", **{name: limit})(lambda: None)
+    with pytest.raises(ConfigError, match=name):
+        plain.apply_async(**{name: limit})
+    if limit != "5":  # as the environment says it
+        with pytest.raises(ConfigError, match=f"task_{name} must be"):
+            App("another", **{f"task_{name}": limit})
+
+
+def test_the_soft_limit_comes_first_or_nothing_is_sent() -> None:
+    with pytest.raises(ConfigError, match=r"soft_time_limit \(2 s\) of a task must be shorter than time_limit \(2 s\)"):
+        app.task(name="wrong", soft_time_limit=2, time_limit=2)(lambda: None)
+    with pytest.raises(ConfigError, match=r"soft_time_limit \(10 s\) of a call of task .*limited must be shorter"):
+        limited.apply_async(time_limit=5)
+    with pytest.raises(ConfigError, match=r"\(61 s\) of a call of task .*limited must be shorter than time_limit \(60"):
+        limited.apply_async(soft_time_limit=61)
+    config = App("other", "redis://127.0.0.1:1/0", task_soft_time_limit=5, task_time_limit=5)
+    with pytest.raises(ConfigError, match=r"task_soft_time_limit \(5 s\) of the settings must be shorter"):
+        config.conf.freeze()
+
+
+def test_a_call_is_checked_against_the_apps_limits_too() -> None:
+    short = App("short", "redis://127.0.0.1:1/0", task_time_limit=5)
+    short.task(name="any")(lambda: None)
+    with pytest.raises(ConfigError, match=r"soft_time_limit \(6 s\) .* time_limit \(5 s\)"):
+        short.send_task("any", soft_time_limit=6)
