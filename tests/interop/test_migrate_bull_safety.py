@@ -79,32 +79,32 @@ def test_the_command_says_what_it_has_done_and_the_counts_add_up(migrating: Migr
         assert migrating.redis.keys("bull:mail:*") == ["bull:mail:id"]
 
 
-@pytest.mark.parametrize("after", [1, 700, 1_400, 2_000])
+@pytest.mark.parametrize("after", [1, 350, 700, 1_000])
 def test_killed_in_the_middle_and_started_again_no_job_is_lost_and_none_is_there_twice(
     migrating: Migrating, after: int, wait: Callable[..., Any]
 ) -> None:
-    ids = fill(migrating, 3_000)
+    ids = fill(migrating, 1_500)
 
     def done() -> int:
         if not migrating.in_place:
-            return 3_000 - len(migrating.ids("mail"))
+            return 1_500 - len(migrating.ids("mail"))
         return sum("timestamp" not in migrating.hash(job)["opts"] for job in ids[::100]) * 100
 
     with FlakyProxy("127.0.0.1", int(migrating.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
-        proxy.latency(0.02)  # so that the moment is met
+        proxy.latency(0.04)  # so that the moment is met
         with migrating.start("--execute", url=f"redis://127.0.0.1:{proxy.port}/0") as process:
             wait(lambda: done() >= after or process.poll() is not None, 40.0, f"{after} moved jobs")
             process.send_signal(signal.SIGKILL)
             process.wait()
-    assert 0 < done() < 3_000, "it was killed too early or too late"
+    assert 0 < done() < 1_500, "it was killed too early or too late"
     assert migrating.all_ids() == ids
     assert migrating.command("--execute").returncode == 0
     assert migrating.all_ids() == ids
-    assert sorted(numbers(migrating, migrating.name)) == list(range(3_000))
-    assert migrating.counts() == {"waiting": 1_500, "delayed": 750, "prioritized": 750}
+    assert sorted(numbers(migrating, migrating.name)) == list(range(1_500))
+    assert migrating.counts() == {"waiting": 750, "delayed": 375, "prioritized": 375}
     waiting = migrating.redis.lrange(f"bull:{migrating.name}:wait", 0, -1)[::-1]
     assert [int(migrating.hash(job, migrating.name)["data"][10:-1]) for job in waiting] == [
-        number for number in range(3_000) if number % 4 in {0, 3}
+        number for number in range(1_500) if number % 4 in {0, 3}
     ]
 
 
