@@ -17,7 +17,10 @@ from bulltask.values import value_class
 __all__ = ["Marks", "end_revoked", "open_marks", "revoke"]
 
 _MARKS: Final = 10_000
-"""So many marks a queue has at the most: a worker looks through all of them once a second."""
+"""So many marks a queue has at the most."""
+
+_LOOKED_AT: Final = 1_000
+"""So many of them a worker looks at in one call: Redis does nothing else for 4 ms."""
 
 _MARKED_MS: Final = 86_400_000
 """How long a mark is heeded."""
@@ -32,10 +35,12 @@ class Marks:
     Attributes:
         held: ids of those that somebody has a lock of: they run.
         free: of the others.
+        following: how many marks to pass over in the next call; 0 when all were looked at.
     """
 
     held: list[str]
     free: list[str]
+    following: int = 0
 
 
 def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
@@ -74,14 +79,18 @@ def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
     return script_call(loader.ending("endRevoked"), (keys.revoked, *places), args, finish.judge)
 
 
-def open_marks(keys: QueueKeys, now_ms: int) -> Call[Marks | None]:
-    """Own ``openMarks``: the marked jobs that have not ended, ``None`` for none; marks that are of no use go."""
+def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[Marks | None]:
+    """Own ``openMarks``: the marked jobs that have not ended, ``None`` for none; marks that are of no use go.
+
+    It looks at some marks, from the oldest one on, after ``skipped`` of them.
+    """
 
     def judge(reply: Any) -> Marks | None:
-        return None if reply is None else Marks(*map(texts, reply))
+        return None if reply is None else Marks(texts(reply[0]), texts(reply[1]), int(reply[2]))
 
     places = (keys.revoked, keys.completed, keys.failed)
-    return script_call(loader.own("openMarks"), places, (keys.base, now_ms - _MARKED_MS, _MARKS), judge)
+    words = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
+    return script_call(loader.own("openMarks"), places, words, judge)
 
 
 def _parts(finish: Call[Fetched]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -284,9 +284,21 @@ def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
         for n in range(10_005):
             pipe.hset(KEYS.job(f"j{n}"), "name", "n")
         pipe.execute()
-    found = client.run(open_marks(KEYS, 0))
-    assert found is not None
-    assert len(found.held + found.free) == 10_000
+    seen, skipped = list[str](), 0
+    for look in range(10):
+        found = client.run(open_marks(KEYS, 0, skipped))
+        assert found is not None
+        assert len(found.held + found.free) == 1_000
+        seen += found.held + found.free
+        skipped = found.following
+        if look == 3:
+            redis_client.zadd(KEYS.failed, {seen[0]: 1})
+    assert len(set(seen)) == 10_000
+    assert skipped == 10_000
+    assert client.run(open_marks(KEYS, 0, skipped)) == Marks([], [], 0)
+    again = client.run(open_marks(KEYS, 0, 0))
+    assert again is not None
+    assert (again.following, len(again.free)) == (999, 999), "one mark went"
 
 
 def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(

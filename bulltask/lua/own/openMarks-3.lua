@@ -9,7 +9,10 @@
   ARGV[1]  key prefix of the queue, with the trailing colon
   ARGV[2]  marks that are older than this time are taken away
   ARGV[3]  how many marks are kept, the newest ones
-  returns  two lists of ids: jobs that somebody has a lock of, and the others; nothing where there are no marks
+  ARGV[4]  so many marks, from the oldest one on, are not looked at
+  ARGV[5]  how many are
+  returns  two lists of ids: jobs that somebody has a lock of, and the others; and ARGV[4] of the next call, which is 0
+           when all were looked at; nothing where there are no marks
 ]]
 local call, marks, held, free, ended = redis.call, KEYS[1], {}, {}, {}
 if call("EXISTS", marks) == 0 then
@@ -17,7 +20,8 @@ if call("EXISTS", marks) == 0 then
 end
 call("ZREMRANGEBYSCORE", marks, "-inf", "(" .. ARGV[2])
 call("ZREMRANGEBYRANK", marks, 0, -ARGV[3] - 1)
-for _, id in ipairs(call("ZRANGE", marks, 0, -1)) do
+local ids = call("ZRANGE", marks, ARGV[4], ARGV[4] + ARGV[5] - 1)
+for _, id in ipairs(ids) do
   local job = ARGV[1] .. id
   if call("EXISTS", job) == 0 or call("ZSCORE", KEYS[2], id) or call("ZSCORE", KEYS[3], id) then
     ended[#ended + 1] = id
@@ -27,7 +31,7 @@ for _, id in ipairs(call("ZRANGE", marks, 0, -1)) do
     free[#free + 1] = id
   end
 end
-for i = 1, #ended, 5000 do
-  call("ZREM", marks, unpack(ended, i, math.min(i + 4999, #ended)))
+if #ended > 0 then
+  call("ZREM", marks, unpack(ended))
 end
-return { held, free }
+return { held, free, #ids < tonumber(ARGV[5]) and 0 or ARGV[4] + #ids - #ended }

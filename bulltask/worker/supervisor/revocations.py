@@ -55,14 +55,18 @@ class Revocations:
         self._broker, self._queues, self._interrupt = broker, queues, interrupt
         self._client, self._bus, self._outage = client, bus, outage
         self._refusals = Refusals(queues, bus, broker.config)
+        self._skipped = [0] * len(queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Look at the marks of every queue once, in one round trip."""
+        """Look at the marks of every queue, in one round trip; where there are very many, at some after the others."""
         if self._outage.is_on:
             return  # others ask already, and each call might take its whole time-out
         now_ms = self._broker.clock.now_ms()
         try:
-            answers = self._client.try_many([open_marks(keys, now_ms) for keys in self._queues])
+            calls = [
+                open_marks(keys, now_ms, skipped) for keys, skipped in zip(self._queues, self._skipped, strict=True)
+            ]
+            answers = self._client.try_many(calls)
             for index, marks in enumerate(answers):
                 with self._refusals.noted(index):
                     self._heed(index, marks)
@@ -71,10 +75,11 @@ class Revocations:
             self._outage.failed(exc)
 
     def _heed(self, index: int, marks: Marks | BulltaskError | None) -> None:
-        if marks is None:
-            return
         if isinstance(marks, BulltaskError):
             raise marks
+        self._skipped[index] = 0 if marks is None else marks.following
+        if marks is None:
+            return
         # A lock of ours may have run out while Redis was away: it is ours all the same.
         ours = self._interrupt(index, {*marks.held, *marks.free})
         for job_id in [job_id for job_id in marks.free if job_id not in ours][:_AT_ONCE]:
