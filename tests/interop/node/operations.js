@@ -2,6 +2,7 @@
 
 import cronParser from 'cron-parser';
 import { FlowProducer, Queue, QueueEvents, Worker } from './client.js';
+import { revoke } from '../../../examples/node/revoke.js';
 import { gateOf, PROCESSORS } from './processors.js';
 import { runSequence } from './sequence.js';
 
@@ -33,6 +34,9 @@ const OPERATIONS = {
   // Any other method of a queue or a job, with a list of arguments.
   'queue.call': async (bridge, { method, args = [], ...at }) => plain(await bridge.queue(at)[method](...args)),
   'job.call': async (bridge, { job, method, args = [], ...at }) => plain(await (await bridge.job(job, at))[method](...args)),
+
+  // What a program of Node's does to have bulltask end a job.
+  'job.revoke': (bridge, { job, ...at }) => revoke(bridge.queue(at), job),
 
   // Everything about one job; null when there is none.
   'queue.getJob': async (bridge, { job: id, ...at }) => {
