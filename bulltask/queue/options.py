@@ -25,6 +25,7 @@ from bulltask.job_options import (
 )
 from bulltask.keeping import KeepJobs
 from bulltask.names import check_job_id, check_job_name
+from bulltask.time_limits import TimeLimits
 
 __all__ = ["AddOptions", "BulkJob", "build_job", "check_options"]
 
@@ -57,6 +58,7 @@ class AddOptions(TypedDict, total=False):
         telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
         expires: time, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
         headers: JSON for ``self.request.headers`` of bulltask's tasks.
+        soft_time_limit, time_limit: time after which a run in a bulltask worker is told, and after which it is ended.
     """
 
     attempts: int
@@ -81,6 +83,8 @@ class AddOptions(TypedDict, total=False):
     omit_context: bool
     expires: Duration | datetime
     headers: Mapping[str, Any]
+    soft_time_limit: Duration
+    time_limit: Duration
 
 
 class _Named(TypedDict):
@@ -140,6 +144,8 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
 def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, object], config: Config) -> JobOptions:
     delay, headers, expires = options.get("delay"), options.get("headers"), options.get("expires")
     at = isinstance(expires, datetime)
+    limits = TimeLimits.of(options.get("soft_time_limit"), options.get("time_limit"))
+    limits.check(f"job {name}")
     return JobOptions(
         attempts=_attempts(options.get("attempts"), config),
         backoff=None if "backoff" in options else _default_backoff(config),
@@ -150,6 +156,7 @@ def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, obj
         keep_failed_ms=config.failure_expires_ms,
         expires_in_ms=None if expires is None or at else to_ms(expires, "expires"),
         expires_ms=to_epoch_ms(expires, "expires") if isinstance(expires, datetime) else None,
+        time_limits=limits,
         headers="" if not headers else codec.encode(headers, what=f"headers of job {name}").decode(),
         more=stored,
     )

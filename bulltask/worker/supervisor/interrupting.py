@@ -20,12 +20,23 @@ GRACE_MS: Final = 5_000
 """So long a run may take to end that was told to, before its child is killed."""
 
 
-@dataclass(frozen=True, slots=True)
+_MOST_MS: Final = 5_000
+"""A signal cuts system calls short, and not every library goes on with them: it comes ever more seldom."""
+
+
+@dataclass(slots=True)
 class _Told:
-    """A run that was told to end, and when its child is killed if it goes on; ``None`` for never."""
+    """A run that was told to end.
+
+    Attributes:
+        kill_at_ms: when its child is killed if it goes on, ``None`` for never.
+        again_at_ms, pause_ms: when it is told again unless it has heard, and how much later the time after.
+    """
 
     run: int
     kill_at_ms: int | None
+    again_at_ms: int = 0
+    pause_ms: int = 100
 
 
 class Interrupting:
@@ -93,5 +104,6 @@ class Interrupting:
         elif told.kill_at_ms is not None and mono_ms() >= told.kill_at_ms:
             self._fleet.kill_for(Culprit.of(view))
             del self._told[token]
-        elif not view.heard:
+        elif not view.heard and mono_ms() >= told.again_at_ms:
             self._fleet.nudge(token)
+            told.again_at_ms, told.pause_ms = mono_ms() + told.pause_ms, min(2 * told.pause_ms, _MOST_MS)

@@ -1,0 +1,79 @@
+"""Runs that are killed at the very moment at which they end: each job ends once, and nobody else's attempt is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from bulltask.transport.scripts_move import CRASHES
+from tests.support.stage import Stage
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+PATIENCE = 400.0
+
+TASKS = """
+import asyncio
+import time
+
+from bulltask.worker.supervisor import fleet, interrupting
+from bulltask.worker.supervisor.limits import Limits
+
+Limits.interval_ms = interrupting.Interrupting.interval_ms = 1
+interrupting.GRACE_MS = 1
+fleet._SHORT_LIFE_MS = 0  # a child that is killed young is replaced at once
+
+
+@app.task(name="spins")
+def spins(ms):
+    until = time.monotonic() + ms / 1000
+    while time.monotonic() < until:
+        pass
+    return "x" * 1000
+
+
+@app.task(name="naps")
+async def naps(ms):
+    await asyncio.sleep(ms / 1000)
+    return "slept"
+
+
+@app.task(bind=True, name="neighbour")
+async def neighbour(self, ms):
+    await asyncio.sleep(ms / 1000)
+    return self.request.retries
+"""
+
+PER_TASK = 60
+
+
+def test_a_job_whose_child_is_killed_as_it_ends_has_completed_or_failed_once_and_its_neighbours_complete(
+    stage: Stage,
+) -> None:
+    worker = stage.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 4})
+    jobs = [
+        stage.app.send_task(name, kwargs={"ms": 20}, time_limit=(17 + number % 6) / 1000, max_retries=0)
+        for number in range(PER_TASK)
+        for name in ("spins", "naps")
+    ]
+    neighbours = [stage.app.send_task("neighbour", kwargs={"ms": 5}) for _ in range(PER_TASK)]
+    total = len(jobs) + len(neighbours)
+
+    def ended() -> bool:
+        return int(stage.redis.zcard(stage.keys.completed)) + int(stage.redis.zcard(stage.keys.failed)) == total
+
+    wait_until(ended, PATIENCE, "the end of all jobs")
+    assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "not an attempt of theirs was counted"
+    names = ("atm", CRASHES)
+    fields: list[Any] = [stage.redis.hmget(stage.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
+    assert {tuple(field) for field in fields} == {("1", None)}
+    assert stage.redis.llen(stage.keys.active) == 0
+    ends = [len(stage.events.all(event=event, jobId=job.id)) for job in jobs for event in ("completed", "failed")]
+    assert {one + other for one, other in zip(ends[::2], ends[1::2], strict=True)} == {1}
+    killed = len(worker.logged("Child killed"))
+    stage.note(killed=killed, completed=sum(ends[::2]), failed=sum(ends[1::2]))
+    assert killed > 5
+    assert worker.stop(60) == 0
+    assert {line["event"] for line in worker.complaints()} <= {"Job failed", "Child killed"}
