@@ -117,6 +117,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "docs/official-python.md": {},
     "docs/queue-events.md": {"pager": Anything("pager")},
     "docs/queues.md": {},
+    "docs/revoking.md": {},
     "docs/schedules.md": {},
     "docs/time-limits.md": {
         name: Anything(name) for name in ("draw", "remove_temporary_files", "walk", "save_what_is_there")
