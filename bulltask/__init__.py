@@ -1,29 +1,37 @@
-"""bulltask: Celery-style tasks for Python over BullMQ's Redis protocol."""
+"""bulltask: Celery-style tasks for Python over BullMQ's Redis protocol.
+
+Importing this imports nothing: each name is looked up where it is used first. Every process of Spark that reads or
+writes imports parts of bulltask, and what only apps and workers need would cost it more time than its own part.
+"""
 
 from __future__ import annotations
 
-from bulltask.app import App, shared_task
-from bulltask.categories import ErrorCategory, categorize_error
-from bulltask.crontabs import crontab
-from bulltask.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    BulltaskError,
-    ConfigError,
-    PermanentError,
-    ResultTimeout,
-    Retry,
-    SoftTimeLimitExceeded,
-    TaskError,
-    TaskRevoked,
-    TaskRevokedError,
-    TimeLimitExceeded,
-    TransientError,
-)
-from bulltask.registry.context import Context, Request
-from bulltask.registry.task import AsyncTask, Signature, Task
-from bulltask.result import AsyncResult
-from bulltask.states import JobState
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from bulltask.app import App, shared_task
+    from bulltask.categories import ErrorCategory, categorize_error
+    from bulltask.crontabs import crontab
+    from bulltask.errors import (
+        BrokerError,
+        BrokerUnavailable,
+        BulltaskError,
+        ConfigError,
+        PermanentError,
+        ResultTimeout,
+        Retry,
+        SoftTimeLimitExceeded,
+        TaskError,
+        TaskRevoked,
+        TaskRevokedError,
+        TimeLimitExceeded,
+        TransientError,
+    )
+    from bulltask.registry.context import Context, Request
+    from bulltask.registry.task import AsyncTask, Signature, Task
+    from bulltask.result import AsyncResult
+    from bulltask.states import JobState
 
 __all__ = [
     "App",
@@ -52,3 +60,49 @@ __all__ = [
     "crontab",
     "shared_task",
 ]
+
+_HOME: Final = {
+    "App": "bulltask.app",
+    "AsyncResult": "bulltask.result",
+    "AsyncTask": "bulltask.registry.task",
+    "BrokerError": "bulltask.errors",
+    "BrokerUnavailable": "bulltask.errors",
+    "BulltaskError": "bulltask.errors",
+    "ConfigError": "bulltask.errors",
+    "Context": "bulltask.registry.context",
+    "ErrorCategory": "bulltask.categories",
+    "JobState": "bulltask.states",
+    "PermanentError": "bulltask.errors",
+    "Request": "bulltask.registry.context",
+    "ResultTimeout": "bulltask.errors",
+    "Retry": "bulltask.errors",
+    "Signature": "bulltask.registry.task",
+    "SoftTimeLimitExceeded": "bulltask.errors",
+    "Task": "bulltask.registry.task",
+    "TaskError": "bulltask.errors",
+    "TaskRevoked": "bulltask.errors",
+    "TaskRevokedError": "bulltask.errors",
+    "TimeLimitExceeded": "bulltask.errors",
+    "TransientError": "bulltask.errors",
+    "categorize_error": "bulltask.categories",
+    "crontab": "bulltask.crontabs",
+    "shared_task": "bulltask.app",
+}
+"""Where each public name lives."""
+
+if not TYPE_CHECKING:  # type checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Look a public name up, or a module such as ``bulltask.errors`` that nobody has imported yet."""
+        if name in _HOME:
+            found = getattr(importlib.import_module(_HOME[name]), name)
+        elif name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        else:
+            found = importlib.import_module(f"{__name__}.{name}")
+        globals()[name] = found  # asked for once
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ Both checkers complain about a comment that is not needed, so that `make lint` g
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 from __future__ import annotations
 
+import bulltask
 from bulltask import App, AsyncResult, Context, shared_task
 from bulltask.job import ActiveJob, JobOptions, NewJob
 from bulltask.queue import Job
@@ -31,6 +32,11 @@ def bound(self: Context, x: int) -> str:
 @shared_task
 def shared(x: int) -> int:
     return x
+
+
+def names() -> None:
+    bulltask.Ap("typed")  # type: ignore[attr-defined]
+    bulltask.queue.Queu()  # type: ignore[attr-defined]
 
 
 def arguments() -> None:
