@@ -162,7 +162,7 @@ def test_the_board_lists_our_schedulers_with_their_runs(board: Board, stage: Sta
     assert (second["every"], second["queueName"], second["iterationCount"]) == (3_600_000, QUEUE, 2)
     assert second["lastRunJobId"] == ran["jobId"]
     assert second["next"] == int(ran["jobId"].rpartition(":")[2]) + 3_600_000
-    assert abs(second["lastRun"] - ran.ms) < 5_000
+    assert abs(second["lastRun"] - ran.ms) < 60_000
 
 
 def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> None:

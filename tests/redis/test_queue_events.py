@@ -25,6 +25,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
+from tests.support.pace import at_this_pace
 
 pytestmark = pytest.mark.redis
 
@@ -392,7 +393,7 @@ def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_clien
     assert events.listen() is events.listen()
     ids = add_many(redis_client, 20)
     add(redis_client, "drained")
-    assert done.wait(5)
+    assert done.wait(60)
     assert told == ids
     events.close()
     assert not any(thread.name == "bulltask-events-mail" for thread in threading.enumerate())
@@ -453,8 +454,8 @@ def test_close_ends_a_blocked_read_at_once(broker: Broker) -> None:
     wait_until(lambda: blocked(broker), what="a blocked reader")
     began = time.monotonic()
     events.close()
-    reader.join(5)
-    assert time.monotonic() - began < 0.5
+    reader.join(60)
+    assert time.monotonic() - began < at_this_pace(0.5)
     assert not reader.is_alive()
     assert seen == []
     assert events.next() is None, "and for good"
@@ -473,7 +474,7 @@ async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> No
     began = time.monotonic()
     await events.close()
     assert await task == []
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < at_this_pace(0.5)
     assert await events.next() is None
     await events.close()
 
@@ -498,7 +499,7 @@ def test_close_from_a_signal_handler_ends_the_loop_that_it_interrupts(broker: Br
         sender.start()
         began = time.monotonic()
         assert list(events) == []
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < at_this_pace(3)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
@@ -515,7 +516,7 @@ def test_close_from_a_callback_ends_the_loop(broker: Broker, redis_client: redis
     events.on("drained", lambda event: events.close())
     events.on("drained", lambda event: done.set())
     add(redis_client, "drained")
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, redis_client: redis.Redis) -> None:
@@ -539,8 +540,8 @@ def test_close_ends_the_wait_for_a_server_that_is_away(server_factory: ServerFac
     assert reader.is_alive()
     began = time.monotonic()
     events.close()
-    reader.join(5)
-    assert time.monotonic() - began < 0.5
+    reader.join(60)
+    assert time.monotonic() - began < at_this_pace(0.5)
     broker.close()
 
 
@@ -629,7 +630,7 @@ def test_next_keeps_its_time_while_the_server_is_away(listen: Listen, proxy: Fla
     cut(proxy)
     began = time.monotonic()
     assert events.next(0.3) is None
-    assert 0.28 < time.monotonic() - began < 1
+    assert 0.28 < time.monotonic() - began < at_this_pace(1)
 
 
 def test_a_half_open_connection_is_noticed_by_itself(

@@ -47,7 +47,7 @@ const OPERATIONS = {
     return { ...fieldsOf(job), state, logs };
   },
 
-  'job.waitUntilFinished': async (bridge, { job, ttl = 10_000, ...at }) =>
+  'job.waitUntilFinished': async (bridge, { job, ttl = 50_000, ...at }) =>
     (await bridge.job(job, at)).waitUntilFinished(await bridge.waiter(at), ttl),
 
   'flow.add': async (bridge, { flow, ...at }) => treeOf(await bridge.flows(at).add(flow)),

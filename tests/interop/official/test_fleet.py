@@ -196,4 +196,4 @@ def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: SideBySid
     theirs = mail.node_worker("echo", drainDelay=1)
     mail.send("echo").get(timeout=60)
     mail.node.call("worker.call", worker=theirs, method="pause")
-    mail.stream.wait_for(timeout=8, event="completed", jobId=mail.send("echo", value=2).id)
+    mail.stream.wait_for(timeout=60, event="completed", jobId=mail.send("echo", value=2).id)
