@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,9 +17,7 @@ from tests.support.certificates import Certificates
 from tests.support.hand import Hand
 from tests.support.processes import MARK
 from tests.support.redis_cluster import Cluster
-
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that lives for a minute gains nothing by compiling well: the whole of a small run takes a third less."""
+from tests.support.spark_jvm import java_options, spark_home
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def spark(
     need_java()
     place = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(thin_home(place / "home")))
+        patch.setenv("SPARK_HOME", str(spark_home(place / "home")))
         patch.delenv("PYSPARK_PYTHON", raising=False)  # the session chooses
         # The JVM starts Python processes of its own and ends with them: they are nobody's leftovers.
         patch.delenv(MARK, raising=False)
@@ -92,7 +89,7 @@ def need_java() -> None:
 
 def settings(place: Path) -> dict[str, str]:
     return {
-        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.driver.memory": "1g",
         "spark.local.dir": str(place / "local"),
         "spark.log.level": "OFF",
@@ -102,16 +99,3 @@ def settings(place: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }
-
-
-def thin_home(home: Path) -> Path:
-    """Make a SPARK_HOME without ``pyspark.zip``.
-
-    Each of Spark's Python processes would compile the modules of that archive anew, for half a second; without it they
-    import pyspark from where it is installed.
-    """
-    installed = Path(pyspark.__file__).parent
-    (home / "python" / "lib").mkdir(parents=True)
-    for part in ("bin", "data", "jars", "sbin"):
-        (home / part).symlink_to(installed / part)
-    return home

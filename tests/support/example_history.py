@@ -19,6 +19,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
 from tests.support.programs import ROOT
+from tests.support.spark_jvm import java_options, spark_home
 
 __all__ = ["PREFIX", "check_all", "demo", "jobs_done", "jobs_sent", "worker"]
 
@@ -29,9 +30,16 @@ QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "
 
 @contextmanager
 def demo(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the example on a server of ours, with workers of ours; its output is in a file beside the lake."""
+    """Run the example on a server of ours, with workers of ours; its output is in a file beside the lake.
+
+    Its JVM starts quickly, as those of the other tests; but for that Spark has the settings that users have.
+    """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--root", str(root), "--no-worker", *words]
-    with root.with_suffix(".log").open("a") as log, subprocess.Popen(command, stdout=log, stderr=log, text=True) as run:
+    environ = {**os.environ, "SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options()}
+    with (
+        root.with_suffix(".log").open("a") as log,
+        subprocess.Popen(command, env=environ, stdout=log, stderr=log, text=True) as run,
+    ):
         try:
             yield run
         finally:

@@ -20,9 +20,10 @@ from bulltask.lake.tables import ATTEMPTS, EVENTS
 from bulltask.queue.queue import Queue
 from tests.spark.cluster.checks import check_three_ways
 from tests.spark.cluster.environments import HERE, environment
-from tests.spark.conftest import need_java, settings, thin_home
+from tests.spark.conftest import need_java, settings
 from tests.support.programs import ROOT
 from tests.support.spark_connect import ConnectServer
+from tests.support.spark_jvm import spark_home
 
 pytestmark = [
     pytest.mark.spark,
@@ -59,7 +60,7 @@ def server(
     # Its Python processes outlive a test, and work under its local directory: so that is not where tests work.
     with TemporaryDirectory(prefix="connect", ignore_cleanup_errors=True) as local:
         conf["spark.local.dir"] = local
-        with ConnectServer(thin_home(place / "home"), place, python, conf) as made:
+        with ConnectServer(spark_home(place / "home"), place, python, conf) as made:
             lasting_processes.add(made.pid)
             yield made
 

@@ -12,16 +12,17 @@ import pytest
 import redis
 
 from bulltask.testing.wait import wait_until
-from tests.spark.conftest import QUICK_JVM, need_java, thin_home
+from tests.spark.conftest import need_java
 from tests.support.example_history import check_all, demo, jobs_sent, worker
 from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_jvm import java_options, spark_home
 
 COUNT = int(os.environ.get("BULLTASK_JOBS", "12000"))
 CONF = {
-    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraJavaOptions": java_options(),
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.executor.extraJavaOptions": java_options(),
     "spark.executor.memory": "512m",
 }
 
@@ -55,7 +56,7 @@ def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_writ
     need_java()
     root = tmp_path / "lake"
     conf = [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
-    with SparkCluster(thin_home(tmp_path / "home"), tmp_path, QUICK_JVM) as cluster:
+    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
         words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
         with demo(broker_url, root, *words) as run:
             wait_until(lambda: jobs_sent(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")

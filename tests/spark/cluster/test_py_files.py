@@ -12,9 +12,10 @@ import redis
 from tests.spark.cluster.checks import check_three_ways
 from tests.spark.cluster.environments import HERE, environment
 from tests.spark.cluster.test_writes import CONF
-from tests.spark.conftest import QUICK_JVM, need_java, thin_home
+from tests.spark.conftest import need_java
 from tests.support.programs import ROOT
 from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_jvm import java_options, spark_home
 
 pytestmark = [
     pytest.mark.spark,
@@ -45,7 +46,7 @@ def test_two_workers_without_bulltask_read_stream_and_write_with_the_zip_that_sp
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "2m",
     }
     program = Path(__file__).with_name("three_ways.py")
-    with SparkCluster(thin_home(tmp_path / "home"), tmp_path, QUICK_JVM, python) as cluster:
+    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options(), python) as cluster:
         told = cluster.submit(program, broker_url, str(tmp_path / "rows"), conf=conf, py_files=archive)
     homes = told.pop("homes")
     assert len(homes) == 3, "the driver and two executors, each with a copy"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.spark.conftest import QUICK_JVM, thin_home
 from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_jvm import java_options, spark_home
 
 pytestmark = [
     pytest.mark.spark,
@@ -32,9 +32,9 @@ CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
     "spark.driver.memory": "512m",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraJavaOptions": java_options(),
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.executor.extraJavaOptions": java_options(),
     "spark.log.level": "OFF",
 }
 
@@ -95,7 +95,7 @@ def test_what_hangs_or_dies_on_one_host_is_done_on_another_and_each_job_is_added
 ) -> None:
     if shutil.which("java") is None:
         pytest.fail("the Spark tests need Java (a JRE, 17 or newer)")
-    with SparkCluster(thin_home(tmp_path / "home"), tmp_path, QUICK_JVM) as cluster:
+    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
         told: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
     assert len(told) == 3
     for _, jobs, tries in told:

@@ -77,6 +77,7 @@ def test_a_read_of_a_server_that_is_gone_says_so(
         rows_of(reader)
 
 
+@pytest.mark.slow
 def test_a_stream_waits_for_a_server_that_is_started_again_and_goes_on(server_factory: ServerFactory) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "always"])
     with redis.Redis.from_url(server.url) as client:

@@ -94,6 +94,7 @@ def test_events_are_the_entries_of_the_stream_in_their_order(
     assert seen >= {"added", "waiting", "active", "completed", "failed", "delayed", "progress", "paused", "removed"}
 
 
+@pytest.mark.slow
 def test_a_long_stream_is_cut_into_partitions_that_know_how_many_events_they_have(
     reader_of: Callable[..., DataSourceReader], redis_client: redis.Redis
 ) -> None:

@@ -38,6 +38,7 @@ def test_the_events_of_real_jobs_come_once_and_in_their_order(
     assert not query.batch()  # nothing is read again when idle
 
 
+@pytest.mark.slow
 def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_and_new_queues(
     broker_url: str, redis_client: redis.Redis
 ) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.spark.conftest import need_java, settings, thin_home
+from tests.spark.conftest import need_java, settings
+from tests.support.spark_jvm import spark_home
 from tests.support.stage import Stage
 from tests.support.worker import Worker
 
@@ -71,7 +72,7 @@ def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, objec
 def spark_worker(stage: Stage, tmp_path: Path) -> Callable[..., Worker]:
     """Start a worker with one child, whose JVM starts quickly; takes more settings of bulltask."""
     need_java()
-    home = thin_home(tmp_path / "home")
+    home = spark_home(tmp_path / "home")
 
     def start(**more: Any) -> Worker:
         conf = {**settings(tmp_path / "spark"), "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
