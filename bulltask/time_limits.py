@@ -49,11 +49,14 @@ class TimeLimits:
         return {name: limit_ms for name, limit_ms in said.items() if limit_ms is not None}
 
     def check(self, whose: str, prefix: str = "") -> None:
-        """Raise ``ConfigError`` unless the soft limit comes before the hard one.
+        """See that the soft limit comes before the hard one.
 
         Args:
             whose: what the message calls that which has them.
             prefix: of the names in the message.
+
+        Raises:
+            ConfigError: it does not.
         """
         if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
             raise ConfigError(

@@ -18,7 +18,7 @@ PATIENCE = 60.0
 TASKS = """
 import asyncio
 import ctypes
-import select
+import time
 
 
 @app.task(bind=True, name="nap")
@@ -65,10 +65,19 @@ async def blocks(self):
     ctypes.PyDLL(None).usleep(60_000_000)  # nothing else of this child runs
 
 
+def wait_in_c(seconds):
+    # Other threads run, but this one hears no signal: a wait for a mutex goes on after one.
+    library, mutex, until = ctypes.CDLL(None), ctypes.create_string_buffer(128), (ctypes.c_long * 2)()
+    until[0] = int(time.time() + seconds)
+    library.pthread_mutex_init(mutex, None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_timedlock(mutex, until)
+
+
 @app.task(bind=True, name="in_c")
 def in_c(self, seconds):
     tell("start", job=self.request.id)
-    ctypes.CDLL(None).usleep(int(seconds * 1_000_000))  # other threads run, but the main one hears no signal
+    wait_in_c(seconds)
     tell("end", job=self.request.id)
     return "undisturbed"
 """

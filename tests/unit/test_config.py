@@ -74,6 +74,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "retry_backoff_ms": 1_000,
         "retry_backoff_max_ms": 3_600_000,
         "retry_jitter": 0.2,
+        "soft_time_limit_ms": None,
+        "time_limit_ms": None,
         "unknown_task": "requeue",
         "include": (),
         "result_expires_ms": 86_400_000,
