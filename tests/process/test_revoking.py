@@ -27,13 +27,11 @@ import select
 def rest(self):
     tell("start", job=self.request.id)
     try:
-        if journal().set(f"rested:{self.request.id}", 1, nx=True):
-            select.select([], [], [], 60)
+        select.select([], [], [], 60)
     except Exception as exc:
         tell("swallowed", job=self.request.id)
     finally:
         tell("cleaned", job=self.request.id)
-    return "done"
 
 
 @app.task(bind=True, name="arest")
@@ -178,19 +176,31 @@ def test_a_marked_job_whose_worker_has_died_is_ended_by_the_next_one(stage: Stag
     wait_until(lambda: not stage.redis.exists(stage.keys.revoked), LONG, "the end of the mark")
 
 
-def test_a_job_that_a_person_retries_in_the_moment_it_has_ended_runs(stage: Stage) -> None:
+def look_at_marks(stage: Stage) -> None:
+    """Wait until the worker has looked at marks after this moment."""
+    stage.redis.zadd(stage.keys.revoked, {"gone": stage.app.now_ms()})
+    wait_until(lambda: not stage.redis.zscore(stage.keys.revoked, "gone"), LONG, "a look at the marks")
+
+
+@pytest.mark.parametrize("task", ["hold", "stubborn"])
+def test_a_job_that_a_person_retries_in_the_moment_it_has_ended_runs(stage: Stage, task: str) -> None:
     stage.worker(TASKS, children=1)
-    job = stage.app.send_task("rest", max_retries=5)
+    job = stage.app.send_task(task, kwargs={"gate": "gate"} if task == "hold" else {}, max_retries=5)
     stage.started(job)
-    job.revoke(terminate=True)
-    stage.became("failed", job, timeout=LONG)
     found = stage.app.queue("default").get_job(job.id)
     assert found is not None
+    job.revoke(terminate=True)
+    stage.became("failed", job, timeout=LONG)
     found.retry()
     stage.started(job, 2, timeout=LONG)
-    stage.became("completed", job, timeout=LONG)
-    assert job.get(timeout=LONG) == "done"
+    for _ in range(3):
+        look_at_marks(stage)
+    assert job.state == "active"
     assert len(stage.events.all(event="failed", jobId=job.id)) == 1
+    assert len(stage.journal.all(what="swallowed")) == (task == "stubborn"), "the second run was told, too"
+    if task == "hold":
+        stage.open_gate()
+        assert job.get(timeout=LONG) == "gate"
 
 
 REVOKER = """

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
+from bulltask.config import Conf
 from bulltask.errors import SchedulerJob
+from bulltask.job import ActiveJob
 from bulltask.lua import loader
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.states import JobState, Revocation
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
-from bulltask.transport.scripts_revoke import Marks, end_revoked, open_marks
+from bulltask.transport.scripts_revoke import Marks, end_revoked, open_marks, revoke
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis
@@ -319,6 +321,20 @@ def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
     client.run(ending(hand.token))
     assert not redis_client.exists(KEYS.revoked)
     assert places(redis_client, job.id) == ["failed"]
+
+
+def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
+    finish = move_to_finished(KEYS, "7", Claim("t", 1, ""), Ending(False, b"", {}, 1), fetch_next=False, now_ms=7)
+    job = ActiveJob.broken("mail", "7", "")
+    for call in (
+        revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
+        end_revoked(KEYS, finish),
+        open_marks(KEYS, 7),
+    ):
+        assert call.script is not None
+        keys = call.args[1 : call.script.key_count + 1]
+        assert len(keys) == call.script.key_count
+        assert {str(key).partition("{")[2].partition("}")[0] for key in keys} == {"mail"}
 
 
 def test_bullmqs_text_stands_in_both_scripts_as_it_is() -> None:

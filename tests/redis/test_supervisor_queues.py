@@ -184,20 +184,22 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].revoked, "not a sorted set")
     queue = app.queue("sound")
-    ours, waiting, of_another = (queue.add("n", attempts=9).id for _ in range(3))
-    for job_id in (ours, of_another):
+    ours, lapsed, waiting, of_another = (queue.add("n", attempts=9).id for _ in range(4))
+    for job_id in (ours, lapsed, of_another):
         redis_client.lrem(keys[1].wait, 1, job_id)
         redis_client.lpush(keys[1].active, job_id)
-        redis_client.set(keys[1].lock(job_id), "somebody's")
+        if job_id != lapsed:
+            redis_client.set(keys[1].lock(job_id), "somebody's")
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (next_one,) = (job.id for job in queue.get_jobs(["waiting", "delayed"]) if job.id != waiting)
-    marked = (ours, waiting, of_another, next_one)
-    redis_client.zadd(keys[1].revoked, dict.fromkeys(marked, app.now_ms()))
+    marked = (ours, lapsed, waiting, of_another, next_one)
+    marked_ms = app.now_ms() - 5_000
+    redis_client.zadd(keys[1].revoked, dict.fromkeys(marked, marked_ms))
     asked: list[tuple[int, set[str]]] = []
 
     def interrupt(index: int, job_ids: Collection[str]) -> set[str]:
         asked.append((index, set(job_ids)))
-        return {ours}
+        return {ours, lapsed}
 
     outage = Outage(bus, app.config)
     service = Revocations(app.broker, keys, interrupt, client, bus, outage)
@@ -205,7 +207,8 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     assert asked == [(1, set(marked))]
     assert [event.job_id for event in heard if isinstance(event, JobRevoked)] == [waiting]
     assert queue.get_job_state(waiting) == "failed"
-    assert set(redis_client.zrange(keys[1].revoked, 0, -1)) == {ours, of_another}
+    left = dict(redis_client.zrange(keys[1].revoked, 0, -1, withscores=True))
+    assert left == dict.fromkeys([ours, lapsed, of_another], marked_ms)
     assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
     assert not outage.is_on
     redis_client.delete(keys[0].revoked)
