@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.states import RunState, SlotState
-from bulltask.worker.slots import ID_BYTES, ChildBlock, Slot, Slots, SlotView, shareable_file
+from bulltask.states import Cause, RunState, SlotState
+from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, shareable_file
 
 # Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -101,6 +101,39 @@ def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
             getattr(slot, name)(now_ms)
         expected[slot] = SlotView(STATES[name], slot.token, queue, job_id, now_ms)
         assert {slot: slot.read() for slot in every} == expected
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_for_one_run_and_for_none_after_it() -> None:
+    slot = one_slot()
+    slot.hold(0, "job-1", 1)
+    first = slot.read().run
+    slot.give_order(first, Cause.SOFT_LIMIT)
+    assert (slot.order, slot.read().order, slot.read().heard) == (Cause.SOFT_LIMIT, Cause.SOFT_LIMIT, False)
+    slot.hear()
+    assert slot.read().heard
+    slot.give_order(first, Cause.REVOKED)
+    assert (slot.order, slot.read().heard) == (Cause.REVOKED, False), "another order must be heard, too"
+    slot.hold(0, "job-1", 2)  # the same job again
+    assert (slot.order, slot.read().order, slot.read().heard) == (Cause.NONE, Cause.NONE, False)
+    slot.give_order(first, Cause.HARD_LIMIT)
+    assert slot.order is Cause.NONE, "it came too late"
+
+
+def test_deadlines_are_those_of_one_run_and_are_looked_at_while_it_goes_on() -> None:
+    slot = one_slot()
+    deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, retried=True)
+    slot.hold(0, "job-1", 50)
+    assert (slot.read().deadlines, slot.is_late(10**9)) == (Deadlines(), False)
+    slot.limit(deadlines)
+    assert slot.read().deadlines == deadlines
+    assert [slot.is_late(now_ms) for now_ms in (99, 100, 200)] == [False, True, True]
+    slot.settle(150)
+    assert not slot.is_late(300), "its outcome is being written"
+    slot.hold(0, "job-2", 400)
+    assert (slot.read().deadlines, slot.is_late(10**9)) == (Deadlines(), False)
 
 
 # --- torn writes ------------------------------------------------------------------------------------------------------
