@@ -19,11 +19,13 @@ from bulltask.errors import (
     PermanentError,
     ResultTimeout,
     TaskError,
+    TaskRevoked,
+    TaskRevokedError,
     TransientError,
 )
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
-from bulltask.states import JobState
+from bulltask.states import JobState, Revocation
 from bulltask.worker.child.verdict import trace_of
 
 
@@ -44,6 +46,12 @@ class Failing:
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         return Finished(False, self.reason)
+
+    def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        return Revocation.FINISHED
+
+    async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
+        return Revocation.FINISHED
 
 
 def raised(reason: str, *traces: str) -> BaseException:
@@ -345,3 +353,12 @@ def test_handles_of_one_job_are_equal() -> None:
     assert len({one, same, other}) == 2
     assert one != "1"
     assert repr(one) == "<AsyncResult 1 of queue q>"
+
+
+def test_a_job_that_was_revoked_raises_celerys_error_also_when_its_task_was_interrupted() -> None:
+    assert type(raised("revoked")) is TaskRevokedError
+    reason, trace = failure_of(TaskRevoked("revoked"))
+    assert reason == "revoked"
+    found = raised(reason, trace)
+    assert type(found) is TaskRevokedError
+    assert "failure_of" in found.remote_traceback
