@@ -48,6 +48,10 @@ def listener_errors(log: FilteringBoundLogger) -> events.OnError:
     return report
 
 
+_Line = tuple[int, type[events.Event], Callable[[Any], None]]
+"""A level, a class of events, and what writes the line of one."""
+
+
 class LogListener:
     """Responsible for the log lines of one process.
 
@@ -64,7 +68,12 @@ class LogListener:
         So at level ``warning`` a bus wants no `JobCompleted`, and a child that runs 5,000 jobs a second does not
         even build one.
         """
-        lines: tuple[tuple[int, type[events.Event], Callable[[Any], None]], ...] = (
+        for level, kind, line in (*self._of_jobs(), *self._of_processes()):
+            if self._log.is_enabled_for(level):
+                bus.subscribe(kind, line)
+
+    def _of_jobs(self) -> tuple[_Line, ...]:
+        return (
             (logging.INFO, events.JobPickedUp, self._picked_up),
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
@@ -78,6 +87,10 @@ class LogListener:
             (logging.ERROR, events.JobCrashed, self._crashed),
             (logging.INFO, events.RunInterrupted, self._interrupted),
             (logging.INFO, events.JobRevoked, self._revoked),
+        )
+
+    def _of_processes(self) -> tuple[_Line, ...]:
+        return (
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
@@ -102,9 +115,6 @@ class LogListener:
             (logging.WARNING, events.StacksDumped, self._stacks_dumped),
             (logging.INFO, events.SignalIgnored, self._signal_ignored),
         )
-        for level, kind, line in lines:
-            if self._log.is_enabled_for(level):
-                bus.subscribe(kind, line)
 
     # ---- jobs ----
 
