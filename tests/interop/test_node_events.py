@@ -10,6 +10,7 @@ import pytest
 
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide
+from tests.support.pace import at_this_pace
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -90,7 +91,9 @@ def test_node_hears_of_a_retry_as_a_delay_and_of_the_last_attempt_as_a_failure(e
         "failed", "retries-exhausted",
     ]  # fmt: skip
     waits = either.waits_ms(job.id)
-    assert all(full - 90 <= wait <= full + 10 for wait, full in zip(waits, (100, 200), strict=True)), waits
+    assert all(full - at_this_pace(90) <= wait <= full + 10 for wait, full in zip(waits, (100, 200), strict=True)), (
+        waits
+    )
     seen = either.seen(job.id)
     assert (seen["state"], seen["attemptsMade"], seen["failedReason"]) == ("failed", 3, "no ünicorn")
     assert len(seen["stacktrace"]) == 3

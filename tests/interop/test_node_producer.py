@@ -71,14 +71,14 @@ def test_data_that_does_not_fit_fails_at_once_with_a_reason_that_names_task_and_
 
 
 def test_a_delayed_job_of_node_runs_when_it_is_due(either: SideBySide) -> None:
-    either.worker()
-    job = either.add("echo", {"value": "later"}, delay=400)
+    either.worker().wait_for_line("Child started")
+    job = either.add("echo", {"value": "later"}, delay=2_000)
     assert either.seen(job)["state"] == "delayed"
     assert either.counts() == {"delayed": 1}
     assert either.finished(job) == "later"
     seen = either.seen(job)
-    assert 400 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
-    assert (seen["delay"], seen["opts"]["delay"]) == (0, 400)
+    assert 2_000 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
+    assert (seen["delay"], seen["opts"]["delay"]) == (0, 2_000)
 
 
 def test_jobs_of_node_without_a_priority_run_first_then_low_numbers_then_high_ones(

@@ -125,7 +125,7 @@ def test_a_file_of_an_older_pipeline_with_fewer_columns_is_read(lake: LakeBuilde
 )
 def test_what_cannot_be_compacted_is_refused(lake: LakeBuilder, words: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compact(lake.layout, words.pop("table"), before=TOMORROW, **words)
+        compact(lake.layout, **{"before": TOMORROW, **words})
 
 
 def test_expired_days_are_named_first_and_taken_away_when_that_is_meant(lake: LakeBuilder) -> None:
