@@ -89,7 +89,7 @@ def need_java() -> None:
 
 def settings(place: Path) -> dict[str, str]:
     return {
-        "spark.driver.extraJavaOptions": java_options(),
+        "spark.driver.extraJavaOptions": java_options(place),
         "spark.driver.memory": "1g",
         "spark.local.dir": str(place / "local"),
         "spark.log.level": "OFF",

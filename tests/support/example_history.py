@@ -35,7 +35,8 @@ def demo(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     Its JVM starts quickly, as those of the other tests; but for that Spark has the settings that users have.
     """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--root", str(root), "--no-worker", *words]
-    environ = {**os.environ, "SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options()}
+    java = {"SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options(root.parent)}
+    environ = {**os.environ, **java}
     with (
         root.with_suffix(".log").open("a") as log,
         subprocess.Popen(command, env=environ, stdout=log, stderr=log, text=True) as run,

@@ -22,12 +22,20 @@ ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
 """Without the archive if it does not fit, and without a word about that on standard output."""
 
 
-def java_options() -> str:
-    """Options of a JVM of Spark's: with the archive of `tests.support.spark_archive`, if that was made."""
-    found = archive()
-    if " " in str(found) or not found.is_file():  # options are cut at spaces
-        return QUICK
-    return f"{QUICK} -XX:SharedArchiveFile={found} {ARCHIVED}"
+def java_options(place: Path | None = None) -> str:
+    """Options of a JVM of Spark's: with the archive of `tests.support.spark_archive`, if that was made.
+
+    Args:
+        place: in a directory there it writes what it removes at its end, unless it is killed; /tmp if left out.
+    """
+    options, found = QUICK, archive()
+    if place is not None and " " not in str(place):  # options are cut at spaces
+        scratch = place / "java"
+        scratch.mkdir(parents=True, exist_ok=True)
+        options += f" -Djava.io.tmpdir={scratch}"
+    if " " in str(found) or not found.is_file():
+        return options
+    return f"{options} -XX:SharedArchiveFile={found} {ARCHIVED}"
 
 
 def thin_home(home: Path) -> Path:

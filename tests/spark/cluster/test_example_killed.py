@@ -22,7 +22,6 @@ CONF = {
     "spark.driver.extraJavaOptions": java_options(),
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.executor.extraJavaOptions": java_options(),
     "spark.executor.memory": "512m",
 }
 
@@ -55,7 +54,8 @@ def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_writ
 ) -> None:
     need_java()
     root = tmp_path / "lake"
-    conf = [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
+    said = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
+    conf = [word for name, value in said.items() for word in ("--conf", f"{name}={value}")]
     with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
         words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
         with demo(broker_url, root, *words) as run:
