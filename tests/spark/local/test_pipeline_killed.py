@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -238,19 +238,16 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     redis_client: redis.Redis,
     tmp_path: Path,
     unmarked: None,
-    record_property: Callable[[str, object], None],
+    dice: random.Random,
 ) -> None:
-    seed = random.randrange(10**6)
-    record_property("seed", seed)
-    dice = random.Random(seed)
-    events = history(seed, 24 + 8 * KILLS)
+    events = history(dice.randrange(10**6), 24 + 8 * KILLS)
     write_events(redis_client, events)
     layout, hit = Layout(tmp_path / "lake"), Counter[str]()
     words = (broker_url, json.dumps(OPTIONS))
     for number, aim in zip(range(KILLS), aims(dice), strict=False):
         killed_at(aim, dice, layout, STREAM, *words)
         step, shown = step_of(layout)
-        log.warning("kill %d of %d, seed %d: %s: %s", number + 1, KILLS, seed, step, shown)
+        log.warning("kill %d of %d: %s: %s", number + 1, KILLS, step, shown)
         assert aim.hits in {step, ""}, shown
         hit[step] += 1
     log.warning("kills by step: %s", ", ".join(f"{step} {hit[step]}" for step in STEPS))
@@ -270,11 +267,14 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
 
 
 def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones(
-    spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path, unmarked: None
+    spark: SparkSession,
+    broker_url: str,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    unmarked: None,
+    dice: random.Random,
 ) -> None:
-    seed = random.randrange(10**6)
-    dice = random.Random(seed)
-    write_events(redis_client, history(seed, 40))
+    write_events(redis_client, history(dice.randrange(10**6), 40))
     layout = calmly(spark, tmp_path / "lake", broker_url, Terms())
     old, terms = gold_days(layout), Terms(price_per_hour=PRICES)
     words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
@@ -286,7 +286,7 @@ def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones
         aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
         killed_at(aim, dice, layout, BUILD, *words)
         moves, seen = finish_intents(layout), gold_days(layout)
-        log.warning("kill %d of a build, seed %d: %d moves were left to do", number + 1, seed, moves)
+        log.warning("kill %d of a build: %d moves were left to do", number + 1, moves)
         assert seen.keys() == old.keys()
         assert all(rows in (old[place], new[place]) for place, rows in seen.items())
         assert not any(any(layout.own(room).glob("*")) for room in ("new", "trash"))
