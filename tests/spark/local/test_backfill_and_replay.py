@@ -24,7 +24,7 @@ from bulltask.spark.tables.snapshot import snapshot
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 HOUR = timedelta(hours=1)
 

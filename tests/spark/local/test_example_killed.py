@@ -32,7 +32,7 @@ KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
 COUNT = int(os.environ.get("BULLTASK_JOBS", "10000"))
 
 pytestmark = [
-    pytest.mark.spark, pytest.mark.process, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900 + 200 * KILLS)
+    pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900 + 200 * KILLS)
 ]  # fmt: skip
 
 FOLLOWS = "3. The stream follows"
