@@ -105,7 +105,7 @@ EVENTS: Final = Table(
         event_id text the entry's id in its stream
         event_ms long first part of event_id: milliseconds since 1970 by Redis' clock
         event_seq long second part of event_id: numbers the entries of a millisecond
-        event_at time event_ms as a time
+        event_at time event_ms as a time; the end of the year 9999 where it is later
         event text added, waiting, active, completed, failed, delayed, stalled, ... as BullMQ writes it
         job_id text the job it is about; none for drained, paused, resumed, cleaned
         name text name of the task; only added has it

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
-from bulltask.spark.lifecycle.fold import EVENTS, Event
+from bulltask.spark.lifecycle.fold import EVENTS, LAST_MS, Event
 
-__all__ = ["Teller", "cut", "histories", "noise"]
+__all__ = ["Teller", "cut", "far", "histories", "noise"]
 
 REASONS = [
     "ValueError: bad 'x1'",
@@ -155,3 +156,11 @@ def noise(seed: int, length: int) -> list[Event]:
             name=name,
         )
     return teller.events
+
+
+def far(seed: int, jobs: int) -> list[Event]:
+    """Histories about the end of the year 9999, or about the last millisecond that a column has room for."""
+    events = histories(seed, jobs)
+    last = max(event.event_ms for event in events)
+    by = 2**63 - 1 - last if seed % 2 else LAST_MS - (events[0].event_ms + last) // 2
+    return [replace(event, event_ms=event.event_ms + by) for event in events]

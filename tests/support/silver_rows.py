@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulltask.spark.lifecycle.fold import Attempt, Event, JobRow
+from bulltask.spark.lifecycle.fold import LAST_MS, Attempt, Event, JobRow
 
 __all__ = ["COLUMNS", "arrow_rows", "assert_same", "attempt_row", "events_table", "job_row"]
 
@@ -26,7 +26,7 @@ def events_table(events: Iterable[Event]) -> pa.Table:
 
 
 def at(ms: int | None) -> int | None:
-    return None if ms is None else ms * 1000
+    return None if ms is None else min(ms, LAST_MS) * 1000
 
 
 def attempt_row(one: Attempt) -> Row:

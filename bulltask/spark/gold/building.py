@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
+from bulltask.errors import ConfigError
 from bulltask.lake.gaps import days_in_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import Replacing, steady
@@ -69,6 +70,9 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
         layout: the lake.
         days: which, in any order.
         terms: objectives, prices and capacities; by default there are none.
+
+    Raises:
+        ConfigError: one of them is the last of the calendar.
     """
     with Replacing(layout) as replacing, _in_utc(spark):
         for span in _spans(days):
@@ -154,6 +158,8 @@ def frames_of(inputs: Inputs, minutes: DataFrame, span: Span, terms: Terms) -> d
 def _spans(days: Iterable[date]) -> Iterator[Span]:
     """Join days that follow each other: they are built together."""
     ordered = sorted(set(days))
+    if date.max in ordered:
+        raise ConfigError(f"there is no gold of {date.max}: that is the day of events whose times no clock can show")
     start = 0
     for index, day in enumerate(ordered):
         if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:

@@ -24,7 +24,7 @@ from bulltask.spark.lifecycle.arrays import (
     tell,
 )
 from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED
+from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LAST_MS
 
 __all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
 
@@ -119,7 +119,7 @@ class _Rows:
 
     def as_of(self, says: Ints) -> pa.Array:
         """`bulltask.spark.lifecycle.fold.Event.as_of_us` of events."""
-        us = self._lives.ms[says] * 1000 + np.minimum(self._lives.seq[says], _LAST_SEQ)
+        us = np.minimum(self._lives.ms[says], LAST_MS) * 1000 + np.minimum(self._lives.seq[says], _LAST_SEQ)
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def reasons(self, says: Ints) -> tuple[pa.Array, pa.Array]:
@@ -175,7 +175,7 @@ def _between(first_ms: Ints, last_ms: Ints) -> pa.Array:
 
 
 def _times(ms: Ints) -> pa.Array:
-    return pa.array(ms * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
+    return pa.array(np.minimum(ms, LAST_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
 
 
 def _words(words: tuple[str, ...], numbers: Ints) -> pa.Array:

@@ -31,10 +31,13 @@ from typing import Literal
 
 from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
 
-__all__ = ["EVENTS", "FINISHED", "LIFE", "Attempt", "Event", "JobRow", "JobState", "Outcome", "lifecycle"]
+__all__ = ["EVENTS", "FINISHED", "LAST_MS", "LIFE", "Attempt", "Event", "JobRow", "JobState", "Outcome", "lifecycle"]
 
 Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
+
+#: The end of the year 9999, the last that Python and Spark can show. Ids of events may be of any time.
+LAST_MS = 253_402_300_799_999
 
 #: The columns of an event that its job's life is told from.
 LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
@@ -86,7 +89,7 @@ class Event:
     @property
     def as_of_us(self) -> int:
         """Its time in microseconds; events of one millisecond are kept apart as far as there is room."""
-        return self.event_ms * 1000 + min(self.event_seq, 999)
+        return min(self.event_ms, LAST_MS) * 1000 + min(self.event_seq, 999)
 
 
 @dataclass(slots=True)

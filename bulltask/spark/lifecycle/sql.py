@@ -12,11 +12,12 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
 from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER, NORMALISE, UNQUOTABLE
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LIFE
+from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LAST_MS, LIFE
 
 __all__ = [
     "OF_ATTEMPT",
     "OF_JOB",
+    "as_time",
     "attempts",
     "attempts_of",
     "error_key",
@@ -123,9 +124,9 @@ def attempts_of(told: DataFrame) -> DataFrame:
         _life(),
         _of_life("begun").cast("int").alias("attempt"),
         fn.col("added.name").alias("name"),
-        fn.timestamp_millis(queued_ms).alias("queued_at"),
-        fn.timestamp_millis("started_ms").alias("started_at"),
-        fn.timestamp_millis("ended_ms").alias("ended_at"),
+        as_time(queued_ms).alias("queued_at"),
+        as_time(fn.col("started_ms")).alias("started_at"),
+        as_time(fn.col("ended_ms")).alias("ended_at"),
         (fn.col("started_ms") - queued_ms).alias("wait_ms"),
         (fn.col("ended_ms") - fn.col("started_ms")).alias("run_ms"),
         "outcome",
@@ -149,9 +150,9 @@ def jobs_of(told: DataFrame) -> DataFrame:
         "job_id",
         _life(),
         fn.col("added.name").alias("name"),
-        fn.timestamp_millis("added.event_ms").alias("created_at"),
-        fn.timestamp_millis("first_started_ms").alias("first_started_at"),
-        fn.timestamp_millis("finished_ms").alias("finished_at"),
+        as_time(fn.col("added.event_ms")).alias("created_at"),
+        as_time(fn.col("first_started_ms")).alias("first_started_at"),
+        as_time(fn.col("finished_ms")).alias("finished_at"),
         "state",
         _of_life("begun").cast("int").alias("attempts"),
         _of_life("stalls").cast("int").alias("stalls"),
@@ -172,6 +173,11 @@ def jobs_of(told: DataFrame) -> DataFrame:
 def is_finished() -> Column:
     """Whether a life is finished as of an event; it stays so when the job is removed."""
     return fn.col("kept.event").isin(*FINISHED)
+
+
+def as_time(ms: Column) -> Column:
+    """Milliseconds as a time; what is behind the year 9999 is its end."""
+    return fn.timestamp_millis(_shown(ms))
 
 
 def plain_reason(reason: Column) -> Column:
@@ -284,7 +290,11 @@ def _life() -> Column:
 
 def _as_of(ms: Column, seq: Column) -> Column:
     """`bulltask.spark.lifecycle.fold.Event.as_of_us` as a time."""
-    return fn.timestamp_micros(ms * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
+    return fn.timestamp_micros(_shown(ms) * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
+
+
+def _shown(ms: Column) -> Column:
+    return fn.when(ms > LAST_MS, LAST_MS).otherwise(ms)  # nothing stays nothing
 
 
 def _case(column: str, words: Mapping[str, str]) -> Column:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulltask.codec import decode_text
+from bulltask.spark.lifecycle.fold import LAST_MS
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.positions import Gap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
@@ -29,12 +30,12 @@ _PROBES: Final = ("name", "timestamp")
 
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
-_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the last that Python and Spark can show
+_MOST: Final = 2**63 - 1  # the halves of an id may be twice as large, and a column has no room for that
 _FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
 # Made once: Arrow looks for pandas in every directory of Python's path whenever it is given a number of Python's.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
-_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (_LAST_MS, _FIRST_MS, 1_000, None))
+_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (LAST_MS, _FIRST_MS, 1_000, None))
 
 Raw = Sequence[bytes | None]
 
@@ -128,10 +129,17 @@ def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Ar
     halves = pc.split_pattern(texts, "-")
     return {
         "event_id": texts.cast,
-        "event_ms": lambda kind: _as_numbers(pc.list_element(halves, 0), kind),
-        "event_seq": lambda kind: _as_numbers(pc.list_element(halves, 1), kind),
+        "event_ms": lambda kind: _half(pc.list_element(halves, 0), kind),
+        "event_seq": lambda kind: _half(pc.list_element(halves, 1), kind),
         "event_at": lambda kind: _as_times(pc.list_element(halves, 0), kind),
     }
+
+
+def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([min(int(text), _MOST) for text in texts.to_pylist()], kind)
 
 
 def gap_entry(gap: Gap) -> RawEntry:
@@ -187,7 +195,7 @@ def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
         found = _plain_numbers(texts, pa.int64())
     except pa.ArrowInvalid:
         raw = texts.cast(pa.binary()).to_pylist()
-        found = pa.array([_number(value, _FIRST_MS, _LAST_MS) for value in raw], pa.int64())
+        found = pa.array([_number(value, _FIRST_MS, LAST_MS) for value in raw], pa.int64())
     shown = pc.and_(pc.greater_equal(found, _FIRST), pc.less_equal(found, _LAST))
     return pc.multiply(pc.if_else(shown, found, _NONE), _THOUSAND).cast(kind)
 

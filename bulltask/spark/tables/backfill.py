@@ -23,7 +23,7 @@ from bulltask.lake.gaps import CLOCKS, GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
-from bulltask.spark.lifecycle.sql import error_key, plain_reason
+from bulltask.spark.lifecycle.sql import as_time, error_key, plain_reason
 from bulltask.spark.tables.appending import append, ingest_of
 from bulltask.spark.tables.lake_tables import day_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
@@ -145,7 +145,7 @@ def _is_known() -> Column:
     """
     same_job = (fn.col("queue") == fn.col("told_queue")) & (fn.col("id") == fn.col("told_id"))
     same_end = (fn.col("state") == fn.col("told_state")) & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
-    began = fn.timestamp_millis(fn.split("told_life", "-")[0].cast("bigint"))
+    began = as_time(fn.split("told_life", "-")[0].cast("bigint"))
     same_life = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
     later = fn.col("told_at") > fn.col("finished_at") + fn.lit(CLOCKS)
     return same_job & (same_end | (same_life & later))

@@ -24,7 +24,7 @@ from bulltask.lake.layout import listed, partition_value
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.staging import Staging
 from bulltask.lake.tables import EVENTS, GAPS
-from bulltask.spark.lifecycle.fold import LIFE
+from bulltask.spark.lifecycle.fold import LAST_MS, LIFE
 from bulltask.spark.source.positions import BEGINNING, StreamId
 from bulltask.spark.source.schemas import GAP_EVENT
 from bulltask.spark.tables.lake_tables import day_of
@@ -33,6 +33,7 @@ __all__ = ["Bronze", "stage"]
 
 _READ: Final = "read"  # under staging: all rows of the batch
 _TRUE, _FALSE = "is_gap=true", "is_gap=false"
+_MOST: Final = 2**63 - 1  # what event_ms and event_seq can be
 _IN_FILES: Final = [name for name in LIFE if name != "queue"]
 
 
@@ -43,7 +44,7 @@ class Bronze:
     Attributes:
         queues: of each queue, by the user's spelling.
         life: its events, of the columns those that tell of jobs' lives.
-        newest_ms: time of its newest event; 0 where there is none.
+        newest_ms: time of its newest event, as far as clocks can show it; 0 where there is none.
         oldest_ms: time of its oldest event; 0 where there is none.
     """
 
@@ -67,20 +68,24 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
         detected_at: when the gaps were found.
     """
     names = [column.name for column in EVENTS.columns]
-    is_gap, dt = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False)), day_of(fn.col("event_at"))
-    rows = batch.select(*names, is_gap.alias("is_gap"), dt.alias("dt"), "queue")
+    is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
+    # Of an id that is behind the year 9999 the source tells no time, and every row needs a day.
+    shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(LAST_MS))))
+    rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
     rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
     gaps = _stage_gaps(staging, detected_at)
     place = staging.place(_READ) / _FALSE
     life = _life(place)
-    queues = dict(_seen(life))
+    queues = dict(_seen(life, place))
     for queue, lost in gaps.items():
         seen = queues.get(queue, QueueRecord())
         queues[queue] = QueueRecord(seen.events, seen.first, seen.last, sum(lost), len(lost))
     if place.is_dir():
         place.rename(staging.table(EVENTS))
-    newest_ms = max((StreamId.parse(seen.last).ms for seen in queues.values() if seen.last), default=0)
+    ends_ms = [StreamId.parse(seen.last).ms for seen in queues.values() if seen.last]
     oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
+    # A clock that has gone mad is none: by it, all jobs would be too old.
+    newest_ms = max((ms for ms in ends_ms if ms <= LAST_MS), default=0)
     return Bronze(queues, pa.concat_tables(life.values()), newest_ms, oldest_ms)
 
 
@@ -98,11 +103,22 @@ def _none() -> pa.Table:
     return pa.schema([columns.field(name) for name in LIFE]).empty_table()
 
 
-def _seen(life: Mapping[str, pa.Table]) -> Iterator[tuple[str, QueueRecord]]:
+def _seen(life: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
     """Of each queue, how many events there are, and the first and the last."""
     for queue, events in life.items():
         if events.num_rows:
-            yield queue, QueueRecord(events.num_rows, str(_end(events, "min")), str(_end(events, "max")))
+            first, last = _end(events, "min"), _end(events, "max")
+            if _MOST in {*first, *last}:
+                first, last = _ends_of_ids(root, queue)
+            yield queue, QueueRecord(events.num_rows, str(first), str(last))
+
+
+def _ends_of_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
+    """The least and the greatest id by the ids themselves, of which the columns have no room for all."""
+    files = [file for its, file in _files(root) if its == queue]
+    tables = [pq.read_table(file, columns=["event_id"], partitioning=None) for file in files]
+    ids = [StreamId.parse(one) for table in tables for one in table["event_id"].to_pylist()]
+    return min(ids), max(ids)
 
 
 def _end(ids: pa.Table, which: str) -> StreamId:
@@ -141,7 +157,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[
 
 
 def _time(entry: StreamId) -> datetime:
-    return datetime.fromtimestamp(entry.ms / 1000, UTC)
+    return datetime.fromtimestamp(min(entry.ms, LAST_MS) / 1000, UTC)
 
 
 def _directories(root: Path) -> Iterator[tuple[Path, str]]:

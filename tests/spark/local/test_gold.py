@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
+from bulltask.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.size_classes import merged, percentile
@@ -299,3 +300,8 @@ def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: Spa
 def test_days_on_end_are_built_together() -> None:
     days = [date(2026, 11, 21), date(2026, 12, 2), date(2026, 11, 20), date(2026, 11, 22), date(2026, 11, 20)]
     assert [(span.first.day, span.last.day) for span in _spans(days)] == [(20, 22), (2, 2)]
+
+
+def test_the_day_of_what_no_clock_can_show_has_no_gold() -> None:
+    with pytest.raises(ConfigError, match="there is no gold of 9999-12-31"):
+        list(_spans([date(2026, 11, 21), date.max]))

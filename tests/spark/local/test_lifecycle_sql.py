@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 from bulltask.spark.lifecycle import error_keys
 from bulltask.spark.lifecycle import sql as lifecycle_sql
 from bulltask.spark.lifecycle.fold import Event, lifecycle
-from tests.support.job_histories import REASONS, cut, histories, noise
+from tests.support.job_histories import REASONS, cut, far, histories, noise
 from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -54,13 +54,14 @@ def many(kind: str, tell: Callable[[int], list[Event]]) -> list[Event]:
     return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in tell(seed)]
 
 
-def test_sql_and_fold_agree_on_600_random_histories(
+def test_sql_and_fold_agree_on_800_random_histories(
     spark: SparkSession, record_property: Callable[[str, object], None]
 ) -> None:
     whole = many("whole", lambda seed: histories(seed, 4))
     holes = many("holes", lambda seed: cut(histories(seed, 4), random.Random(seed)))
     wild = many("noise", lambda seed: noise(seed, 40))
-    jobs, tried = assert_sql_is_fold(spark, whole + holes + wild)
+    late = many("far", lambda seed: far(seed, 2))
+    jobs, tried = assert_sql_is_fold(spark, whole + holes + wild + late)
     record_property("jobs", jobs)
     record_property("attempts", tried)
     assert jobs > 2000

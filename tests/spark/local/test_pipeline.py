@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.errors import ConfigError, LakeInUse
 from bulltask.lake.arrow import partition_schema
+from bulltask.lake.history import History
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
@@ -239,6 +240,42 @@ def test_silver_of_batches_is_silver_of_all_events(
 def rows_of(frame: DataFrame) -> set[tuple[object, ...]]:
     columns = [column.to_pylist() for column in frame.toArrow().columns]
     return set(zip(*columns, strict=True))
+
+
+def test_events_whose_ids_no_clock_can_show_are_of_the_last_day_and_hurt_nobody(
+    pipeline: Make, redis_client: redis.Redis, spark: SparkSession
+) -> None:
+    """The server's clock was mad for a moment: Redis gives ids behind it from then on, and its jobs go on."""
+    mails, mad = told("mail", 1, 10), told("mad", 2, 10)
+    ids_of = [f"253402300800000-{n}" if n < len(mad) // 2 else f"{2**64 - 2}-{n}" for n in range(len(mad))]
+    write_events(redis_client, mails[:50])
+    for number, (one, entry_id) in enumerate(zip(mad, ids_of, strict=True)):
+        write_events(redis_client, [replace(one, event_ms=int(entry_id.partition("-")[0]), event_seq=number)])
+    run(pipeline())
+    write_events(redis_client, mails[50:])
+    run(pipeline())
+    layout = pipeline().layout
+    assert ids_in(layout) == ids(mails) + Counter(("mad", entry_id) for entry_id in ids_of)
+    last = date(9999, 12, 31)
+    assert {row["queue"] for row in arrow_rows(layout, EVENTS) if row["dt"] == str(last)} == {"mad"}
+    assert [str(day) for day in layout.days(EVENTS)] == ["2025-10-09", str(last)]
+    head = Ledger(layout).head()
+    assert head is not None
+    assert head.ends == {"mail": mails[-1].event_id, "mad": ids_of[-1]}
+    assert head.clock_ms == mails[-1].event_ms, "by a mad clock all jobs would be given up"
+    assert History(layout.root).search(queue="mad", state="failed").jobs[0].seen_at.year == last.year
+    shutil.rmtree(layout.checkpoint)
+    run(pipeline())
+    assert ids_in(layout) == ids(mails) + Counter(("mad", entry_id) for entry_id in ids_of)
+    by_batches = [that_count(spark, layout, table) for table in (ATTEMPTS, JOBS)]
+    assert all(by_batches)
+    pipeline().build("silver", days=[last])
+    assert [that_count(spark, layout, table) for table in (ATTEMPTS, JOBS)] == by_batches
+
+
+def that_count(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
+    """The rows of the mad queue, but for what says who wrote them."""
+    return rows_of(latest(read_table(spark, layout, table), table).where("queue = 'mad'").drop("ingest_id"))
 
 
 def test_files_lie_under_their_day_queue_and_batch(pipeline: Make, redis_client: redis.Redis) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.tables.silver import silver_of
 from tests.support.batch_lake import NEVER, BatchLake, many, slices
-from tests.support.job_histories import cut, histories, noise
+from tests.support.job_histories import cut, far, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -26,7 +26,9 @@ def test_silver_of_all_events_is_what_batches_told_of_150_random_histories(
     told = many("whole", 60, lambda seed: histories(seed, 4))
     told += many("holes", 60, lambda seed: cut(histories(seed, 4), random.Random(seed)))
     told += many("noise", 30, lambda seed: noise(seed, 40))
+    late = [event for events in many("far", 20, lambda seed: far(seed, 2)) for event in events]
     lake = BatchLake()
+    lake.take(late)
     for batch in zip(*(slices(events, 6, dice) for events in told), strict=True):
         lake.take([event for part in batch for event in part])
     give_up_ms = max(event.event_ms for events in told for event in events) - 700 if is_given_up else NEVER

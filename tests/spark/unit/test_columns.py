@@ -68,7 +68,7 @@ def row_of(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     ms, seq = entry_id.split(b"-")
     row: dict[str, Any] = {"queue": "mail", "event_id": shown(entry_id), "event_at": time(ms)}
-    row |= {"event_ms": number(ms, 64), "event_seq": number(seq, 64)}
+    row |= {"event_ms": min(int(ms), 2**63 - 1), "event_seq": min(int(seq), 2**63 - 1)}
     for column, name in EVENT_FIELDS.items():
         raw = fields.pop(name.encode(), None)
         row[column] = None if raw is None else shown(raw)

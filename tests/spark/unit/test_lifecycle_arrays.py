@@ -15,7 +15,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle.arrow_rows import attempts, jobs
 from bulltask.spark.lifecycle.fold import EVENTS, Event, lifecycle
-from tests.support.job_histories import REASONS, cut, histories, noise
+from tests.support.job_histories import REASONS, cut, far, histories, noise
 from tests.support.silver_rows import COLUMNS, arrow_rows, assert_same, attempt_row, events_table, job_row
 
 ANY_EVENT = st.builds(
@@ -60,6 +60,17 @@ def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callabl
 @given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda one: (one.queue, one.event_ms, one.event_seq)))
 def test_arrays_and_fold_agree_on_any_events(events: list[Event]) -> None:
     assert_arrays_are_fold(events)
+
+
+def test_times_that_no_clock_can_show_are_the_last_that_it_can() -> None:
+    events = [replace(one, queue=f"far-{seed}") for seed in range(100) for one in far(seed, 3)]
+    assert_arrays_are_fold(events)
+    told = jobs(events_table(events))
+    ended = [moment for moment in told["finished_at"].to_pylist() if moment is not None]
+    assert {moment.year for moment in ended} == {9999}
+    assert max(ended) == max(told["created_at"].drop_null().to_pylist())
+    assert max(told["total_ms"].drop_null().to_pylist()) < 10_000_000
+    assert any(life.startswith("9223372036854775") for life in told["life"].drop_null().to_pylist())
 
 
 def test_events_may_come_in_pieces_and_an_id_of_two_queues_is_two_jobs() -> None:

@@ -1,0 +1,43 @@
+"""How far a batch has come in each queue's stream, from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bulltask.lake.ledger import QueueRecord
+from bulltask.spark.source.columns import event_batch
+from bulltask.spark.source.schemas import EVENTS, arrow_schema
+from bulltask.spark.tables.bronze import _life, _seen
+
+FAR = 2**64 - 2
+
+
+@pytest.mark.parametrize(
+    ("days", "first", "last"),
+    [
+        ([["5-1", "5-20"], ["6-0", "5-3"]], "5-1", "6-0"),
+        ([["7-0", f"{2**63 - 1}-0"]], "7-0", f"{2**63 - 1}-0"),
+        ([["7-0"], [f"{FAR}-3", f"{FAR - 1}-7"]], "7-0", f"{FAR}-3"),
+        ([[f"{FAR}-{2**64 - 1}", f"{FAR}-{2**64 - 2}"]], f"{FAR}-{2**64 - 2}", f"{FAR}-{2**64 - 1}"),
+        ([[f"5-{2**64 - 1}", f"5-{2**64 - 2}"], ["6-0"]], f"5-{2**64 - 2}", "6-0"),
+    ],
+)
+def test_the_ends_are_ids_as_redis_has_them(tmp_path: Path, days: list[list[str]], first: str, last: str) -> None:
+    for number, ids in enumerate(days):
+        write(tmp_path / f"dt=2026-11-2{number}" / "queue=mail", ids)
+        write(tmp_path / f"dt=2026-11-2{number}" / "queue=other", ["1-1"])
+    seen = dict(_seen(_life(tmp_path), tmp_path))
+    assert seen["mail"] == QueueRecord(sum(map(len, days)), first, last)
+    assert seen["other"] == QueueRecord(len(days), "1-1", "1-1")
+
+
+def write(directory: Path, ids: Sequence[str]) -> None:
+    entries = [(entry_id.encode(), [b"event", b"added", b"jobId", b"j"]) for entry_id in ids]
+    rows = pa.Table.from_batches([event_batch(arrow_schema(EVENTS), "mail", entries)])
+    directory.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows.drop(["queue"]), directory / "part-0.parquet")
