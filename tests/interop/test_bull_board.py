@@ -170,7 +170,7 @@ def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> Non
     assert (queue["hasWorkers"], queue["type"]) == (False, "bullmq")
     workers = [start_worker(stage) for _ in range(2)]
     names = {worker.wait_for_line("Worker started")[0]["worker_id"] for worker in workers}
-    wait_until(lambda: len(board.get(QUEUE, "workers")["workers"]) == 2, 30.0, "both workers on the board")
+    wait_until(lambda: len(board.get(QUEUE, "workers")["workers"]) == 2, 60, "both workers on the board")
     shown = board.get(QUEUE, "workers")["workers"]
     assert {worker["name"] for worker in shown} == names
     assert all(worker["addr"].startswith("127.0.0.1:") for worker in shown)

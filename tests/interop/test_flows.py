@@ -100,7 +100,7 @@ class Orders:
         """Wait for a job's end; its last event."""
         stream = Stream(self.url, f"bull:{{{queue}}}:events")
         try:
-            wait_until(lambda: self._ends(stream, job_id), 20, f"the end of job {job_id}")
+            wait_until(lambda: self._ends(stream, job_id), 60, f"the end of job {job_id}")
             return self._ends(stream, job_id)[-1]
         finally:
             stream.close()

@@ -92,7 +92,7 @@ def test_jobs_run_in_bulls_order_those_without_priority_first(
     assert either_bull.migrate().outcome.moved == {"waiting": 7}
     assert either_bull.counts() == {"waiting": 3, "prioritized": 4}
     ran = either_bull.run_all(tmp_path / "ran")
-    wait(lambda: len(ran()) == 7, 20.0, "seven jobs")
+    wait(lambda: len(ran()) == 7, 60, "seven jobs")
     assert ran() == [lifo, first, second, high, high_too, low, low_too]
 
 
@@ -105,7 +105,7 @@ def test_jobs_of_bull_run_before_those_that_the_target_gets_later_and_after_thos
     migrating.migrate()
     later = migrating.app.queue("mail").add("n", {}).id
     ran = migrating.run_all(tmp_path / "ran")
-    wait(lambda: len(ran()) == 5, 20.0, "five jobs")
+    wait(lambda: len(ran()) == 5, 60, "five jobs")
     assert ran() == [had, *bulls, later]
 
 
@@ -161,7 +161,7 @@ def test_a_paused_queue_stays_paused_until_somebody_resumes_it(
     assert either_bull.counts() == {"paused": 2, "prioritized": 1}
     ran = either_bull.run_all(tmp_path / "ran")
     either_bull.call("resume")
-    wait(lambda: len(ran()) == 3, 20.0, "three jobs")
+    wait(lambda: len(ran()) == 3, 60, "three jobs")
     assert ran() == ["1", "2", "3"]
 
 

@@ -93,7 +93,7 @@ def test_killed_in_the_middle_and_started_again_no_job_is_lost_and_none_is_there
     with FlakyProxy("127.0.0.1", int(migrating.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
         proxy.latency(0.04)  # so that the moment is met
         with migrating.start("--execute", url=f"redis://127.0.0.1:{proxy.port}/0") as process:
-            wait(lambda: done() >= after or process.poll() is not None, 40.0, f"{after} moved jobs")
+            wait(lambda: done() >= after or process.poll() is not None, 60, f"{after} moved jobs")
             process.send_signal(signal.SIGKILL)
             process.wait()
     assert 0 < done() < 1_500, "it was killed too early or too late"

@@ -48,7 +48,7 @@ def test_a_series_of_node_goes_on_when_only_our_workers_run(either: SideBySide, 
     file = str(tmp_path / "runs")
     schedule(either, "often", {"every": 300}, task, {"file": file})
     either.worker(children=2)
-    wait_until(lambda: len(moments(file, "often")) >= 6, 20, "six iterations")
+    wait_until(lambda: len(moments(file, "often")) >= 6, 60, "six iterations")
     due = moments(file, "often")[:6]
     assert_regular(due, 300)
     known = either.call("getJobScheduler", "often")
@@ -60,7 +60,7 @@ def test_a_cron_pattern_of_node_fires_every_second_on_our_workers(mail: SideBySi
     file = str(tmp_path / "runs")
     schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "Europe/Berlin"}, "record", {"file": file})
     mail.worker(children=2)
-    wait_until(lambda: len(moments(file, "seconds")) >= 5, 20, "five iterations")
+    wait_until(lambda: len(moments(file, "seconds")) >= 5, 60, "five iterations")
     due = moments(file, "seconds")[:5]
     assert_regular(due, 1000)
     assert due[0] % 1000 == 0
@@ -70,7 +70,7 @@ def test_a_limit_of_node_is_kept_to_the_last_iteration_and_no_further(mail: Side
     file = str(tmp_path / "runs")
     mail.worker()
     schedule(mail, "thrice", {"every": 100, "limit": 3}, "record", {"file": file})
-    wait_until(lambda: mail.counts() == {"completed": 3}, 20, "three iterations and nothing that follows")
+    wait_until(lambda: mail.counts() == {"completed": 3}, 60, "three iterations and nothing that follows")
     assert len(moments(file, "thrice")) == 3
 
 
@@ -80,7 +80,7 @@ def test_an_end_date_of_node_is_kept(mail: SideBySide, tmp_path: Path) -> None:
     mail.send("echo").get(timeout=60)
     end = server_ms(mail.redis) + 2_500
     schedule(mail, "short", {"pattern": "* * * * * *", "endDate": end}, "record", {"file": file})
-    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of the series")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 60, "the end of the series")
     due = moments(file, "short")
     assert 1 <= len(due) <= 3
     assert due[-1] <= end < due[-1] + 1000
@@ -89,7 +89,7 @@ def test_an_end_date_of_node_is_kept(mail: SideBySide, tmp_path: Path) -> None:
 def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: SideBySide) -> None:
     schedule(mail, "failing", {"every": 200}, "fail", {"error": "PermanentError"})
     mail.worker()
-    wait_until(lambda: mail.counts().get("failed", 0) >= 4, 20, "four failures")
+    wait_until(lambda: mail.counts().get("failed", 0) >= 4, 60, "four failures")
     assert mail.call("getJobScheduler", "failing")["iterationCount"] >= 4
 
 
@@ -97,7 +97,7 @@ def test_an_older_repeatable_job_of_node_goes_on_too(mail: SideBySide, tmp_path:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.add("record", {"file": file}, repeat={"every": 250, "limit": 4})
-    wait_until(lambda: mail.counts() == {"completed": 4}, 20, "four iterations")
+    wait_until(lambda: mail.counts() == {"completed": 4}, 60, "four iterations")
     assert len(ran(file)) == 4
 
 
@@ -115,7 +115,7 @@ def test_repeatable_jobs_of_the_old_kind_go_on_to_their_limit(mail: SideBySide, 
     mail.worker()
     repeatable(mail, "record::::250", "record", {"file": file}, {"every": 250, "limit": 4})
     assert mail.redis.zrange(mail.keys.repeat, 0, -1) == ["record::::250"]
-    wait_until(lambda: mail.counts() == {"completed": 4}, 20, "four runs")
+    wait_until(lambda: mail.counts() == {"completed": 4}, 60, "four runs")
     assert len(set(ran(file))) == 4
 
 
@@ -124,7 +124,7 @@ def test_a_removed_repeatable_job_of_the_old_kind_ends(mail: SideBySide) -> None
     job = repeatable(mail, "echo::::1000000000000", "echo", {}, {"every": 10**12})
     mail.redis.delete(mail.keys.repeat)
     mail.job_call(job, "promote")
-    wait_until(lambda: mail.counts() == {"completed": 1}, 20, "the last run")
+    wait_until(lambda: mail.counts() == {"completed": 1}, 60, "the last run")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_next_job_of_a_repeatable_one_is_the_same_from_either_worker(
         handle = mail.node_worker() if side == "Node" else ""
         mail.job_call(job, "promote")
         # It fails where its data fits no argument of ours; that is no matter here.
-        wait_until(lambda: settled(mail.counts()), 20, "the next job")
+        wait_until(lambda: settled(mail.counts()), 60, "the next job")
         found.append((next_repeat(mail), mail.redis.zrange(mail.keys.repeat, 0, -1, withscores=True)))
         if worker is not None:
             worker.stop()
@@ -191,7 +191,7 @@ def test_our_worker_adds_the_same_job_as_nodes_would(mail: SideBySide) -> None:
     for scheduler, repeat in repeats.items():
         mail.call("upsertJobScheduler", f"ours-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     worker = mail.worker()
-    wait_until(lambda: mail.counts() == {"delayed": 3}, 20, "our next iterations")
+    wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "our next iterations")
     ours = {scheduler: following(mail, f"ours-{scheduler}") for scheduler in repeats}
     for scheduler in repeats:
         mail.call("removeJobScheduler", f"ours-{scheduler}")
@@ -199,7 +199,7 @@ def test_our_worker_adds_the_same_job_as_nodes_would(mail: SideBySide) -> None:
     for scheduler, repeat in repeats.items():
         mail.call("upsertJobScheduler", f"node-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     mail.node_worker()
-    wait_until(lambda: mail.counts() == {"delayed": 3}, 20, "Node's next iterations")
+    wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "Node's next iterations")
     theirs = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
     assert ours == theirs
 
@@ -234,8 +234,8 @@ def test_nodes_worker_drives_our_schedulers(mail: SideBySide, schedulers: JobSch
     mail.node_worker("record", {"file": file})
     schedulers.upsert("often", every=0.3, name="record", data={"file": file})
     schedulers.upsert("seconds", cron="* * * * * *", tz="America/New_York", name="record", data={"file": file})
-    wait_until(lambda: len(moments(file, "often")) >= 5, 20, "five of the interval")
-    wait_until(lambda: len(moments(file, "seconds")) >= 4, 20, "four of the pattern")
+    wait_until(lambda: len(moments(file, "often")) >= 5, 60, "five of the interval")
+    wait_until(lambda: len(moments(file, "seconds")) >= 4, 60, "four of the pattern")
     assert_regular(moments(file, "often"), 300)
     assert_regular(moments(file, "seconds"), 1000)
     scheduler = schedulers.get("often")
@@ -256,7 +256,7 @@ def test_both_kinds_of_worker_share_a_series_and_no_tick_runs_twice(
     else:
         schedule(mail, "often", {"every": 100}, "record", {"file": file})
         schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "UTC"}, "record", {"file": file})
-    wait_until(lambda: len(set(workers(file))) >= 2 and len(ran(file)) >= 40, 40, "forty runs on both sides")
+    wait_until(lambda: len(set(workers(file))) >= 2 and len(ran(file)) >= 40, 60, "forty runs on both sides")
     for scheduler, every_ms in (("often", 100), ("seconds", 1000)):
         assert_regular(moments(file, scheduler), every_ms)
     assert len(mail.redis.zrange(mail.keys.delayed, 0, -1)) <= 2, "nothing has piled up"

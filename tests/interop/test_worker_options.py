@@ -21,7 +21,7 @@ RETRIED = {"attempts": 9, "removeOnFail": False}
 
 def remains(mail: SideBySide, job: str) -> dict[str, Any]:
     """What the fields of a failed job say about its attempts."""
-    wait_until(lambda: mail.redis.hexists(mail.keys.job(job), "finishedOn"), 20, "the end of the job")
+    wait_until(lambda: mail.redis.hexists(mail.keys.job(job), "finishedOn"), 60, "the end of the job")
     fields = mail.redis.hgetall(mail.keys.job(job))
     told = {name: fields.get(name) for name in ("ats", "atm", "stc", "defa", "failedReason")}
     ends = [entry["event"] for entry in mail.stream.all(jobId=job) if entry["event"] in {"failed", "retries-exhausted"}]

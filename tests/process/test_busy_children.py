@@ -59,7 +59,7 @@ def watch(stage: Stage, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -
         missing += not (locked or finished)
         return bool(done)
 
-    wait_until(sample, 30.0, "the end of the job")
+    wait_until(sample, 60, "the end of the job")
     return Observed(
         starts=stage.starts(job),
         completed=len(stage.events.all(event="completed", jobId=job.id)),

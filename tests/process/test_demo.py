@@ -187,7 +187,7 @@ def test_the_demo_that_is_killed_takes_its_worker_and_server_with_it(scratch: Pa
         port = int(re.findall(r"on port (\d+)", read_until(process, "progress"))[0])
         process.kill()
         process.wait(60)
-    wait_until(lambda: not listens(port), 10, "the end of the server")  # of the worker: conftest looks for leftovers
+    wait_until(lambda: not listens(port), 60, "the end of the server")  # of the worker: conftest looks for leftovers
 
 
 def test_make_demo_runs_the_demo() -> None:

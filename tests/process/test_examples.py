@@ -218,7 +218,7 @@ def test_the_board_of_the_example_shows_every_queue_and_its_buttons_work(servers
             assert all(queue["hasWorkers"] for queue in shown)
             assert board.put("/api/queues/%7Bmail%7D/promote").status_code == 200
             assert board.put("/api/queues/pause", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-            wait_until(lambda: counts(board)["completed"] == 2, 30.0, "the delayed job's end")
+            wait_until(lambda: counts(board)["completed"] == 2, 60, "the delayed job's end")
             assert (counts(board)["failed"], counts(board)["delayed"]) == (1, 0)
 
 

@@ -71,7 +71,7 @@ def test_a_stopped_worker_leaves_no_connection(stage: Stage) -> None:
     during = clients(stage)
     assert worker.stop() == 0
     # The sender's own connections came with the first job.
-    wait_until(lambda: clients(stage) <= before + SENDER, 5, "the end of the worker's connections")
+    wait_until(lambda: clients(stage) <= before + SENDER, 60, "the end of the worker's connections")
     stage.note(before=before, during=during, after=clients(stage))
     assert during >= before + 4
 

@@ -68,7 +68,7 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     assert "maxmemory" in refused["error"]
     assert "queue" not in refused or refused["queue"] is None
     errors = stage.redis.info("commandstats")["cmdstat_evalsha"]
-    wait_until(lambda: tries(stage) >= errors["calls"] + 5, 20, "five more tries")
+    wait_until(lambda: tries(stage) >= errors["calls"] + 5, 60, "five more tries")
     assert len(worker.logged("Redis refused")) == 1
     stage.redis.config_set("maxmemory", "0")
     assert job.get(timeout=60) is None

@@ -44,7 +44,7 @@ def wait_for_ticks(stage: Stage, scheduler: str, count: int, after_ms: int = 0) 
     def later() -> list[int]:
         return [ms for ms in ticks(stage, scheduler) if ms > after_ms]
 
-    wait_until(lambda: len(later()) >= count, 20, f"{count} ticks of {scheduler}")
+    wait_until(lambda: len(later()) >= count, 60, f"{count} ticks of {scheduler}")
     return later()
 
 
@@ -106,7 +106,7 @@ def test_ticks_that_nobody_saw_are_one_job_and_no_pile(stage: Stage, schedulers:
     for worker in workers:
         kill(worker)
     gone_ms = server_ms(stage.redis)
-    wait_until(lambda: server_ms(stage.redis) > gone_ms + 4 * every_ms, 20, "four ticks without workers")
+    wait_until(lambda: server_ms(stage.redis) > gone_ms + 4 * every_ms, 60, "four ticks without workers")
     seen, back_ms = ticks(stage, "beat"), server_ms(stage.redis)
 
     stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
@@ -140,7 +140,7 @@ def test_an_app_that_says_nothing_about_schedules_leaves_them_and_says_so(
     worker.wait_for_line("Schedule updated")
     worker.stop()
     silent = stage.worker()
-    wait_until(lambda: any("beat_schedule is not set" in line["event"] for line in silent.lines), 20, "the warning")
+    wait_until(lambda: any("beat_schedule is not set" in line["event"] for line in silent.lines), 60, "the warning")
     assert schedulers.count() == 1
 
 

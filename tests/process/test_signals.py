@@ -119,7 +119,7 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
     assert all(ended(pid) for pid in before)
     assert stage.starts(running) == 1
     worker.wait_for_line("Child started", count=4)
-    wait_until(lambda: descriptors(worker.pid) <= fds, 10, "no more descriptors than before")
+    wait_until(lambda: descriptors(worker.pid) <= fds, 60, "no more descriptors than before")
     assert worker.complaints() == []
     assert worker.stop() == Exit.OK
 
@@ -146,7 +146,7 @@ def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(stage: S
             worker.send(number)
         return len(worker.logged("Worker restarting")) >= 2
 
-    wait_until(annoyed, 20, "one more restart")
+    wait_until(annoyed, 60, "one more restart")
     assert version(stage) == "old"
     assert worker.stop() == Exit.OK
 
@@ -374,7 +374,7 @@ def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(stage
     third = stage.app.send_task("quick")
     stage.open_gate("b")
     assert second.get(timeout=60) == "b"
-    wait_until(lambda: ended(added), 10, "the end of the added child")
+    wait_until(lambda: ended(added), 60, "the end of the added child")
     assert stage.starts(third) == 0, "the child that leaves takes no more"
     stage.open_gate("a")
     assert first.get(timeout=60) == "a"

@@ -88,7 +88,7 @@ def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(stage: Stag
     stage.open_gate()
     assert job.get(timeout=60) == "gate"
     # The counters live in memory that a spawned child shares by descriptor; they must not start anew with it.
-    wait_until(lambda: completed(port) == 1, 10, "the completed job in the metrics")
+    wait_until(lambda: completed(port) == 1, 60, "the completed job in the metrics")
     running = stage.hold("late")
     stage.started(running)
     worker.send(signal.SIGTERM)

@@ -85,7 +85,7 @@ def test_a_forced_stop_gives_the_job_back_and_leaving_the_block_ends_what_is_lef
 ) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         job = app.send_task("hold")
-        wait_until(lambda: str(job.state) == "active", 20, "the start of the job")
+        wait_until(lambda: str(job.state) == "active", 60, "the start of the job")
         assert worker.stop(force=True) == 0
         assert str(job.state) == "waiting"
     with WorkerProcess.start("shop", **shop) as worker:
@@ -101,7 +101,7 @@ def test_a_worker_that_cannot_start_says_why(shop: dict[str, Any]) -> None:
 def test_a_worker_that_does_not_stop_in_time_is_an_error_and_can_be_killed(app: App, shop: dict[str, Any]) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         job = app.send_task("hold")
-        wait_until(lambda: str(job.state) == "active", 20, "the start of the job")
+        wait_until(lambda: str(job.state) == "active", 60, "the start of the job")
         with pytest.raises(TimeoutError, match=f"process {worker.pid}"):
             worker.stop(timeout=0.2)
         worker.kill()

@@ -62,7 +62,7 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: SideBySide, tmp_path: P
         with ThreadPoolExecutor() as threads:
             halves = [threads.submit(send, mail, file) for send in (sent_there, sent_here)]
             sent = [job_id for half in halves for job_id in half.result()]
-        wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= JOBS, 45, f"{JOBS} completed")
+        wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= JOBS, 60, f"{JOBS} completed")
         assert len(set(sent)) == JOBS
         assert mail.counts() == {"completed": JOBS}
         assert Counter(ran(file)) == Counter(sent), "each id exactly once"

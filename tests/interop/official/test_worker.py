@@ -183,7 +183,7 @@ def test_a_series_of_ours_that_only_it_serves_ends_after_one_iteration_and_besid
 
         queue.schedulers.upsert("often", every=0.2, name="record", data={"file": file})
         mail.worker()
-        wait_until(lambda: len(ran(file)) >= 6, 20, "four more iterations, by ours")
+        wait_until(lambda: len(ran(file)) >= 6, 60, "four more iterations, by ours")
 
 
 def ran_or_none(file: str) -> list[str]:
