@@ -53,9 +53,7 @@ from tests.support.programs import Program, run_program
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "3"))
 
-pytestmark = [
-    pytest.mark.spark, pytest.mark.redis, pytest.mark.xdist_group("spark"), pytest.mark.timeout(400 + 200 * KILLS)
-]  # fmt: skip
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(400 + 200 * KILLS)]
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.process,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(400),
 ]
 
