@@ -258,7 +258,8 @@ def test_the_readmes_table_of_signals_is_the_supervisors() -> None:
 @pytest.mark.process
 def test_worker_and_child_catch_the_signals_that_the_readme_says_they_catch(broker_url: str, tmp_path: Path) -> None:
     table = documented_signals()
-    by_child = {number for number, (_, child) in table.items() if child.startswith(("ends", "ignores", "logs"))}
+    handles = ("ends", "ignores", "logs", "looks")
+    by_child = {number for number, (_, child) in table.items() if child.startswith(handles)}
     others = {number for number, (_, child) in table.items() if child.startswith(("dies", "nothing"))}
     assert by_child | others == table.keys()
     worker = Worker(tmp_path, settings={"broker_url": broker_url, "worker_concurrency": 1})
