@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from bulltask.lake.layout import Layout, ingest_id
+from bulltask.lake.layout import Layout, batch_of, ingest_id
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
 
@@ -46,7 +46,9 @@ def die_before(pattern: str, number: int, *others: int) -> None:
 def step_of(layout: Layout) -> tuple[str, str]:
     """Return one of `STEPS` and what shows it, of a driver that is dead."""
     left = Ledger(layout).publishing()
-    return _in_spark(layout) if left is None else _in_tables(layout, left)
+    if left is None or batch_of(left)[1] <= _last(layout.checkpoint / "commits"):
+        return _in_spark(layout)  # what is left is of an earlier kill: the next batch that is written takes its place
+    return _in_tables(layout, left)
 
 
 def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
