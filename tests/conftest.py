@@ -17,6 +17,7 @@ import redis
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from bulltask import App
 from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -112,6 +113,14 @@ def broker_url(redis_server: RedisServer) -> str:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    """An app without settings of its own, on that server."""
+    made = App("tested", broker_url)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ def add(x, y):
 def hold():
     redis.Redis.from_url(os.environ["BULLTASK_BROKER_URL"], socket_timeout=None).blpop("gate", 60)
 """
-
-
-@pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("sender", broker_url)
-    yield made
-    made.close()
 
 
 @pytest.fixture

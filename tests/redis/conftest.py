@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 
-from bulltask import App
 from bulltask.cli.main import main
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
@@ -40,13 +39,6 @@ def hand(queue: Queue) -> Iterator[Hand]:
     """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
     broker: Broker = queue.link.broker
     made = Hand(broker, broker.keys("mail"))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("sender", broker_url)
     yield made
     made.close()
 

@@ -114,13 +114,6 @@ def test_how_an_option_of_a_task_is_stored(
 def _anything() -> None: ...
 
 
-@pytest.fixture
-def app(broker_url: str) -> Any:
-    made = App("options", broker_url)
-    yield made
-    made.close()
-
-
 def test_no_backoff_is_an_immediate_retry(queue: Queue, redis_client: redis.Redis) -> None:
     assert "backoff" not in stored(redis_client, queue.add("n", backoff=None).id)
 

@@ -64,13 +64,6 @@ class Worker:
 
 
 @pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("results", broker_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def worker(app: App) -> Iterator[Worker]:
     made = Worker(app)
     yield made

@@ -30,13 +30,6 @@ def half(self, value, by=2):
 
 
 @pytest.fixture
-def app(broker_url: str) -> Iterator[App]:
-    made = App("tests", broker_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def half(app: App) -> Any:
     """The task, as it is known where calls are made."""
 
