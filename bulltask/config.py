@@ -81,7 +81,7 @@ class Config:
 
     @property
     def renew_ms(self) -> int:
-        """How old a lock may grow before it is renewed; half the lock unless it was set."""
+        """The time in which locks are renewed twice; half of the lock unless it was set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
 
     @property

@@ -116,7 +116,7 @@ def test_concurrency_is_one_child_a_usable_core_unless_it_is_set() -> None:
     assert config(worker_concurrency="7").concurrency == 7
 
 
-def test_a_lock_is_renewed_at_half_its_age_unless_told_otherwise() -> None:
+def test_a_lock_is_renewed_twice_in_half_its_duration_unless_set_otherwise() -> None:
     assert config(lock_duration=20).renew_ms == 10_000
     assert config(lock_duration=20, lock_renew_time=3).renew_ms == 3_000
 

@@ -25,9 +25,12 @@ from bulltask import App, Context
 from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
+from bulltask.events import Bus
 from bulltask.registry.options import CallOptions, TaskOptions
 from bulltask.testing.wait import wait_until
 from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
+from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.signals import ON
 from tests.interop.conftest import HERE as NODE_FOLDER
 from tests.interop.conftest import node_client  # noqa: F401 - a fixture
@@ -293,6 +296,15 @@ def test_the_table_of_settings_is_up_to_date() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
     script = runpy.run_path(str(ROOT / "docs/settings_table.py"))
     assert script["written"](page) == page, "run: .venv/bin/python docs/settings_table.py"
+
+
+def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
+    app = App("documented")
+    outage = Outage(Bus(), app.config)
+    heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), outage)
+    said = re.search(r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/configuration.md"))
+    assert said is not None
+    assert [float(seconds) * 1000 for seconds in said.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
 
 
 def test_every_flag_of_the_worker_is_documented() -> None:
