@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from bulltask.backoff import reconnect_delay_ms
@@ -33,16 +34,18 @@ class Outage:
     def __init__(self, bus: Bus, config: Config) -> None:
         self._bus, self._config = bus, config
         self._attempt = 0
-        self._since_ms = 0
+        self._tries: Counter[tuple[bool, bool]] = Counter()
+        self._since_ms = self._until_ms = 0
         self._lost = False
 
     def failed(self, exc: BrokerError) -> int:
         """Note a failure; return how many milliseconds to wait before the next try.
 
-        The pause doubles up to ``broker_reconnect_delay_max`` (seed: 100 ms to 30 s), or ``run_retry_delay`` where
-        Redis answers. Where the machine itself says that nothing listens, or Redis that it is still loading, asking
-        costs nobody anything and a second is the most: a worker runs its next job within two seconds of Redis' return,
-        however long it was away.
+        The pause doubles up to ``broker_reconnect_delay_max`` where Redis is lost, ``run_retry_delay`` where it
+        answers: by default a worker works again within 5 s of Redis' return, however long it was away. Where the
+        machine itself says that nothing listens, or Redis that it is still loading, asking costs nobody anything and a
+        second is the most. Each kind of fault begins with a short pause: in a failover error replies come first, and a
+        connection that breaks after them says that something has changed.
         """
         lost = isinstance(exc, BrokerUnavailable)
         if self._attempt == 0:
@@ -56,10 +59,20 @@ class Outage:
         if self._lost:
             self._bus.emit(RedisReconnecting(self._attempt))
         quick = isinstance(exc, BrokerNotReady) or (isinstance(exc, BrokerUnavailable) and exc.refused)
+        self._tries[lost, quick] += 1
         most_ms = self._config.reconnect_delay_max_ms if lost else self._config.run_retry_delay_ms
         return reconnect_delay_ms(
-            self._attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=min(QUICK_MS, most_ms) if quick else most_ms
+            self._tries[lost, quick],
+            first_ms=self._config.reconnect_delay_ms,
+            cap_ms=min(QUICK_MS, most_ms) if quick else most_ms,
         )
+
+    def failed_together(self, exc: BrokerError) -> int:
+        """:meth:`failed` for jobs that share a connection: its fault meets all of them at once, and is one try."""
+        now_ms = mono_ms()
+        if now_ms >= self._until_ms:
+            self._until_ms = now_ms + self.failed(exc)
+        return self._until_ms - now_ms
 
     @property
     def is_on(self) -> bool:
@@ -80,4 +93,5 @@ class Outage:
                 self._bus.emit(RedisReconnected(self._attempt, lasted_ms))
             else:
                 self._bus.emit(RedisAccepted("", self._attempt, lasted_ms))
-            self._attempt, self._lost = 0, False
+            self._attempt, self._until_ms, self._lost = 0, 0, False
+            self._tries.clear()

@@ -8,6 +8,7 @@ import pytest
 
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.process
@@ -74,6 +75,19 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     assert job.get(timeout=60) is None
     worker.wait_for_line("Redis accepted")
     assert worker.logged("Redis disconnected") == worker.logged("Redis reconnecting") == []
+    assert worker.stop() == 0
+
+
+def test_a_connection_that_breaks_after_error_replies_is_made_again_at_once(stage: Stage) -> None:
+    proxy = stage.proxy()
+    worker = stage.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 1})
+    stage.wait_until_idle(1)
+    proxy.inject_error("READONLY You can't write against a read only replica.", None, match="lockDuration")
+    job = stage.app.send_task("quick")
+    proxy.wait_for(lambda seen: seen.injected >= 4, 60)  # a second between each two
+    proxy.pass_all()
+    proxy.reset()
+    stage.started(job, timeout=at_this_pace(5))
     assert worker.stop() == 0
 
 

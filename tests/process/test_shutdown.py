@@ -163,7 +163,7 @@ def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(stage: Sta
 
 def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(stage: Stage) -> None:
     proxy = stage.proxy()
-    patient = {"lock_duration": 30, "broker_reconnect_delay": 5}
+    patient = {"lock_duration": 30, "broker_reconnect_delay": 5, "broker_reconnect_delay_max": 5}
     worker = stage.worker(via=proxy, children=1, settings=patient)
     stage.app.send_task("quick").get(timeout=60)  # the server knows the scripts now
     first = stage.hold()

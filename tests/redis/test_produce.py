@@ -531,7 +531,7 @@ def test_a_server_that_comes_back_in_time_costs_no_send(
 
 def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxmemory", "3mb", "--maxmemory-policy", "noeviction"])
-    app = App("producer", server.url, broker_reconnect_delay=5)
+    app = App("producer", server.url, broker_reconnect_delay=5, broker_reconnect_delay_max=5)
     started = time.monotonic()
 
     def fill() -> None:

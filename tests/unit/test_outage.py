@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -25,6 +25,12 @@ def outage(**settings: Any) -> tuple[Outage, list[Event]]:
     return Outage(bus, Conf(settings, {}).freeze()), heard
 
 
+def nothing_listens() -> BrokerUnavailable:
+    exc = BrokerUnavailable("refused")
+    exc.refused = True
+    return exc
+
+
 def pauses(watched: Outage, exc: BrokerError, count: int = 40) -> list[int]:
     return [watched.failed(exc) for _ in range(count)]
 
@@ -45,6 +51,41 @@ def test_a_lost_redis_is_asked_for_after_the_pause_of_a_reconnect_whatever_run_r
 def test_what_passes_by_itself_is_asked_for_every_second() -> None:
     assert max(pauses(outage()[0], BrokerNotReady("LOADING"))) <= 1_000 * MOST_S
     assert max(pauses(outage(run_retry_delay=0.5)[0], BrokerNotReady("READONLY"))) <= 500 * MOST_S
+
+
+FAULTS = [
+    BrokerUnavailable("timed out"),
+    nothing_listens(),
+    BrokerNotReady("READONLY"),
+    BrokerFull("OOM"),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), list(permutations(FAULTS, 2)))
+def test_the_tries_of_one_kind_of_fault_do_not_lengthen_the_pause_after_another(
+    first: BrokerError, then: BrokerError
+) -> None:
+    watched, _ = outage()
+    pauses(watched, first)
+    assert watched.failed(then) <= 0.1 * MOST_S * 1000
+    assert watched.failed(first) > 0.5 * 1000, "what goes on is not asked for more often because of it"
+
+
+@pytest.mark.parametrize("exc", [*FAULTS, BrokerAuthError("NOAUTH"), BrokerError("ERR")])
+def test_by_default_no_pause_is_longer_than_four_seconds(exc: BrokerError) -> None:
+    assert max(pauses(outage()[0], exc)) <= 4_000
+    refusals = Refusals(QUEUES, Bus(), Conf({}, {}).freeze())
+    assert max(refusals.note(0, exc) for _ in range(40)) <= 4_000
+
+
+def test_many_jobs_that_meet_one_fault_wait_together_and_count_as_one_try() -> None:
+    watched, heard = outage(broker_reconnect_delay=1)
+    waits = [watched.failed_together(BrokerUnavailable("reset")) for _ in range(100)]
+    assert max(waits) <= 1_000 * MOST_S
+    assert max(waits) - min(waits) <= 1_000, "the later ones wait no longer than the first"
+    assert [event.attempt for event in heard if isinstance(event, RedisReconnecting)] == [1]
+    watched.over()
+    assert watched.failed_together(BrokerUnavailable("reset again")) >= 1_000 * 0.8
 
 
 def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() -> None:

@@ -143,7 +143,7 @@ class AsyncLoop:
                 await self._write(picked, outcome)
             except REPAIRABLE as exc:
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
-                await asyncio.sleep(self._outage.failed(exc) / 1000)
+                await asyncio.sleep(self._outage.failed_together(exc) / 1000)
                 continue
             except UNSTORABLE as exc:
                 if (instead := self._settler.instead(picked, outcome, exc)) is not None:
@@ -179,7 +179,7 @@ class AsyncLoop:
             try:
                 return await self.client().run(call)
             except REPAIRABLE as exc:
-                await asyncio.sleep(self._outage.failed(exc) / 1000)
+                await asyncio.sleep(self._outage.failed_together(exc) / 1000)
             except (BrokerError, JobError):
                 return otherwise
 
