@@ -7,6 +7,7 @@ from contextlib import suppress
 from bulltask.categories.category import PERMANENT, TRANSIENT, UNKNOWN, ErrorCategory, Rule
 from bulltask.categories.chain import chain_of
 from bulltask.categories.known import known_category
+from bulltask.categories.text import by_text
 from bulltask.errors import ConfigError, PermanentError, TransientError
 
 __all__ = ["Categorizer", "categorize_error", "explicit_category"]
@@ -18,7 +19,9 @@ class Categorizer:
     What is decided, in this order: a ``TransientError`` or ``PermanentError`` anywhere in the chain of causes (the
     outermost wins: it was said last, by code that knew of the inner one); then, for each exception of the chain from
     the outside in, the user's rules and the known ones. So a known outer error hides its cause, and an unknown one is
-    judged by it. An ``ExceptionGroup`` is transient only if everything in it is, and permanent if anything is.
+    judged by it. If nothing in the chain is known, the texts of a lost or refused connection make it transient
+    (``RuntimeError("connect ECONNREFUSED …")``). An ``ExceptionGroup`` is transient only if everything in it is, and
+    permanent if anything is.
     """
 
     def __init__(self) -> None:
@@ -71,7 +74,7 @@ class Categorizer:
         if marked is not None:
             return marked
         verdicts = (self._judge(each, above | {id(each)}) for each in chain)
-        return next((verdict for verdict in verdicts if verdict is not None), UNKNOWN)
+        return next((verdict for verdict in verdicts if verdict is not None), None) or by_text(chain) or UNKNOWN
 
     def _judge(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory | None:
         for rule in self._rules:

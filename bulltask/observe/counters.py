@@ -16,9 +16,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bulltask import events
+from bulltask import events, states
 
-__all__ = ["BUCKETS", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
+__all__ = ["BUCKETS", "FAILURE_REASONS", "Histogram", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds in seconds, those of ``prometheus_client``; one more bucket takes what is slower."""
@@ -26,13 +26,34 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 # Cells of a block: doubles, whole up to 2**53 and written by one machine instruction, so a reader sees no half value.
 PID, CONNECTION, RECONNECTS = range(3)
 HEAD = 3
-# Cells of each queue, after the head.
-COMPLETED, FAILED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED, SECONDS = range(8)
-FIRST_BUCKET = 8
-QUEUE_CELLS = FIRST_BUCKET + len(BUCKETS) + 1
+# Cells of each queue, after the head; then one for each reason of a failure, then the histograms.
+COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
+FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed", "unknown_task")
+"""Why a job failed: the category of its error, or what else ended it."""
+TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED, UNKNOWN_TASK = FAILED = range(6, 12)
+HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
+DURATIONS, LOCK_EXTENDS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
+QUEUE_CELLS = LOCK_EXTENDS + HISTOGRAM_CELLS
 CELL = 8  # bytes
 
+_BY_CATEGORY = {
+    "transient": TRANSIENT_EXHAUSTED,
+    "permanent": PERMANENT,
+    "unknown": UNKNOWN,
+    states.REVOKED: REVOKED,
+}
+
 CONNECTED, DISCONNECTED = 1.0, 2.0  # 0: no connection was tried yet
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something took how long."""
+
+    seconds: float
+    """Sum of all durations."""
+    buckets: tuple[int, ...]
+    """How many took at most as long as each of `BUCKETS`, and, last, how many there were (cumulative)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +61,22 @@ class QueueTotals:
     """The sums of one queue over all processes."""
 
     completed: int
-    failed: int
+    failed_by: Mapping[str, int]
+    """Failed jobs by their reason, one of `FAILURE_REASONS`."""
     retried: int
     stalled: int
     heartbeats: int
     heartbeat_failures: int
     skipped: int
-    seconds: float
-    """Sum of the durations of all attempts."""
-    buckets: tuple[int, ...]
-    """How many attempts took at most as long as each of `BUCKETS`, and, last, how many there were (cumulative)."""
+    durations: Histogram
+    """Of all attempts."""
+    lock_extends: Histogram
+    """Of the calls that renewed locks."""
+
+    @property
+    def failed(self) -> int:
+        """Failed jobs, for whatever reason."""
+        return sum(self.failed_by.values())
 
 
 class MetricsMemory:
@@ -112,18 +139,16 @@ class MetricsMemory:
 
     def _queue_totals(self, first: int) -> QueueTotals:
         sums = [sum(self._column(first + cell)) for cell in range(QUEUE_CELLS)]
-        # The total is the sum of the buckets: a scrape in the middle of an update sees a histogram that adds up.
-        cumulative = itertools.accumulate(int(count) for count in sums[FIRST_BUCKET:])
         return QueueTotals(
             completed=int(sums[COMPLETED]),
-            failed=int(sums[FAILED]),
+            failed_by={reason: int(sums[cell]) for reason, cell in zip(FAILURE_REASONS, FAILED, strict=True)},
             retried=int(sums[RETRIED]),
             stalled=int(sums[STALLED]),
             heartbeats=int(sums[HEARTBEATS]),
             heartbeat_failures=int(sums[HEARTBEAT_FAILURES]),
             skipped=int(sums[SKIPPED]),
-            seconds=sums[SECONDS],
-            buckets=tuple(cumulative),
+            durations=_histogram(sums[DURATIONS:LOCK_EXTENDS]),
+            lock_extends=_histogram(sums[LOCK_EXTENDS:]),
         )
 
 
@@ -152,18 +177,29 @@ class MetricsBlock:
             self._cells[at] += amount
 
     def attempt(self, queue: str, cell: int, duration_ms: float) -> None:
-        """Count an attempt that ended in ``cell`` (completed, failed, retried) and how long it took.
+        """Count an attempt that ended in ``cell`` (completed, retried, a reason of failures) and how long it took.
 
         Raises:
             KeyError: as `add`.
         """
+        self._count(queue, cell, 1, DURATIONS, duration_ms)
+
+    def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
+        """Count ``locks`` that one call renewed and how long it took.
+
+        Raises:
+            KeyError: as `add`.
+        """
+        self._count(queue, HEARTBEATS, locks, LOCK_EXTENDS, duration_ms)
+
+    def _count(self, queue: str, cell: int, amount: int, histogram: int, duration_ms: float) -> None:
         first = self._first[queue]
         seconds = duration_ms / 1000
-        bucket = first + FIRST_BUCKET + bisect_left(BUCKETS, seconds)
+        bucket = first + histogram + 1 + bisect_left(BUCKETS, seconds)
         with self._lock:
-            self._cells[first + cell] += 1
+            self._cells[first + cell] += amount
             self._cells[bucket] += 1
-            self._cells[first + SECONDS] += seconds
+            self._cells[first + histogram] += seconds
 
     def reconnecting(self) -> None:
         """Count an attempt to reach Redis."""
@@ -196,15 +232,21 @@ class MetricsListener:
         block = self._block
         block.enter()
         bus.subscribe(events.JobCompleted, lambda e: block.attempt(e.queue, COMPLETED, e.duration_ms))
-        bus.subscribe(events.JobFailed, lambda e: block.attempt(e.queue, FAILED, e.duration_ms))
+        bus.subscribe(
+            events.JobFailed,
+            lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNKNOWN), e.duration_ms),
+        )
         bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
         # Never ran: no duration. It comes in place of JobFailed or JobRetried, not beside it.
-        bus.subscribe(events.UnknownTaskSeen, lambda e: block.add(e.queue, FAILED if e.delay_ms is None else RETRIED))
-        bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, FAILED))
+        bus.subscribe(
+            events.UnknownTaskSeen,
+            lambda e: block.add(e.queue, UNKNOWN_TASK if e.delay_ms is None else RETRIED),
+        )
+        bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
         # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
-        bus.subscribe(events.HeartbeatSucceeded, lambda e: block.add(e.queue, HEARTBEATS, e.locks))
+        bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
         bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
@@ -212,6 +254,11 @@ class MetricsListener:
         bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
         bus.subscribe(events.RedisRefused, lambda e: block.set_connected(bool(e.queue)))
         bus.subscribe(events.RedisAccepted, lambda _: block.set_connected(True))
+
+
+def _histogram(cells: Sequence[float]) -> Histogram:
+    # The total is the sum of the buckets: a scrape in the middle of an update sees a histogram that adds up.
+    return Histogram(cells[0], tuple(itertools.accumulate(map(int, cells[1:]))))
 
 
 def _lives(pid: int) -> bool:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import socketserver
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -79,7 +79,7 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
     die_with_parent(signal.SIGKILL, parent_pid)
     registry = CollectorRegistry()
     registry.register(collector)
-    with _Server(listener, _only_metrics(make_wsgi_app(registry))) as server:
+    with _Server(listener, _with_head(_only_metrics(make_wsgi_app(registry)))) as server:
         server.serve_forever()
 
 
@@ -100,6 +100,28 @@ def _only_metrics(app: WSGIApplication) -> WSGIApplication:
             return app(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"Only /metrics is here.\n"]
+
+    return serve
+
+
+def _with_head(app: WSGIApplication) -> WSGIApplication:
+    """Return ``app`` that answers HEAD as it answers GET, without the body; ``prometheus_client`` knows no HEAD."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start_response)
+
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+        written: list[bytes] = []
+
+        def start(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
+            started.append((status, headers))
+            return written.append
+
+        written.extend(app({**environ, "REQUEST_METHOD": "GET"}, start))
+        [(status, headers)] = started
+        start_response(status, [*headers, ("Content-Length", str(sum(map(len, written))))])
+        return []
 
     return serve
 

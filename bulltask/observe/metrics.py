@@ -1,4 +1,4 @@
-"""The ten metrics of seed 002 §7, for Prometheus, with its names and labels.
+"""The metrics for Prometheus.
 
 Imported only when metrics are on: it loads ``prometheus_client``.
 """
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from bulltask.observe.counters import BUCKETS, MetricsMemory, QueueTotals
+from bulltask.observe.counters import BUCKETS, Histogram, MetricsMemory, QueueTotals
 
 __all__ = ["MetricsCollector", "QueueLengths"]
 
@@ -48,16 +48,20 @@ class MetricsCollector(Collector):
         processed = CounterMetricFamily(
             "bullmq_jobs_processed_total", "Attempts that ended, by how they ended", labels=("queue", "status")
         )
-        durations = HistogramMetricFamily(
-            "bullmq_job_duration_seconds", "How long attempts took, whatever their end", labels=("queue",)
-        )
+        failed = CounterMetricFamily("bullmq_jobs_failed_total", "Failed jobs, by reason", labels=("queue", "reason"))
         for queue, total in totals.items():
             processed.add_metric((queue, "completed"), total.completed)
             processed.add_metric((queue, "failed"), total.failed)
             processed.add_metric((queue, "retried"), total.retried)
-            durations.add_metric((queue,), list(zip(_BOUNDS, total.buckets, strict=True)), total.seconds)
+            for reason, count in total.failed_by.items():
+                failed.add_metric((queue, reason), count)
         yield processed
-        yield durations
+        yield failed
+        for name, help_text, part in (
+            ("bullmq_job_duration_seconds", "How long attempts took, whatever their end", attrgetter("durations")),
+            ("bullmq_lock_extend_duration_seconds", "How long renewals of locks took", attrgetter("lock_extends")),
+        ):
+            yield _histograms(name, help_text, {queue: part(total) for queue, total in totals.items()})
         for name, help_text, value in (
             ("bullmq_stalled_jobs_total", "Jobs that lost their worker and went back to wait", attrgetter("stalled")),
             ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
@@ -99,3 +103,10 @@ class MetricsCollector(Collector):
         yield CounterMetricFamily(
             "bullmq_redis_reconnect_attempts_total", "Attempts to reach Redis again", value=self._memory.reconnects()
         )
+
+
+def _histograms(name: str, help_text: str, found: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, help_text, labels=("queue",))
+    for queue, one in found.items():
+        family.add_metric((queue,), list(zip(_BOUNDS, one.buckets, strict=True)), one.seconds)
+    return family

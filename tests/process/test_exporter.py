@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -192,6 +193,21 @@ def test_a_client_that_says_nothing_does_not_hold_up_a_scrape(supervisor: Superv
     with socket.create_connection(("127.0.0.1", supervisor.port)) as silent:
         silent.send(b"GET /metr")
         assert supervisor.scrape()["bullmq_queue_length mail wait"] == 3
+
+
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/secrets", 404)])
+def test_head_is_answered_as_get_without_the_body(supervisor: Supervisor, path: str, status: int) -> None:
+    supervisor.do("exporter")
+    connection = http.client.HTTPConnection("127.0.0.1", supervisor.port, timeout=10)
+    answers = []
+    for method in ("GET", "HEAD"):
+        connection.request(method, path)
+        answer = connection.getresponse()
+        body = answer.read()
+        answers.append((answer.status, answer.headers["Content-Type"], answer.headers["Content-Length"], len(body)))
+        connection.close()
+    assert answers[0][0] == status
+    assert answers[1] == (*answers[0][:3], 0)
 
 
 def test_other_paths_are_not_found(supervisor: Supervisor) -> None:

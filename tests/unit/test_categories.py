@@ -905,6 +905,35 @@ def test_what_was_said_can_be_asked_alone() -> None:
     assert explicit_category(ValueError()) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dial tcp 10.0.0.7:5432: connect: connection refused",
+        "read tcp 10.0.0.7:5432: i/o timeout",
+        "connect ECONNREFUSED 127.0.0.1:6379",
+        "getaddrinfo EAI_AGAIN db.internal",
+        "Error: read ECONNRESET",
+        "LOADING Redis is loading the dataset in memory",
+    ],
+)
+def test_an_error_that_nothing_is_known_of_but_its_text_is_transient_if_that_tells_of_a_lost_connection(
+    text: str,
+) -> None:
+    assert categorize_error(BusinessError(text)) is T
+    assert categorize_error(from_cause(BusinessError("sync failed"), RuntimeError(text))) is T
+    assert categorize_error(ExceptionGroup("several", [RuntimeError(text), TimeoutError()])) is T
+
+
+def test_the_text_of_a_known_error_or_of_a_statement_says_nothing() -> None:
+    text = "connection refused"
+    assert categorize_error(ValueError(text)) is P
+    assert categorize_error(from_cause(RuntimeError(text), KeyError())) is P
+    quoting = BusinessError(f"INSERT INTO log VALUES ('{text}')")
+    vars(quoting)["orig"] = BusinessError("no such tenant")
+    assert categorize_error(quoting) is U
+    assert categorize_error(RuntimeError("HECONNREFUSEDX")) is U
+
+
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
     }
 
 
-def test_the_ten_metrics_have_these_names_types_and_labels() -> None:
+def test_the_metrics_have_these_names_types_and_labels() -> None:
     registry = CollectorRegistry()
     lengths = {"mail": {"wait": 1}}
     registry.register(MetricsCollector(MetricsMemory(["mail"], 1), WORKER, lambda: lengths))
@@ -48,7 +48,9 @@ def test_the_ten_metrics_have_these_names_types_and_labels() -> None:
     found = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
     assert found == {
         "bullmq_jobs_processed": ("counter", {"queue", "status"}),
+        "bullmq_jobs_failed": ("counter", {"queue", "reason"}),
         "bullmq_job_duration_seconds": ("histogram", {"queue"}),
+        "bullmq_lock_extend_duration_seconds": ("histogram", {"queue"}),
         "bullmq_queue_length": ("gauge", {"queue", "state"}),
         "bullmq_stalled_jobs": ("counter", {"queue"}),
         "bullmq_heartbeat_success": ("counter", {"queue"}),
@@ -70,6 +72,8 @@ def test_every_counter_is_there_with_zero_before_the_first_job() -> None:
             assert samples["bullmq_jobs_processed_total", (("queue", queue), ("status", status))] == 0
         assert samples["bullmq_job_duration_seconds_count", (("queue", queue),)] == 0
         assert samples["bullmq_stalled_jobs_total", (("queue", queue),)] == 0
+        for reason in ("transient_exhausted", "permanent", "unknown"):
+            assert samples["bullmq_jobs_failed_total", (("queue", queue), ("reason", reason))] == 0
 
 
 def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
@@ -92,7 +96,27 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", 5000))
     total = memory.totals()["mail"]
-    assert (total.failed, total.retried, total.buckets[-1]) == (2, 1, 0)
+    assert (total.failed, total.retried, total.durations.buckets[-1]) == (2, 1, 0)
+
+
+def test_failed_jobs_are_counted_by_their_reason() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = listening(memory, 1)
+    for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
+        bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
+    bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
+    samples = scrape(memory)
+    counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}
+    assert counted == {
+        "transient_exhausted": 1,
+        "permanent": 2,
+        "unknown": 2,
+        "revoked": 1,
+        "crashed": 1,
+        "unknown_task": 1,
+    }
+    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 8
 
 
 def test_the_duration_of_every_attempt_falls_into_its_bucket() -> None:
@@ -116,13 +140,16 @@ def test_the_supervisors_duties_are_counted() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = listening(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
-    bus.emit(events.HeartbeatSucceeded("mail", 5, 1.0))
+    bus.emit(events.HeartbeatSucceeded("mail", 5, 12.0))
     bus.emit(events.HeartbeatFailed("mail", "1", "timed out"))
     bus.emit(events.StalledCheckSkipped("mail", 2))
     bus.emit(events.JobStalled("1", "mail", None))
     bus.emit(events.JobRecovered("2", "mail", 1, 10.0))
     samples, mail = scrape(memory), (("queue", "mail"),)
     assert samples["bullmq_heartbeat_success_total", mail] == 15
+    assert samples["bullmq_lock_extend_duration_seconds_count", mail] == 2
+    assert samples["bullmq_lock_extend_duration_seconds_sum", mail] == pytest.approx(0.013)
+    assert samples["bullmq_lock_extend_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
     assert samples["bullmq_heartbeat_failure_total", mail] == 1
     assert samples["bullmq_stalled_checker_skipped_total", mail] == 2
     assert samples["bullmq_stalled_jobs_total", mail] == 2
@@ -224,7 +251,7 @@ def test_threads_of_one_child_lose_no_count() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-    assert memory.totals()["mail"].completed == memory.totals()["mail"].buckets[-1] == 20_000
+    assert memory.totals()["mail"].completed == memory.totals()["mail"].durations.buckets[-1] == 20_000
 
 
 def test_counting_wants_no_event_that_has_no_metric() -> None:
