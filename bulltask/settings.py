@@ -54,7 +54,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("prefix", "prefix", plain_text, "bull", "first part of every BullMQ key"),
         _S("queue_hash_tag", "queue_hash_tag", flag, True, "queue 'emails' is BullMQ's '{emails}' (cluster-safe)"),
         _S("redis_socket_connect_timeout", "connect_timeout_ms", duration(1), 5, "seconds to connect"),
-        _S("redis_socket_timeout", "command_timeout_ms", duration(1), 10, "seconds any command may take"),
+        _S(
+            "redis_socket_timeout",
+            "command_timeout_ms",
+            duration(1),
+            10,
+            "seconds a command and its whole reply may take",
+        ),
         _S("broker_publish_retries", "publish_retries", integer(0, 100), 3, "resends of a send whose reply was lost"),
         _S(
             "broker_publish_timeout",

@@ -107,9 +107,15 @@ class FlakyProxy:
         """Deliver every byte later by ``seconds``, in each direction: a round trip takes twice that longer."""
         self._change(partial(setattr, self._faults, "latency_ms", to_ms(seconds, "latency")))
 
-    def bandwidth(self, bytes_per_second: int) -> None:
-        """Let at most so many bytes pass in a second, per connection and direction."""
-        self._change(partial(setattr, self._faults, "bandwidth", _at_least_one("bytes_per_second", bytes_per_second)))
+    def bandwidth(self, bytes_per_second: int, *, replies_only: bool = False) -> None:
+        """Let at most so many bytes pass in a second, per connection and direction.
+
+        Args:
+            bytes_per_second: the limit.
+            replies_only: commands are not slowed down.
+        """
+        limit = _at_least_one("bytes_per_second", bytes_per_second)
+        self._change(partial(self._faults.throttle, limit, replies_only))
 
     def slice(self, size: int) -> None:
         """Write at most ``size`` bytes at a time, so that readers meet values that are cut anywhere."""

@@ -91,6 +91,7 @@ class Faults:
     def clear(self) -> None:
         """End all faults, and wake up whoever waits because of one."""
         self.latency_ms, self.bandwidth, self.slice = 0, 0, 0
+        self.replies_only = False
         self.drop = Pick()
         self.cut, self.cut_bytes = Pick(), 0
         self.error, self.error_reply = Pick(), Canned()
@@ -115,14 +116,21 @@ class Faults:
         await self._pause(read_at + self.latency_ms / 1000 - asyncio.get_running_loop().time())
         await self.open.wait()
 
-    def piece(self, size: int) -> int:
+    def throttle(self, bandwidth: int, replies_only: bool) -> None:
+        """Let only so many bytes pass in a second."""
+        self.bandwidth, self.replies_only = bandwidth, replies_only
+
+    def piece(self, size: int, *, reply: bool) -> int:
         """Return how many of ``size`` bytes to write at once."""
-        steady = max(1, self.bandwidth // PIECES_PER_SECOND) if self.bandwidth else size
+        steady = max(1, self.bandwidth // PIECES_PER_SECOND) if self._slow(reply) else size
         return min(size, steady, self.slice or size)
 
-    async def pace(self, size: int) -> None:
+    def _slow(self, reply: bool) -> bool:
+        return self.bandwidth > 0 and (reply or not self.replies_only)
+
+    async def pace(self, size: int, *, reply: bool) -> None:
         """Wait as long as the ``size`` bytes just written take on their way."""
-        if self.bandwidth:
+        if self._slow(reply):
             await self._pause(size / self.bandwidth)
         elif self.slice:
             await asyncio.sleep(0)  # the reader gets its chance to see this piece alone

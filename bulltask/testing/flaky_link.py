@@ -113,6 +113,8 @@ class Link:
 class Lane(ABC):
     """One direction of a link: a reader and a writer with a short queue between, so that waiting delays no reading."""
 
+    carries_replies = False
+
     def __init__(
         self, link: Link, source: socket.socket, target: socket.socket, faults: Faults, counts: Counts
     ) -> None:
@@ -170,9 +172,9 @@ class Lane(ABC):
         """Write to the target, as fast and in such pieces as the faults allow."""
         loop, view = asyncio.get_running_loop(), memoryview(data)
         while view and not self.link.frozen:
-            size = self.faults.piece(len(view))
+            size = self.faults.piece(len(view), reply=self.carries_replies)
             await loop.sock_sendall(self.target, view[:size])
-            await self.faults.pace(size)
+            await self.faults.pace(size, reply=self.carries_replies)
             view = view[size:]
 
 
@@ -201,6 +203,7 @@ class RequestLane(Lane):
 class ReplyLane(Lane):
     """From the server to the client."""
 
+    carries_replies = True
     requests: RequestLane
 
     async def handle(self, data: bytes) -> None:

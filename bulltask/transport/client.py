@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BulltaskError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command, packed_with_bodies
+from bulltask.transport.deadline import set_deadline
 from bulltask.transport.endpoint import Endpoint
 
 __all__ = ["Client", "ClientPool"]
@@ -47,8 +48,6 @@ class Client:
 
         The clock runs over all of them, not for each anew.
         """
-        if ends_ms is None and self._ends_ms is not None:
-            _set_timeout(self._connection, self._endpoint.command_timeout_ms)
         self._ends_ms = ends_ms
 
     def run(self, call: Call[R]) -> R:
@@ -156,11 +155,9 @@ class Client:
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
-            self._keep_to_the_end(connection)
+            set_deadline(connection, self._until(self._endpoint.command_timeout_ms))
             # redis-py would send a pipeline's calls one by one, each with a system call of its own.
             connection.send_packed_command([b"".join(packed)], check_health=False)
-            if len(packed) > 1:  # to send many may have taken its time
-                self._keep_to_the_end(connection)
             if between is not None:
                 between()
             return [_read(connection) for _ in packed]
@@ -175,7 +172,9 @@ class Client:
 
     def _connected(self) -> redis.Connection:
         if self._connection is None:
-            connection = self._endpoint.within(self._left_ms()).connection(self._name)
+            endpoint = self._endpoint.within(self._left_ms())
+            connection = endpoint.connection(self._name)
+            set_deadline(connection, self._until(endpoint.connect_timeout_ms + endpoint.command_timeout_ms))
             try:
                 connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
@@ -189,11 +188,10 @@ class Client:
                 self._sync_clock(connection)
         return self._connection
 
-    def _keep_to_the_end(self, connection: redis.Connection) -> None:
-        """Let whatever waits on the connection from now on wait no longer than the time that is left."""
-        left_ms = self._left_ms()
-        if left_ms is not None:
-            _set_timeout(connection, min(left_ms, self._endpoint.command_timeout_ms))
+    def _until(self, timeout_ms: int) -> int:
+        """When what begins now and may take ``timeout_ms`` has to be over (``mono_ms``)."""
+        ends_ms = mono_ms() + timeout_ms
+        return ends_ms if self._ends_ms is None else min(ends_ms, self._ends_ms)
 
     def _left_ms(self) -> int | None:
         return None if self._ends_ms is None else max(1, self._ends_ms - mono_ms())
@@ -228,12 +226,6 @@ def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
     return found
 
 
-def _set_timeout(connection: redis.Connection | None, timeout_ms: int) -> None:
-    sock = _socket_of(connection)
-    if sock is not None:
-        sock.settimeout(timeout_ms / 1000)
-
-
 class _Loan:
     """A client in somebody's hands; plainer than ``contextlib``, whose generator costs a send 3 % of its time."""
 
@@ -250,7 +242,10 @@ class _Loan:
 
 
 class ClientPool:
-    """Clients for any number of threads; safe across a fork (a child starts with none of its parent's)."""
+    """Clients for any number of threads; safe across a fork (a child starts with none of its parent's).
+
+    There is no lock: a signal handler may send while it interrupts another send, and would wait for that one for ever.
+    """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
         self._endpoint, self._clock, self._limit = endpoint, clock, limit
@@ -258,8 +253,7 @@ class ClientPool:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[Client] = []
+        self._idle: deque[Client] = deque()  # append() and pop() are one step each
 
     def client(self, ends_ms: int | None = None) -> AbstractContextManager[Client]:
         """Lend a client for a ``with`` statement; at most ``limit`` idle ones are kept for later.
@@ -274,18 +268,18 @@ class ClientPool:
             # The parent's sockets are shared with it: reading from them would steal its replies. They are dropped
             # without closing anything on the wire.
             self._reset()
-        with self._lock:
-            client = self._idle.pop() if self._idle else Client(self._endpoint, self._clock)
+        try:
+            client = self._idle.pop()
+        except IndexError:
+            client = Client(self._endpoint, self._clock)
         client.close_if_dead()
         client.end_by(ends_ms)
         return client
 
     def _take_back(self, client: Client) -> None:
-        with self._lock:
-            keep = len(self._idle) < self._limit
-            if keep:
-                self._idle.append(client)
-        if not keep:
+        if len(self._idle) < self._limit:
+            self._idle.append(client)
+        else:
             client.close()
 
     def run(self, call: Call[R]) -> R:
@@ -300,7 +294,6 @@ class ClientPool:
 
     def close(self) -> None:
         """Close every idle connection."""
-        with self._lock:
-            idle, self._idle = self._idle, []
+        idle, self._idle = self._idle, deque()
         for client in idle:
             client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -194,7 +195,7 @@ class ClusterClient:
 
 
 class ClusterPool:
-    """Lends one client of a cluster, as :class:`~bulltask.transport.client.ClientPool` lends many of a server.
+    """Lends clients of a cluster, as :class:`~bulltask.transport.client.ClientPool` lends those of a server.
 
     Args:
         endpoint: one of the nodes.
@@ -202,22 +203,32 @@ class ClusterPool:
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
-        self._client = ClusterClient(endpoint, clock)
+        self._endpoint, self._clock = endpoint, clock
+        self._idle: deque[ClusterClient] = deque()
 
     @contextmanager
     def client(self, ends_ms: int | None = None) -> Iterator[ClusterClient]:
-        """Lend the client for a ``with`` statement; to one thread at a time.
+        """Lend a client for a ``with`` statement; one is enough unless a signal handler interrupts a send to send.
 
         Args:
             ends_ms: what is done with it takes no longer than to there (``mono_ms``).
         """
-        self._client.close_if_dead()
-        self._client.end_by(ends_ms)
-        yield self._client
+        try:
+            client = self._idle.pop()
+        except IndexError:
+            client = ClusterClient(self._endpoint, self._clock)
+        client.close_if_dead()
+        client.end_by(ends_ms)
+        try:
+            yield client
+        finally:
+            self._idle.append(client)
 
     def close(self) -> None:
-        """Close its connections."""
-        self._client.close()
+        """Close idle connections."""
+        idle, self._idle = self._idle, deque()
+        for client in idle:
+            client.close()
 
 
 def _words(errand: Errand, calls: Sequence[Call[Any]]) -> list[Call[Any]]:

@@ -16,6 +16,7 @@ from redis.retry import Retry
 from bulltask.config import Config
 from bulltask.errors import ConfigError
 from bulltask.transport import tls
+from bulltask.transport.deadline import DeadlineParser
 from bulltask.urls import redact_url
 
 __all__ = ["Endpoint"]
@@ -32,7 +33,7 @@ class Endpoint:
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``; behind a ``?`` options of redis-py, among them those of TLS.
         connect_timeout_ms: time to connect.
-        command_timeout_ms: time for a reply.
+        command_timeout_ms: time for a whole reply, or for all replies of a pipeline.
     """
 
     url: str
@@ -78,7 +79,7 @@ class Endpoint:
 
     def connection(self, name: str | None) -> redis.Connection:
         """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
-        options = self._options(name) | {"retry": Retry(NoBackoff(), 0)}
+        options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
         connection: redis.Connection = self._made(redis.ConnectionPool, options)
         return connection
 

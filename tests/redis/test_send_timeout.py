@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from types import FrameType
 from typing import Any
 
 import pytest
 import redis
 
+import bulltask
 from bulltask import App
 from bulltask.errors import BrokerUnavailable
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
+from tests.support.pace import at_this_pace
 
 pytestmark = pytest.mark.redis
 
+LIBRARY = str(Path(bulltask.__file__).parent)
 KEYS = QueueKeys("bull", "{default}", "default")
 LIMIT_S = 1.0
 LATE_S = 15.0
@@ -151,6 +158,57 @@ def test_the_time_of_a_send_is_no_limit_for_the_next_call_on_its_connection(app:
     answer: Any = app.broker.pool.run(command("PING"))
     assert answer == b"PONG"
     assert proxy.connections == 1
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_reply_that_drips_in_holds_a_send_no_longer(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
+    if connected:
+        app.send_task("work")
+    proxy.bandwidth(10, replies_only=True)
+    seconds, _ = took(lambda: app.send_task("work"))
+    assert LIMIT_S * 0.9 < seconds < LIMIT_S + at_this_pace(1)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_reply_that_drips_in_holds_any_other_call_as_long_as_a_command_may_take(
+    proxy: FlakyProxy, *, connected: bool
+) -> None:
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    app = App("reader", url, redis_socket_timeout=0.5, redis_socket_connect_timeout=0.5)
+    queue = app.queue("default")
+    if connected:
+        queue.get_job_counts()
+    proxy.bandwidth(10, replies_only=True)
+    seconds, _ = took(queue.get_job_counts)
+    assert seconds < 1 + at_this_pace(1)
+    proxy.pass_all()
+    assert queue.get_job_counts()["waiting"] == 0
+    app.close()
+
+
+def test_a_signal_handler_may_send_at_any_line_of_another_send(broker_url: str, redis_client: redis.Redis) -> None:
+    app = App("sender", broker_url)
+    sent: list[str] = []
+
+    def handler(frame: FrameType, event: str, _: object) -> Any:  # as a signal's: between two steps of that thread
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        if event == "line":
+            sent.append(app.send_task("handler").id)
+        return handler
+
+    def send() -> None:
+        sys.settrace(handler)  # does not trace what the handler itself does
+        sent.append(app.send_task("first").id)
+        sent.append(app.send_task("second").id)
+
+    thread = Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), f"hung after {len(sent)} sends"
+    waiting: Any = redis_client.lrange(KEYS.wait, 0, -1)
+    assert sorted(waiting) == sorted(sent)
+    app.close()
 
 
 def test_where_nobody_listens_nothing_was_sent_and_nothing_else_is_said() -> None:
