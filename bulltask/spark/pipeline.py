@@ -249,8 +249,9 @@ class Pipeline:
 
     def _start(self, available_now: bool) -> StreamingQuery:
         register(self.spark)
-        events = self.spark.readStream.format("bulltask").options(**self._source()).load()
-        batches = Batches(str(self.layout.root), self._max_open_ms)
+        source = self._source()
+        events = self.spark.readStream.format("bulltask").options(**source).load()
+        batches = Batches(str(self.layout.root), self._max_open_ms, hash_tag=source["queueHashTag"] == "true")
         stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
             return stream.trigger(availableNow=True).start()

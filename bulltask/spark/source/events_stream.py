@@ -27,6 +27,7 @@ from bulltask.spark.source.positions import (
     LossReason,
     Position,
     StreamId,
+    begin_of,
     decode,
     encode,
     seeing,
@@ -77,7 +78,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = dict[str, Position]()
         for queue, now in self._all_facts(patience_ms=None).items():  # an address may be wrong
             begun[queue] = seeing(starting(now, self._options.starts_at(queue)), now)
-        return encode(begun)
+        return encode(begun, begun)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What ``maxEventsPerTrigger`` says."""
@@ -108,7 +109,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 queues.update(before)  # also those that have vanished, with what was not read of them
             planned = plan(before, _RedisStreams(connection, self._options.config.prefix), sorted(queues), rules)
         self._fail_for(planned.gaps)
-        return encode(planned.end)
+        if planned.end == before:
+            return start  # to the letter
+        return encode(planned.end, before if before == begin_of(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Cut a planned batch into pieces for tasks.
@@ -116,7 +119,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             EventsLost: as :meth:`latestOffset`; the batch may have been planned before a crash.
         """
-        before, parts = decode(start), list[InputPartition]()
+        before, parts = begin_of(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             for queue, facts, upto in self._now(connection, end):
                 gaps, span = spans_of(queue.name, before.get(queue.name), upto, facts)

@@ -34,6 +34,7 @@ __all__ = [
     "read_options",
     "settings",
     "table_of",
+    "user_name",
 ]
 
 Table = Literal["jobs", "events", "counts"]
@@ -67,10 +68,7 @@ class SourceOptions:
 
         With hash tags on, ``{emails}`` is ``emails``, and a queue ``emails`` without braces cannot be named.
         """
-        if not self.config.queue_hash_tag:
-            return found
-        bare = found[1:-1] if found.startswith("{") and found.endswith("}") else found
-        return next((name for name in (bare, found) if self.wire_name(name) == found), None)
+        return user_name(found, hash_tag=self.config.queue_hash_tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +151,14 @@ class WriteOptions(SourceOptions):
     fence: bool
     fence_ttl_ms: int
     job_opts: Mapping[str, Any]
+
+
+def user_name(found: str, *, hash_tag: bool) -> str | None:
+    """Return the user's spelling of a queue, by BullMQ's; ``None`` if no spelling leads to it."""
+    if not hash_tag:
+        return found
+    bare = found[1:-1] if found.startswith("{") and found.endswith("}") else found
+    return next((name for name in (bare, found) if wire_name(name, hash_tag=hash_tag) == found), None)
 
 
 def table_of(options: Mapping[str, str]) -> Table:

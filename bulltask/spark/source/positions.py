@@ -37,6 +37,7 @@ __all__ = [
     "Position",
     "StartAt",
     "StreamId",
+    "begin_of",
     "decode",
     "encode",
     "same_stream",
@@ -313,13 +314,23 @@ def seeing(position: Position, facts: Facts | None) -> Position:
     return replace(position, seen=Cut(facts.last, added))
 
 
-def encode(offsets: Offsets) -> dict[str, Any]:
+def encode(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
     """Return the offset that Spark stores.
 
     Spark compares offsets as texts, so equal positions always give the same text: queues are sorted.
+
+    Args:
+        offsets: the position of each queue.
+        begin: where the batch began that ends there, if it is a query's first one. Spark stores the ends of batches
+            only, and asks anew where the first one begins whenever it needs to know; the stream may have been trimmed
+            since.
     """
-    queues = {name: _encoded(offsets[name]) for name in sorted(offsets)}
-    return {"version": _VERSION, "queues": queues}
+    made = {"version": _VERSION, "queues": _encoded_all(offsets)}
+    return made if begin is None else {**made, "begin": _encoded_all(begin)}
+
+
+def _encoded_all(offsets: Offsets) -> dict[str, Any]:
+    return {name: _encoded(offsets[name]) for name in sorted(offsets)}
 
 
 def _encoded(position: Position) -> dict[str, Any]:
@@ -335,10 +346,32 @@ def decode(stored: Mapping[str, Any]) -> dict[str, Position]:
     Raises:
         DecodeError: it is something else, or was written by a newer bulltask.
     """
+    return _decoded_all(stored, "queues")
+
+
+def begin_of(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict[str, Position] | None:
+    """Return where a batch begins.
+
+    Args:
+        start: the offset in which it begins, as Spark has it; ``None`` where Spark stores none: of a query's first.
+        end: the offset in which it ends.
+
+    Returns:
+        The positions; ``None`` of a first batch that an older bulltask planned.
+
+    Raises:
+        DecodeError: as :func:`decode`.
+    """
+    if "begin" in end and start != end:
+        return _decoded_all(end, "begin")
+    return None if start is None else decode(start)
+
+
+def _decoded_all(stored: Mapping[str, Any], part: str) -> dict[str, Position]:
     if stored.get("version") != _VERSION:
         raise DecodeError(f"the checkpoint's offset has version {stored.get('version')!r}; this bulltask reads 1")
     try:
-        return {str(name): _decoded(fields) for name, fields in stored["queues"].items()}
+        return {str(name): _decoded(fields) for name, fields in stored[part].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise DecodeError(f"the checkpoint's offset is no offset of bulltask: {exc}") from exc
 

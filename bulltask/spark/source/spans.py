@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bulltask.spark.source.positions import BEGINNING, Facts, Gap, LossReason, Position, StreamId, same_stream, settle
 
-__all__ = ["Span", "spans_of"]
+__all__ = ["Due", "Span", "due", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,39 @@ class Span:
         return Gap(self.queue, self.after, first, lost, exact=True, reason=LossReason.AT_READ)
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What there must be of one queue in a batch, by the positions between which it lies, and by nothing else.
+
+    Attributes:
+        count: events read and events lost, together; ``None`` where the stream does not count its entries.
+        any: there must be a row at least, of an event or of a gap.
+    """
+
+    count: int | None
+    any: bool = False
+
+    def is_met(self, read: int, lost: int, gaps: int) -> bool:
+        """Whether so many events read, and so many lost in so many gaps, are what there must be."""
+        return self.count in {None, read + lost} and (not self.any or read + gaps > 0)
+
+
+def due(start: Position | None, end: Position) -> Due:
+    """Return what there must be of a queue in a batch.
+
+    Args:
+        start: the batch begins behind it; ``None`` when this batch only takes the queue in.
+        end: the batch goes up to it.
+    """
+    if start is None or replace(start, seen=end.seen) == end:
+        return Due(0)
+    if start.life != end.life:
+        return Due(end.lost - start.lost, any=True)
+    if start.ordinal is None or end.ordinal is None:
+        return Due(None, any=start.id < end.id)
+    return Due(end.ordinal - start.ordinal)
+
+
 def spans_of(queue: str, start: Position | None, end: Position, facts: Facts | None) -> tuple[list[Gap], Span | None]:
     """Divide one queue's part of a batch into what is lost and what is left.
 
@@ -57,12 +90,13 @@ def spans_of(queue: str, start: Position | None, end: Position, facts: Facts | N
     first = None if facts is None else facts.first
     if start.life != end.life:
         return [_of_another_life(queue, start, end, facts)], None
-    if start.ordinal is None or end.ordinal is None or (facts is not None and facts.trimmed is None):
+    if start.ordinal is None or end.ordinal is None:
         return _uncounted(queue, start, end, facts)
     planned = end.lost - start.lost
     gone = end.ordinal
-    if facts is not None and facts.trimmed is not None and same_stream(end, facts):
-        gone = min(end.ordinal, facts.trimmed)
+    if facts is not None and same_stream(end, facts):
+        # A stream of which entries were deleted one by one counts no more: what is missing shows when it is read.
+        gone = 0 if facts.trimmed is None else min(end.ordinal, facts.trimmed)
     lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, gone - start.ordinal - planned)}
     gaps = [
         Gap(queue, start.id, first, count, exact=True, reason=reason) for reason, count in lost.items() if count > 0
@@ -82,4 +116,6 @@ def _of_another_life(queue: str, start: Position, end: Position, facts: Facts | 
 
 def _uncounted(queue: str, start: Position, end: Position, facts: Facts | None) -> tuple[list[Gap], Span | None]:
     _, gap = settle(queue, start, facts)
+    if gap is None and facts is None and start.id < end.id:  # the plan has seen some
+        gap = Gap(queue, start.id, None, 0, exact=False, reason=LossReason.GONE)
     return [] if gap is None else [gap], Span(queue, start.id, end.id, None) if start.id < end.id else None

@@ -32,6 +32,7 @@ from bulltask.lake.replacing import steady
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark.tables import bronze
+from bulltask.spark.tables.completeness import check_whole
 from bulltask.spark.tables.past import earlier_events, read_carry
 from bulltask.spark.tables.telling import silver_of_batch
 
@@ -59,16 +60,18 @@ class Batches:
     Attributes:
         root: directory of the lake.
         max_open_ms: how long a job may be without an event until it is given up.
+        hash_tag: queue ``emails`` is BullMQ's ``{emails}``.
     """
 
     root: str
     max_open_ms: int
+    hash_tag: bool
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch.
 
         Raises:
-            LakeError: the lake is ahead of the checkpoint.
+            LakeError: the lake is ahead of the checkpoint, or not all of the batch is there.
         """
         layout = Layout(self.root)
         ledger, ingest = Ledger(layout), ingest_id(_query_id(layout), batch_id)
@@ -99,6 +102,7 @@ class _Batch:
             batch.sparkSession.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
+            check_whole(self._layout, self._ingest, read.queues, hash_tag=self._rules.hash_tag)
         counts = self._tell(read) if read.events else {}
         with self._step("publish"):
             self._ledger.announce(self._ingest)

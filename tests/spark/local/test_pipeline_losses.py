@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 import redis
 from click.testing import CliRunner
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from bulltask.cli.main import main
 from bulltask.lake.layout import Layout
@@ -54,6 +55,8 @@ def harmed(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 def rows(layout: Layout, queue: str) -> int:
+    if not layout.table(EVENTS).is_dir():
+        return 0
     events = ds.dataset(layout.table(EVENTS), format="parquet", partitioning="hive", ignore_prefixes=["_", "."])
     return int(events.count_rows(filter=ds.field("queue") == queue))
 
@@ -80,3 +83,40 @@ def test_rows_and_gaps_are_all_that_was_added_and_the_command_names_the_gaps(
     assert {queue: rows(pipeline.layout, queue) + found[queue]["lost"] for queue in QUEUES} == added
     assert {queue: gap["after_id"] for queue, gap in found.items()} == {queue: ids[queue][4] for queue in QUEUES}
     assert [found[queue]["first_id"] for queue in ("late", "trimmed")] == [ids["late"][16], ids["trimmed"][16]]
+
+
+@contextmanager
+def files_hidden(queues: str) -> Iterator[None]:
+    """The driver does not find the files of these queues: an executor has another directory under the same name."""
+    write = DataFrameWriter.parquet
+
+    def wrote(self: DataFrameWriter, path: str) -> None:
+        write(self, path)
+        for file in Path(path).glob(f"*/*/queue={queues}/*.parquet"):
+            file.unlink()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataFrameWriter, "parquet", wrote)
+        yield
+
+
+def test_a_batch_whose_files_the_driver_does_not_find_stops_the_run_and_the_next_run_has_it_whole(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    root, run = tmp_path / "lake", ("-b", broker_url, "pipeline", "run", "--once", "--root", str(tmp_path / "lake"))
+    layout, added = Layout(root), {"late": 0, "mail": 0}
+    for hidden, missing in (("*", "late"), ("mail", "mail")):  # a lake's first batch, and a later one in part
+        for queue in added:
+            added[queue] += len(fill(redis_client, 20, queue))
+        with files_hidden(hidden):
+            failed = CliRunner().invoke(main, run)
+        assert failed.exit_code == 1, failed.output
+        said = failed.output.splitlines()[-1]
+        assert said.startswith("Error: [BULLTASK_BATCH_INCOMPLETE]"), failed.output
+        assert f"must have 20 events of queue {missing!r}, and its files have 0 events and 0 lost" in said
+        assert f"{root} must be the same directory for the driver and for all executors" in said
+        before = {queue: added[queue] - 20 for queue in added}
+        assert {queue: rows(layout, queue) for queue in added} == before, "nothing of the batch is published"
+
+        assert CliRunner().invoke(main, run).exit_code == 0
+        assert {queue: rows(layout, queue) for queue in added} == added

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,3 +176,29 @@ def test_a_deleted_stream_is_told_once_and_what_comes_later_is_read(broker_url: 
     # Nothing was known to be unread, and nobody knows whether there was something.
     assert [(gap["lost"], gap["exact"]) for gap in query.gaps()] == [("0", "false")]
     assert query.events()[20:] == late
+
+
+def test_what_is_trimmed_before_a_first_batch_is_read_is_lost_though_spark_asks_anew_where_it_begins(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    ids = fill(redis_client, 20)
+    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    end = query.plan()
+    trim(redis_client)
+    query.restart()  # Spark was killed, and stores ends of batches only
+    query.offset = query.reader.initialOffset()
+    rows = query.read(end)
+    assert [row["event_id"] for row in rows if row["event"] != "bulltask.gap"] == ids[16:]
+    assert [json.loads(row["extra"])["lost"] for row in rows if row["event"] == "bulltask.gap"] == ["16"]
+
+
+def test_entries_that_somebody_deletes_between_planning_and_reading_are_counted(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    ids = fill(redis_client, 20)
+    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    end = query.plan()
+    redis_client.xdel(STREAM, *ids[5:8])
+    query.rows = query.read(end)
+    assert query.events() == ids[:5] + ids[8:]
+    assert [(gap["lost"], gap["exact"]) for gap in query.gaps()] == [("3", "true")]
