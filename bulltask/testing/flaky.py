@@ -211,8 +211,21 @@ class FlakyProxy:
         text = message.removeprefix("-")
         if not text.strip() or "\r" in text or "\n" in text:
             raise ConfigError(f"an error reply is one line of text, not {message!r}")
-        pick, reply = Pick(_limit(count), match=match), Canned(f"-{text}\r\n".encode())
-        self._change(lambda: self._faults.answer(pick, reply))
+        self.inject_reply(f"-{text}\r\n".encode(), count, match=match)
+
+    def inject_reply(self, reply: bytes, count: int | None = 1, *, match: str = "") -> None:
+        """Answer commands with any bytes in the server's place: an error page of a proxy, another protocol.
+
+        Args:
+            reply: what the client gets to read.
+            count: how many commands to answer so, ``None`` for no limit.
+            match: as in ``drop_replies``.
+
+        Raises:
+            ConfigError: ``count`` is out of range.
+        """
+        pick, canned = Pick(_limit(count), match=match), Canned(reply)
+        self._change(lambda: self._faults.answer(pick, canned))
 
     # What happened
 
@@ -228,7 +241,7 @@ class FlakyProxy:
 
     @property
     def injected(self) -> int:
-        """How many commands got an injected error for an answer."""
+        """How many commands got an injected error or reply for an answer."""
         return self._counts["injected"]
 
     def wait_for(self, condition: Callable[[FlakyProxy], bool], timeout: Duration = 10) -> None:

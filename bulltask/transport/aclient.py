@@ -156,7 +156,7 @@ class AsyncClient:
         pending, self._pending = self._pending, deque()
         for waiter in pending:
             if not waiter.done():
-                waiter.set_exception(ConnectionError(str(fault)))
+                waiter.set_exception(faults.lost_with(fault))
         if connection is not None:
             await _abandon(connection)
 

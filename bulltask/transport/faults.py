@@ -28,14 +28,16 @@ __all__ = [
     "CONNECTION_FAULTS",
     "ERROR_REPLIES",
     "is_noscript",
+    "lost_with",
     "no_connection",
     "passes_in_a_cluster",
     "refused",
     "worth_showing",
 ]
 
-CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-"""What reading, writing or connecting may raise; the connection is useless afterwards."""
+CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
+"""What reading, writing or connecting may raise; the connection is useless afterwards. The third one is an answer in
+another protocol: an error page of a proxy, another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """Error replies of the server as redis-py raises them; the second one is a connection error to it, but is none."""
@@ -71,6 +73,11 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     """
     if (refusal := _turned_away(fault, url)) is not None:
         return refusal
+    if isinstance(fault, exceptions.InvalidResponse):
+        return BrokerUnavailable(
+            f"what answers at {url} does not speak Redis' protocol: {fault}. Is it a proxy whose Redis is away, "
+            "another program on this port, or a server that wants TLS (rediss://)?"
+        )
     text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
     if what_to_do := tls.advice(fault):
         return BrokerAuthError(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
@@ -97,6 +104,12 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     if any(said in text for said in _NO_DATABASE):
         return BrokerError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
     return None
+
+
+def lost_with(fault: BaseException) -> BaseException:
+    """Return the fault of a connection for one of the calls that have waited on it: each raises an error of its own."""
+    kind = exceptions.InvalidResponse if isinstance(fault, exceptions.InvalidResponse) else ConnectionError
+    return kind(str(fault))
 
 
 def worth_showing(fault: BaseException) -> BaseException | None:

@@ -108,3 +108,30 @@ def test_a_worker_that_waits_for_a_full_redis_stops_at_once(
     stage.redis.config_set("maxmemory", "1")
     worker.wait_for_line("Redis refused")
     assert worker.stop(timeout=30) == 0
+
+
+ERROR_PAGE = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_a_worker_outlives_answers_that_are_not_redis_protocol(stage: Stage) -> None:
+    proxy = stage.proxy()
+    proxy.inject_reply(ERROR_PAGE, None)
+    worker = stage.worker(via=proxy, children=2, settings={"broker_reconnect_delay": 0.05})
+    assert "does not speak Redis' protocol" in worker.wait_for_line("Redis disconnected")[0]["error"]
+    proxy.pass_all()
+    stage.wait_until_idle(2)
+    children = worker.children
+    held = stage.hold()
+    stage.started(held)
+    proxy.inject_reply(ERROR_PAGE, None)
+    stage.open_gate()
+    following = stage.app.send_task("quick")
+    tries = proxy.injected
+    proxy.wait_for(lambda seen: seen.injected >= tries + 10, 60)
+    proxy.pass_all()
+    assert held.get(timeout=60) == "gate"
+    assert following.get(timeout=60) is None
+    assert (stage.starts(held), stage.starts(following)) == (1, 1)
+    assert worker.children == children
+    assert "Traceback" not in worker.log
+    assert worker.stop() == 0

@@ -1,0 +1,99 @@
+"""Something that answers in another protocol than Redis': a proxy's error page, another program on the port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bulltask import App, JobState
+from bulltask.clock import ServerClock
+from bulltask.errors import BrokerUnavailable
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.cluster import ClusterPool
+from bulltask.transport.endpoint import Endpoint
+
+pytestmark = pytest.mark.redis
+
+ANSWERS = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "tls": b"\x15\x03\x01\x00\x02\x02\x46",
+    "smtp": b"220 mail.example.org ESMTP\r\n",
+    "broken": b"*x\r\n",
+}
+PING: Call[Any] = command("PING")
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[FlakyProxy]:
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
+        yield made
+
+
+def url_of(proxy: FlakyProxy) -> str:
+    return f"redis://127.0.0.1:{proxy.port}/0"
+
+
+def endpoint(proxy: FlakyProxy) -> Endpoint:
+    return Endpoint(url_of(proxy), 2_000, 5_000)
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_it_is_a_lost_connection_that_the_next_call_makes_again(proxy: FlakyProxy, answer: bytes) -> None:
+    client = Client(endpoint(proxy), ServerClock())
+    proxy.inject_reply(answer)
+    with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+        client.connect()
+    assert client.run(PING) == b"PONG"
+    proxy.inject_reply(answer, match="ping")
+    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+        client.run_many([PING, PING])
+    assert client.run(PING) == b"PONG"
+    proxy.inject_reply(answer, match="blpop")
+    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+        client.wait(command("BLPOP", "nothing", 1), 1_000, lambda: None)
+    client.close()
+
+
+async def test_it_is_a_lost_connection_for_asyncio_too(proxy: FlakyProxy) -> None:
+    app = App("sender", url_of(proxy), broker_publish_retries=0)
+    client = app.broker.loop_client()
+    proxy.inject_reply(ANSWERS["http"])
+    with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+        await client.connect()
+    assert await client.run(PING) == b"PONG"
+    proxy.inject_reply(ANSWERS["http"], match="ping")
+    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+        await client.run_many([PING, PING])
+    assert await client.run(PING) == b"PONG"
+    await app.aclose()
+
+
+def test_a_send_is_repeated_and_then_raises_our_own_error(proxy: FlakyProxy) -> None:
+    app = App("sender", url_of(proxy), broker_reconnect_delay=0.01)
+    proxy.inject_reply(ANSWERS["http"], 2)
+    assert app.send_task("work").state is JobState.WAITING
+    proxy.inject_reply(ANSWERS["http"], None)
+    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+        app.send_task("work")
+    app.close()
+
+
+def test_an_idle_connection_that_was_sent_something_else_is_not_lent(proxy: FlakyProxy) -> None:
+    pool = ClientPool(endpoint(proxy), None)
+    with pool.client() as client:
+        proxy.inject_reply(b"+PONG\r\nHTTP/1.1 408 Request Timeout\r\n\r\n", match="ping")
+        assert client.run(PING) == b"PONG"
+    assert pool.run(PING) == b"PONG"
+    pool.close()
+
+
+def test_a_node_of_a_cluster_that_answers_so_is_lost(proxy: FlakyProxy) -> None:
+    pool = ClusterPool(endpoint(proxy), None)
+    proxy.inject_reply(ANSWERS["http"], None)
+    with pool.client() as client, pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+        client.run(PING)
+    pool.close()
