@@ -17,6 +17,7 @@ from bulltask import codec
 from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
 from bulltask.codec import Json
 from bulltask.errors import DecodeError
+from bulltask.failures import bounded_reason, bounded_traces
 from bulltask.keeping import KEEP_ALL
 from bulltask.states import JobState
 from bulltask.time_limits import NO_LIMITS, TimeLimits
@@ -323,11 +324,8 @@ class ActiveJob:
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
         """BullMQ's fields of a failed attempt: the raw reason, and one traceback for each attempt that has one."""
-        traces = [*self.traces(), *([trace] if trace else [])]
-        limit = self.trace_limit()
-        if limit is not None:
-            traces = traces[-limit:] if limit else []
-        safe = reason.encode("utf-8", "replace").decode()
+        traces = bounded_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
+        safe = bounded_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
 
     def keep(self, option: str, otherwise: Mapping[str, int] | None = None) -> Mapping[str, int]:

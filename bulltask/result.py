@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError, TaskRevokedError
+from bulltask.failures import REASON_CHARS
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.ports import ResultReader
 from bulltask.states import REVOKED, JobState, Revocation
@@ -22,6 +23,7 @@ __all__ = ["AsyncResult", "RemoteTraceback"]
 R = TypeVar("R")
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
+_CLASS: Final = re.compile(r"[\w.]+")
 _LONGEST_KEY: Final = 200
 _AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeout, StopIteration, StopAsyncIteration)
 """A task's own exception of these kinds would say something about ``get()`` itself, or end the caller's loop."""
@@ -206,14 +208,22 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
 
 
 def _class_name(reason: str, trace: str) -> str:
-    """The class as the traceback spells it: what stands on the last line before the message, however long that is."""
+    """The class as the traceback spells it: what stands on the last line before the message, however long that is.
+
+    The message is searched for as text. Compiling one of 20 MB (Node sets no limit) as a pattern takes half a minute.
+    """
     if _PYTHON_TRACE not in trace:
         return ""
     text, said = trace.rstrip(), reason.rstrip()
     if text.endswith(f": {said}"):
         return text[: -len(said) - 2].rpartition("\n")[2]
-    with_notes = re.findall(rf"^([\w.]+): {re.escape(said)}$", text, re.MULTILINE)
-    return str(with_notes[-1]) if with_notes else text.rpartition("\n")[2]
+    lines = text if len(said) <= REASON_CHARS else ""  # a longer one was not written by bulltask
+    end = len(lines)
+    while (end := lines.rfind(f": {said}\n", 0, end)) >= 0:  # notes come after the message
+        name = lines[lines.rfind("\n", 0, end) + 1 : end]
+        if _CLASS.fullmatch(name):
+            return name
+    return text.rpartition("\n")[2]
 
 
 def _loaded_class(name: str) -> type[Exception] | None:

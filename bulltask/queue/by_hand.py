@@ -6,7 +6,6 @@ raises, look for stalled jobs.
 
 from __future__ import annotations
 
-import traceback
 from datetime import tzinfo
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from bulltask import codec
 from bulltask.categories import ErrorCategory, explicit_category
 from bulltask.clock import Duration, mono_ms, to_ms, zone_of
 from bulltask.errors import ConfigError, NothingPending
+from bulltask.failures import reason_of, trace_text
 from bulltask.job import ActiveJob
 from bulltask.queue.fields import JobFields
 from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
@@ -225,7 +225,7 @@ def _said(error: BaseException | str) -> tuple[str, str]:
     """Reason and traceback of a failure."""
     if isinstance(error, str):
         return error, ""
-    return str(error) or type(error).__name__, "".join(traceback.format_exception(error))
+    return reason_of(error), trace_text(error, error.__traceback__)
 
 
 def _is_permanent(error: BaseException | str) -> bool:

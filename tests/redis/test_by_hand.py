@@ -21,6 +21,7 @@ from bulltask.errors import (
     PendingChildren,
     PermanentError,
 )
+from bulltask.failures import REASON_CHARS
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
@@ -171,6 +172,21 @@ def test_a_failed_attempt_is_tried_again_until_none_is_left(queue: Queue) -> Non
     made.refresh()
     assert (made.attempts_made, made.failed_reason, len(made.stacktrace)) == (3, "the last one", 1)
     assert (last.stacktrace, last.finished_ms) == (made.stacktrace, made.finished_ms)
+
+
+@pytest.mark.parametrize("error", [1_000_000 * "x", ValueError(1_000_000 * "x")], ids=["text", "exception"])
+def test_a_failure_is_stored_and_told_in_part_where_it_is_long(
+    queue: Queue, redis_client: redis.Redis, error: Exception | str
+) -> None:
+    queue.add("a", attempts=1)
+    job = taken(queue)
+    job.move_to_failed(error)
+    stored: Any = redis_client.hgetall(queue.link.keys.job(job.id))
+    events: Any = redis_client.xrange(queue.link.keys.events)
+    told = [fields["failedReason"] for _, fields in events if fields["event"] == "failed"]
+    assert [stored["failedReason"]] == told == [job.failed_reason]
+    assert len(told[0]) == REASON_CHARS
+    assert len(stored["stacktrace"]) < 2 * REASON_CHARS
 
 
 def test_without_a_backoff_it_waits_again_at_once(queue: Queue) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import types
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,10 +24,12 @@ from bulltask.errors import (
     TaskRevokedError,
     TransientError,
 )
+from bulltask.failures import REASON_CHARS, reason_of
 from bulltask.job import Finished, JobRef, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
 from bulltask.states import JobState, Revocation
 from bulltask.worker.child.verdict import trace_of
+from tests.support.pace import at_this_pace
 
 
 class Failing:
@@ -113,6 +116,27 @@ class Telltale(Exception):
 
 
 # --- the same exception -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notes", [[], ["a note"]])
+@pytest.mark.parametrize("size", [20_000, 20_000_000])
+def test_an_exception_whose_message_is_stored_in_part_comes_back_with_that_part(size: int, notes: list[str]) -> None:
+    error = PlainError("begin" + size * "x" + "end")
+    for note in notes:
+        error.add_note(note)
+    reason, trace = reason_of(error), trace_of(error)
+    assert (len(reason), len(trace) < 51_000) == (REASON_CHARS, True)
+    found = raised(reason, trace)
+    assert (type(found), str(found)) == (PlainError, reason)
+    assert (reason[:5], reason[-3:]) == ("begin", "end")
+
+
+def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
+    reason = "\n".join(200_000 * ["a line (of *many*)"])
+    started = time.monotonic()
+    found = raised(reason, f"Traceback (most recent call last):\nError: {reason}\nat worker.js:1:1")
+    assert type(found) is TaskError
+    assert time.monotonic() - started < at_this_pace(1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
+from bulltask.clock import ServerClock
 from bulltask.errors import ExpiredError, JobRefusedError
+from bulltask.events import Bus
+from bulltask.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
 from bulltask.job import ActiveJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
+from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.interruption import Interruption
+from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.verdict import judge, trace_of
-from bulltask.worker.child.work import Failed, RetryLater
+from bulltask.worker.child.work import Failed, Picked, RetryLater
 from bulltask.worker.slots import Slots
 
 OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}}
@@ -333,6 +340,25 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     assert trace.startswith("Traceback (most recent call last):\n")
     assert "\n…\n" in trace
     assert trace.endswith("x\n")
+
+
+@pytest.mark.parametrize("error", [PermanentError(1_000_000 * "x"), TransientError(1_000_000 * "x")])
+def test_what_a_worker_stores_of_a_failure_is_bounded_whatever_its_message_and_its_past(error: Exception) -> None:
+    past = json.dumps([400_000 * "a", 40_000 * "b", *(15 * [40_000 * "c"])]).encode()  # any client may have written it
+    failed = replace(job(OURS), stacktrace=past)
+    outcome = judge(error, failed, task(), app)
+    assert len(outcome.reason) <= REASON_CHARS
+    picked = Picked(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed)
+    call = Settler(app.config, ServerClock(), Bus(), "worker").call(picked, outcome, fetch_next=False)
+    assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
+
+
+def test_the_newest_tracebacks_stay_and_long_ones_in_part() -> None:
+    kept = bounded_traces(["oldest", *(9 * [TRACE_CHARS * "a"]), 1_000_000 * "b", "newest"], None)
+    assert [trace[0] for trace in kept] == list("aaaaaaaabn")
+    assert all(len(trace) <= TRACE_CHARS for trace in kept)
+    assert bounded_traces(["1", "2", "3"], 2) == ["2", "3"]
+    assert bounded_traces(["1", "2", "3"], 0) == []
 
 
 def test_a_recursion_is_told_in_few_lines() -> None:

@@ -180,7 +180,7 @@ class Settler:
     def _failed(self, job: ActiveJob, outcome: Failed) -> Ending:
         fields = job.failure_fields(outcome.reason, outcome.trace)
         keep = job.keep("removeOnFail", self._config.keep_failed)
-        return Ending(False, outcome.reason.encode("utf-8", "replace"), keep, job.attempts, fields)
+        return Ending(False, fields[1].encode(), keep, job.attempts, fields)
 
     def _is_removed_soon(self, job: ActiveJob) -> bool:
         """True when the job may be gone by the time that a call with a lost reply is made again."""

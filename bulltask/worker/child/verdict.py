@@ -8,7 +8,6 @@ error is retried but permanent ones. In both cases ``attempts`` is what is writt
 from __future__ import annotations
 
 import os
-import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -18,6 +17,7 @@ from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
 from bulltask.errors import Retry, TaskRevoked
+from bulltask.failures import reason_of, trace_text
 from bulltask.job import ActiveJob
 from bulltask.registry.task import AnyTask
 from bulltask.states import REVOKED
@@ -26,7 +26,6 @@ from bulltask.worker.child.work import Failed, RetryLater
 __all__ = ["is_retried", "judge", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
-_TRACE_CHARS: Final = 50_000
 
 
 def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None, app: App) -> Failed | RetryLater:
@@ -63,12 +62,10 @@ def is_retried(exc: BaseException, job: ActiveJob, task: AnyTask[..., object], a
 def trace_of(exc: BaseException) -> str:
     """Return the traceback as text, beginning with the user's own code: bulltask's frames say nothing about it."""
     frames = _users_part(exc.__traceback__)
-    text = "".join(traceback.format_exception(type(exc), exc, frames))
+    text = trace_text(exc, frames)
     if frames is None and exc.__cause__ is None and exc.__context__ is None:
         # No frame of the user's is left; the head line still tells readers that this is a Python traceback.
         text = f"Traceback (most recent call last):\n{text}"
-    if len(text) > _TRACE_CHARS:
-        text = f"{text[: _TRACE_CHARS // 2]}\n…\n{text[-_TRACE_CHARS // 2 :]}"
     return text
 
 
@@ -81,10 +78,7 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
 def _reason(cause: BaseException, job: ActiveJob) -> str:
     if isinstance(cause, Retry):
         return f"the task asked for another try, but this was number {job.attempts_made + 1} of {max(1, job.attempts)}"
-    try:
-        return str(cause) or type(cause).__name__
-    except Exception:  # noqa: BLE001 - somebody's broken __str__ must not keep the job from being settled
-        return type(cause).__name__
+    return reason_of(cause)
 
 
 def _allowed(job: ActiveJob, asked: Retry | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bulltask.failures import bounded_reason
 from bulltask.job import ActiveJob
 from bulltask.transport.keys import QueueKeys
 from bulltask.values import value_class
@@ -61,6 +62,9 @@ class Failed:
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", bounded_reason(self.reason))
+
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
@@ -72,6 +76,9 @@ class RetryLater:
     category: str
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", bounded_reason(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

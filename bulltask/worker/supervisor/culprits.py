@@ -103,8 +103,10 @@ class FailedAttempts:
         if isinstance(job, str):
             job = self._read(keys, job)
         keep = job.keep("removeOnFail", self._config.keep_failed)
-        fields = job.failure_fields(reason, trace) if trace else ["failedReason", reason]
-        ending = Ending(False, reason.encode("utf-8", "replace"), keep, job.attempts, fields)
+        fields = job.failure_fields(reason, trace)
+        if not trace:
+            del fields[2:]  # those of earlier attempts stay
+        ending = Ending(False, fields[1].encode(), keep, job.attempts, fields)
         claim = Claim.of(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
