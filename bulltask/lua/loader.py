@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "ending", "fenced", "official", "own"]
+__all__ = ["Script", "ending", "fenced", "official", "own", "retrying"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 
@@ -106,6 +106,16 @@ def ending(name: str) -> Script:
         ScriptIntegrityError: as of :func:`official` and :func:`own`.
     """
     return _around(own(name), official("moveToFinished"), b"finish")
+
+
+@cache
+def retrying() -> Script:
+    """Return own ``retryFailed``: BullMQ's ``moveJobsToWait`` stands in it as ``retry(KEYS, ARGV)``, byte for byte.
+
+    Raises:
+        ScriptIntegrityError: as of :func:`official`.
+    """
+    return _around(own("retryFailed"), official("moveJobsToWait"), b"retry")
 
 
 def _around(outer: Script, inner: Script, function: bytes) -> Script:

@@ -64,9 +64,11 @@ class AsyncQueue(AsyncQueueGetters):
         """As :meth:`bulltask.queue.queue.Queue.obliterate`."""
         await self._link.arun(operations.obliterate(self._link, count, force=force))
 
-    async def retry_jobs(self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None) -> None:
+    async def retry_jobs(
+        self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None, revoked: bool = False
+    ) -> None:
         """As :meth:`bulltask.queue.queue.Queue.retry_jobs`."""
-        await self._link.arun(operations.move_to_wait(self._link, state, count, before_ms))
+        await self._link.arun(operations.move_to_wait(self._link, state, count, before_ms, revoked=revoked))
 
     async def promote_jobs(self, *, count: int = 1000) -> None:
         """As :meth:`bulltask.queue.queue.Queue.promote_jobs`."""

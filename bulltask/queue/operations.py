@@ -73,14 +73,21 @@ def obliterate(link: Link, count: int, *, force: bool) -> Operation[None]:
         pass
 
 
-def move_to_wait(link: Link, state: str, count: int, before_ms: int | None) -> Operation[None]:
-    """Let all jobs of a state wait again, ``count`` a call."""
+def move_to_wait(
+    link: Link, state: str, count: int, before_ms: int | None, *, revoked: bool = False
+) -> Operation[None]:
+    """Let all jobs of a state wait again, ``count`` a call; ``revoked`` failed ones only if asked."""
     if state not in {*_RETRIABLE, "delayed"}:
         raise ConfigError(f"state must be one of {', '.join(_RETRIABLE)}, not {state!r}")
     if count < 1:
         raise ConfigError(f"count must be 1 or more, not {count}")
     if before_ms is None and state != "delayed":
         before_ms = link.now_ms()
+    if state == "failed" and not revoked and before_ms is not None:
+        more, after = True, ""
+        while more:
+            more, after = yield from ask(scripts.retry_failed(link.keys, count, before_ms, after))
+        return
     while (yield from ask(scripts.move_jobs_to_wait(link.keys, state, count, before_ms))):
         pass
 

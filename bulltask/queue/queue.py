@@ -120,15 +120,20 @@ class Queue(QueueGetters):
         """
         self._link.run(operations.obliterate(self._link, count, force=force))
 
-    def retry_jobs(self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None) -> None:
+    def retry_jobs(
+        self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None, revoked: bool = False
+    ) -> None:
         """Let all finished jobs of a state wait again; their priorities are ignored (as in BullMQ 5).
+
+        Revoked jobs are failed jobs, too. They stay failed unless you ask for them.
 
         Args:
             state: ``"failed"`` or ``"completed"``.
             count: jobs in one call.
             before_ms: only those that had ended at this time (epoch milliseconds); now if left out.
+            revoked: retry revoked jobs, too.
         """
-        self._link.run(operations.move_to_wait(self._link, state, count, before_ms))
+        self._link.run(operations.move_to_wait(self._link, state, count, before_ms, revoked=revoked))
 
     def promote_jobs(self, *, count: int = 1000) -> None:
         """Let all delayed jobs wait now, ``count`` in one call; their priorities are ignored (as in BullMQ 5)."""

@@ -45,6 +45,7 @@ class QueueKeys:
         "prioritized",
         "queue",
         "repeat",
+        "retrying",
         "revoked",
         "stalled",
         "stalled_check",
@@ -77,6 +78,7 @@ class QueueKeys:
         # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
         self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.own}revoked"
+        self.retrying = f"{self.own}retrying"
 
     def job(self, job_id: str) -> str:
         """The job's hash."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 from bulltask import codec
 from bulltask.errors import BrokerError, QueueActive, QueueError, QueueNotPaused
 from bulltask.lua import loader
+from bulltask.states import REVOKED
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text, texts
@@ -34,6 +35,7 @@ __all__ = [
     "obliterate",
     "page_after",
     "remove_job",
+    "retry_failed",
     "set_paused",
     "state_size",
 ]
@@ -130,6 +132,33 @@ def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | 
         count: how many in this call.
         before_ms: only those that finished before; ``None``: all (also of delayed ones, whose scores are no times).
     """
+    places, args = _moved_to_wait(keys, state, count, before_ms)
+    return script_call(loader.official("moveJobsToWait"), places, args, bool)
+
+
+def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Call[tuple[bool, str]]:
+    """Own ``retryFailed``: as :func:`move_jobs_to_wait` for failed jobs, but those that were revoked are left.
+
+    Args:
+        keys: the queue.
+        count: how many jobs are looked at in this call.
+        before_ms: only those that finished before.
+        after: what the call before returned, ``""`` at first.
+
+    Returns:
+        Whether more may be there, and where the next call goes on.
+    """
+
+    def judge(reply: Any) -> tuple[bool, str]:
+        return bool(reply[0]), text(reply[1])
+
+    places, args = _moved_to_wait(keys, "failed", count, before_ms)
+    return script_call(loader.retrying(), (keys.retrying, *places), (REVOKED, after, *args), judge)
+
+
+def _moved_to_wait(
+    keys: QueueKeys, state: str, count: int, before_ms: int | None
+) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     places = (
         keys.base,
         keys.events,
@@ -140,8 +169,7 @@ def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | 
         keys.active,
         keys.marker,
     )
-    args: tuple[Arg, ...] = (count, EVERY_DELAYED if before_ms is None else before_ms, state)
-    return script_call(loader.official("moveJobsToWait"), places, args, bool)
+    return places, (count, EVERY_DELAYED if before_ms is None else before_ms, state)
 
 
 def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bulltask.lua import loader
 from bulltask.queue.queue import Queue
 from bulltask.states import JobState
 from tests.hazard.conftest import PACKAGES, Clients
-from tests.hazard.page import NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
+from tests.hazard.page import CLIENTS, NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
 from tests.interop.side_by_side import SideBySide
 from tests.support.hand import Hand
+from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+MANIFEST = json.loads((ROOT / "bulltask/lua/manifest.json").read_text())
 
 
 def test_every_row_of_the_page_has_a_test_and_the_other_way_round() -> None:
@@ -44,7 +49,27 @@ def test_the_versions_on_the_page_are_those_that_the_tests_run(node_client: None
     assert f"`bullmq` {', '.join([*PACKAGES][:-1])} and {NEWEST_6} and PyPI" in " ".join(text.split())
     assert f"PyPI `bullmq` {PYTHON_6}." in text
     told = set(re.findall(r"\b\d+\.\d+\.\d+\b", text))
-    assert told == {*PACKAGES, PYTHON_6}
+    assert told == {*PACKAGES, PYTHON_6, MANIFEST["source"].partition("==")[2]}
+
+
+def test_the_page_names_every_script_that_differs_from_the_tested_version(node_client: None) -> None:
+    folder = CLIENTS / "node_modules" / "bullmq" / "dist" / "cjs" / "scripts"
+    theirs = {
+        path.stem.rpartition("-")[0]: re.findall(
+            r"^const content = `(.*?)`;", path.read_text(), re.DOTALL | re.MULTILINE
+        )
+        for path in folder.glob("*-*.js")
+    }
+    names = [file.rpartition("-")[0] for file in MANIFEST["scripts"]]
+    same = [
+        name
+        for name in names
+        if [loader.official(name).body.decode().split()] == [*map(str.split, theirs.get(name, []))]
+    ]
+    text = PAGE.read_text()
+    said = re.findall(r"^\| `(\w+)` \|", text.partition("## Scripts that are newer")[2], re.MULTILINE)
+    assert sorted({*names} - {*same}) == sorted(said)
+    assert f"Of its {len(names)} scripts, {len(same)} are the same" in text
 
 
 @pytest.fixture

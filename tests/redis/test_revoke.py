@@ -200,8 +200,37 @@ def test_a_job_retried_by_hand_waits_like_any_other(queue: Queue) -> None:
     job.retry()
     assert job.get_state() is JobState.WAITING
     queue.revoke(job.id)
-    queue.retry_jobs()
+    queue.retry_jobs(revoked=True)
     assert job.get_state() is JobState.WAITING
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000])
+def test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed(
+    queue: Queue, redis_client: Any, hand: Hand, count: int
+) -> None:
+    jobs = queue.add_bulk([{"name": "n"}] * 7)
+    for number, job in enumerate(jobs):
+        if number % 2:
+            hand.fail()
+        else:
+            queue.revoke(job.id)
+        redis_client.zadd(KEYS.failed, {job.id: number})
+    queue.retry_jobs(count=count)
+    assert redis_client.lrange(KEYS.wait, 0, -1) == [jobs[number].id for number in (5, 3, 1)]
+    assert [job.failed_reason for job in queue.get_failed()] == ["revoked"] * 4
+    assert [job.failed_reason for job in queue.get_waiting()] == [None] * 3
+    assert not redis_client.exists(KEYS.retrying)
+
+
+def test_only_jobs_that_had_failed_by_then_are_retried(queue: Queue, redis_client: Any, hand: Hand) -> None:
+    early, revoked, late = queue.add_bulk([{"name": "n"}] * 3)
+    hand.fail()
+    queue.revoke(revoked.id)
+    hand.fail()
+    redis_client.zadd(KEYS.failed, {early.id: 1, revoked.id: 2, late.id: 3})
+    queue.retry_jobs(before_ms=2)
+    assert [job.id for job in queue.get_waiting()] == [early.id]
+    assert {job.id for job in queue.get_failed()} == {revoked.id, late.id}
 
 
 # ---- flows ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import importlib
+import json
 import re
 import runpy
 import shlex
@@ -231,6 +232,16 @@ def test_the_readmes_programs_are_as_short_as_it_says() -> None:
     node = [line for line in blocks(README, "js")[0].splitlines() if line.strip()]
     assert len(tasks) <= 20
     assert len(node) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_wherever_a_page_installs_bullmq_it_names_the_tested_version(page: Path) -> None:
+    wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["bullmq"]
+    for command in re.findall(r"npm install[^`]*", page.read_text()):
+        versions = re.findall(r"\sbullmq(?:@(\S+))?", command)
+        assert versions == [wanted] * len(versions)
+    if any("from 'bullmq'" in block for block in blocks(page, "js")):
+        assert f"npm install bullmq@{wanted}" in page.read_text()
 
 
 # ---- signals, exit codes, commands ----------------------------------------------------------------------------------
