@@ -5,8 +5,8 @@ Every time is the server's, in milliseconds. A token proves that the caller hold
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgpack
 
@@ -23,6 +23,7 @@ __all__ = [
     "Claim",
     "Ending",
     "find_by_token",
+    "keep_lock",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
     "move_to_active",
@@ -32,6 +33,8 @@ __all__ = [
     "renew_locks",
     "retry_job",
 ]
+
+R = TypeVar("R")
 
 CRASHES: Final = "bulltask:crashes"
 """A job's hash field of ours: so many children died while they had the job in hand."""
@@ -263,8 +266,18 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
     """Own ``renewLocks``: renew the locks of ``held`` (token, job id), also those that ran out unless another worker
     has the job by now; the result is the ids whose lock is lost."""
+    return _renewal(keys, held, lock_ms, texts)
+
+
+def keep_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
+    """Own ``renewLocks`` for one job: renew its lock, or take it again if it ran out and no other worker has the job;
+    the result is whether the job is locked with ``token`` now."""
+    return _renewal(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
+
+
+def _renewal(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int, judge: Callable[[Any], R]) -> Call[R]:
     pairs = [word for pair in held for word in pair]
-    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), texts)
+    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), judge)
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:

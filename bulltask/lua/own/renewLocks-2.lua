@@ -15,8 +15,13 @@
   returns  the ids whose lock is lost: held by another token, or the job is no longer active
 ]]
 local function relock(lock, id, token)
-  -- pcall: a full Redis refuses SET, and the other locks must be renewed all the same.
-  return redis.call("LPOS", KEYS[2], id) and redis.pcall("SET", lock, token, "PX", ARGV[2]).ok
+  if not redis.call("LPOS", KEYS[2], id) then
+    return false
+  end
+  -- First: a full Redis refuses SET, unless the script has written something before.
+  redis.call("SREM", KEYS[1], id)
+  redis.call("SET", lock, token, "PX", ARGV[2])
+  return true
 end
 local lost = {}
 local renewed = {}
@@ -27,9 +32,7 @@ for i = 3, #ARGV, 2 do
   if holder == token then
     redis.call("PEXPIRE", lock, ARGV[2])
     renewed[#renewed + 1] = id
-  elseif not holder and relock(lock, id, token) then
-    renewed[#renewed + 1] = id
-  else
+  elseif holder or not relock(lock, id, token) then
     lost[#lost + 1] = id
   end
 end

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bulltask.clock import mono_ms
-from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError, LockMissing
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.child.attempt import Attempt, Attempts
@@ -145,19 +145,28 @@ class AsyncLoop:
                 unsure = unsure or isinstance(exc, BrokerUnavailable)
                 await asyncio.sleep(self._outage.failed_together(exc) / 1000)
                 continue
-            except UNSTORABLE as exc:
-                if (instead := self._settler.instead(picked, outcome, exc)) is not None:
-                    outcome = instead
+            except (BrokerError, JobError) as exc:
+                again, written = await self._refused(picked, outcome, exc, unsure)
+                if again is not None:
+                    outcome = again
                     continue
-                written = False
-            except JobError:
-                written = unsure and await self._surely(self._settler.was_ours(picked), False)
             else:
                 written = True
             self._outage.over()
             self._block.count_job()
             await self._tell(picked, outcome if written else None, duration_ms)
             return
+
+    async def _refused(
+        self, picked: Picked, outcome: Outcome, exc: BulltaskError, unsure: bool
+    ) -> tuple[Outcome | None, bool]:
+        """As :meth:`bulltask.worker.child.sync_loop.SyncLoop._refused`."""
+        if isinstance(exc, UNSTORABLE):
+            return self._settler.instead(picked, outcome, exc), False
+        if unsure and await self._surely(self._settler.was_ours(picked), False):
+            return None, True
+        retaken = isinstance(exc, LockMissing) and await self._surely(self._settler.retake(picked), False)
+        return (outcome if retaken else None), False
 
     async def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
         if written is None:

@@ -45,7 +45,7 @@ class Iterations:
             try:
                 self._add(picked)
                 # Redis was away, perhaps for longer than the lock lasts: the job may be another worker's by now.
-                lost = interrupted and not self._source.is_locked(picked)
+                lost = interrupted and not self._source.keeps(picked)
             except REPAIRABLE as exc:
                 interrupted = True
                 self._source.pause(exc)

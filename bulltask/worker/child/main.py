@@ -17,8 +17,7 @@ from bulltask.job import ActiveJob
 from bulltask.process import die_with_parent, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.states import RunState
-from bulltask.transport.call import command
-from bulltask.transport.replies import text
+from bulltask.transport.scripts_move import keep_lock
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.interruption import Interruption, quietly
@@ -113,7 +112,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         return JobReporter(job, broker.keys(job.queue), broker.pool, lambda: async_loop.client())  # noqa: PLW0108
 
     def is_locked(job: ActiveJob, token: str) -> bool:
-        return broker.pool.run(command("GET", broker.keys(job.queue).lock(job.id), judge=text)) == token
+        return broker.pool.run(keep_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
     spark = SparkTasks(app, reporter, is_locked, source.close)

@@ -23,7 +23,7 @@ from bulltask.job import ActiveJob
 from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_queue import limit_now
 from bulltask.transport.scripts_read import add_log
 from bulltask.transport.scripts_revoke import end_revoked
@@ -154,6 +154,14 @@ class Settler:
             return may_be_gone if name is None else int(made or 0) >= wanted
 
         return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", judge=judge)
+
+    def retake(self, picked: Picked) -> Call[bool]:
+        """After a call that Redis refuses because the job has no lock: take it again, and say whether that was done.
+
+        Redis was away, or the supervisor stood still, for longer than the lock lasts. As long as no other worker has
+        the job, the outcome is as good as before.
+        """
+        return keep_lock(picked.keys, picked.job.id, picked.slot.token, self._config.lock_ms)
 
     def tell(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
         """Emit the event of a written outcome."""

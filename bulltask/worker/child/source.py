@@ -14,7 +14,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import find_by_token, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts_move import find_by_token, keep_lock, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
@@ -91,7 +91,7 @@ class JobSource:
                 self.outage.over()
                 if picked is not None:
                     return picked
-                slot.free(mono_ms())
+                self.release(slot)
                 self._wait()
             except Woken:
                 self._restore_markers()
@@ -121,9 +121,9 @@ class JobSource:
         if isinstance(fetched, Fetched) and fetched.job_id:
             self.client.run(move_from_active_to_wait(self.rotation.queues[index], fetched.job_id, slot.token))
 
-    def is_locked(self, picked: Picked) -> bool:
-        """True when the lock of a job in hand is still this child's."""
-        return self._still_locked(picked.keys, picked.slot, picked.job.id)
+    def keeps(self, picked: Picked) -> bool:
+        """True when a job in hand is still this child's; a lock that has run out is taken again."""
+        return self.client.run(self._keep_lock(picked.keys, picked.slot, picked.job.id))
 
     def pause(self, exc: BrokerError) -> None:
         """Wait before the next try after ``exc``."""
@@ -142,8 +142,8 @@ class JobSource:
         self.rotation.took(index)
         keys, asked_ms = self.rotation.queues[index], slot.since_ms
         slot.hold(index, fetched.job_id, mono_ms())
-        if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._still_locked(keys, slot, fetched.job_id):
-            return None  # this process was stopped before it heard of its job; another worker has it by now
+        if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._keeps_late(keys, slot, fetched.job_id):
+            return None
         try:
             job = ActiveJob.from_hash(keys.queue, fetched.job_id, fetched.fields)
         except DecodeError as exc:
@@ -152,8 +152,16 @@ class JobSource:
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
         return Picked(slot, index, keys, job, company_allowed(fetched.fields, self._config.max_crashes))
 
-    def _still_locked(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
-        return bool(self.client.run(command("GET", keys.lock(job_id))) == slot.token.encode())
+    def _keeps_late(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
+        """This process stood still before it heard of its job: another worker may have it by now."""
+        try:
+            return self.client.run(self._keep_lock(keys, slot, job_id))
+        except BrokerError:
+            self._unsure.add(slot)  # given back as soon as Redis answers
+            return False
+
+    def _keep_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
+        return keep_lock(keys, job_id, slot.token, self._config.lock_ms)
 
     def _ask(self, slot: Slot) -> Picked | None:
         for index in self.rotation.candidates():

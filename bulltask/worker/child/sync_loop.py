@@ -6,7 +6,7 @@ import time
 from typing import TypeVar
 
 from bulltask.clock import mono_ms
-from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError, LockMissing
 from bulltask.transport.call import Call
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
@@ -86,19 +86,29 @@ class SyncLoop:
                 self._source.failed(exc, slot)
                 self._source.pause(exc)
                 continue
-            except UNSTORABLE as exc:
-                if (instead := self._settler.instead(picked, outcome, exc)) is not None:
-                    outcome = instead
+            except (BrokerError, JobError) as exc:
+                again, written = self._refused(picked, outcome, exc, unsure)
+                if again is not None:
+                    outcome = again
                     continue
-                written, following = False, None
-            except JobError:
-                written, following = unsure and self._surely(self._settler.was_ours(picked), False), None
+                following = None
             else:
                 written = True
             if following is None:
                 self._source.release(slot)
             self._tell(picked, outcome if written else None, duration_ms)
             return following
+
+    def _refused(
+        self, picked: Picked, outcome: Outcome, exc: BulltaskError, unsure: bool
+    ) -> tuple[Outcome | None, bool]:
+        """What to write next, after Redis refused ``outcome``; or ``None``, and whether an earlier try wrote it."""
+        if isinstance(exc, UNSTORABLE):
+            return self._settler.instead(picked, outcome, exc), False
+        if unsure and self._surely(self._settler.was_ours(picked), False):
+            return None, True
+        retaken = isinstance(exc, LockMissing) and self._surely(self._settler.retake(picked), False)
+        return (outcome if retaken else None), False
 
     def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
         self._source.outage.over()
