@@ -193,6 +193,8 @@ class BrokerUnavailable(BrokerError, ConnectionError):
 class BrokerAuthError(BrokerError):
     """Redis refused the user, the password, the certificate, or a command; or has a certificate nobody trusts here."""
 
+    login = False  # True: nobody is let in at all; it was not one command that was refused
+
 
 class BrokerNotReady(BrokerError):
     """Redis answers but cannot serve this command now."""

@@ -80,7 +80,7 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         )
     text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
     if what_to_do := tls.advice(fault):
-        return BrokerAuthError(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
+        return _no_login(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
     if not connecting:
         return BrokerUnavailable(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailable(
@@ -96,7 +96,7 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     """The error for a server that answers, but lets nobody in; ``None`` when the fault is another one."""
     text = str(fault)
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return BrokerAuthError(f"Redis at {url} refused the login: {text}")
+        return _no_login(f"Redis at {url} refused the login: {text}")
     if isinstance(fault, exceptions.BusyLoadingError):
         return BrokerNotReady(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
@@ -104,6 +104,12 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     if any(said in text for said in _NO_DATABASE):
         return BrokerError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
     return None
+
+
+def _no_login(message: str) -> BrokerAuthError:
+    error = BrokerAuthError(message)
+    error.login = True
+    return error
 
 
 def lost_with(fault: BaseException) -> BaseException:

@@ -35,11 +35,15 @@ class Outage:
         self._bus, self._config = bus, config
         self._attempt = 0
         self._tries: Counter[tuple[bool, bool]] = Counter()
+        self._told: set[str] = set()
         self._since_ms = self._until_ms = 0
         self._lost = False
 
     def failed(self, exc: BrokerError) -> int:
         """Note a failure; return how many milliseconds to wait before the next try.
+
+        Every fault is told once, also when another one came first: a Redis that was lost may refuse the login when it
+        is back.
 
         The pause doubles up to ``broker_reconnect_delay_max`` where Redis is lost, ``run_retry_delay`` where it
         answers: by default a worker works again within 5 s of Redis' return, however long it was away. Where the
@@ -53,7 +57,8 @@ class Outage:
         if lost and not self._lost:
             self._lost = True
             self._bus.emit(RedisDisconnected(str(exc)))
-        elif self._attempt == 0:
+        elif not lost and str(exc) not in self._told:
+            self._told.add(str(exc))
             self._bus.emit(RedisRefused("", str(exc)))
         self._attempt += 1
         if self._lost:
@@ -95,3 +100,4 @@ class Outage:
                 self._bus.emit(RedisAccepted("", self._attempt, lasted_ms))
             self._attempt, self._until_ms, self._lost = 0, 0, False
             self._tries.clear()
+            self._told.clear()

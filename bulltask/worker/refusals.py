@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
 from bulltask.events import Bus, RedisAccepted, RedisRefused
 from bulltask.transport.keys import QueueKeys
 
@@ -22,14 +22,15 @@ _OF_THE_SERVER = (BrokerUnavailable, BrokerNotReady, BrokerFull)
 class _Refusal:
     since_ms: int
     attempt: int = 0
+    told: set[str] = field(default_factory=set)
 
 
 class Refusals:
-    """Responsible for how long a queue is left alone, and for saying so once; the worker's other queues go on.
+    """Responsible for how long a queue is left alone, and for saying why, once; the worker's other queues go on.
 
     Args:
         queues: the worker's, in their order.
-        bus: hears of the first refusal, and of the end.
+        bus: hears of each refusal that is another one than before, and of the end.
         config: the longest pause, ``run_retry_delay``.
     """
 
@@ -40,7 +41,7 @@ class Refusals:
     @staticmethod
     def concern_a_queue(exc: BrokerError) -> bool:
         """False where Redis is lost, or would answer the same for every queue."""
-        return not isinstance(exc, _OF_THE_SERVER)
+        return not (isinstance(exc, _OF_THE_SERVER) or (isinstance(exc, BrokerAuthError) and exc.login))
 
     @contextmanager
     def noted(self, index: int) -> Iterator[None]:
@@ -58,10 +59,11 @@ class Refusals:
 
     def note(self, index: int, exc: BrokerError) -> int:
         """Note that asking queue ``index`` ended with ``exc``; return how many milliseconds to leave it alone."""
-        if index not in self._open:
-            self._open[index] = _Refusal(mono_ms())
+        if (refusal := self._open.get(index)) is None:
+            refusal = self._open[index] = _Refusal(mono_ms())
+        if str(exc) not in refusal.told:
+            refusal.told.add(str(exc))
             self._bus.emit(RedisRefused(self._queues[index].queue, str(exc)))
-        refusal = self._open[index]
         refusal.attempt += 1
         return reconnect_delay_ms(
             refusal.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.run_retry_delay_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ import pytest
 
 from bulltask.testing.server import RedisServer
 from bulltask.worker.exits import Exit
+from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.worker import Worker
 
@@ -51,3 +53,22 @@ def test_an_unknown_user_ends_the_worker_with_one_line_that_names_it(stage: Stag
 def test_a_missing_password_ends_the_worker_with_one_line(stage: Stage, locked_server: RedisServer) -> None:
     line = refused(stage.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
     assert f"127.0.0.1:{locked_server.port}" in line
+
+
+def test_a_password_that_is_changed_while_it_works_is_told_and_forgotten_when_it_is_right_again(
+    stage_on: Callable[[str], Stage], locked_server: RedisServer
+) -> None:
+    stage = stage_on(locked_server.url)
+    worker = stage.worker(children=1)
+    stage.wait_until_idle(1)
+    stage.redis.config_set("requirepass", "the-next-password")
+    started = time.monotonic()
+    stage.redis.client_kill_filter(_type="normal", skipme=True)
+    worker.wait_for_line("Redis refused", count=2)  # the supervisor and the child
+    assert time.monotonic() - started <= at_this_pace(2)
+    assert all("refused the login" in line["error"] for line in worker.logged("Redis refused"))
+    stage.redis.config_set("requirepass", "the-right-password")
+    assert stage.app.send_task("quick").get(timeout=60) is None
+    assert worker.wait_for_line("Redis reconnected", count=2)
+    assert "the-right-password" not in worker.log
+    assert worker.stop() == 0

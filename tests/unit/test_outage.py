@@ -99,14 +99,17 @@ def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() ->
     assert (told.queue, told.attempt) == ("", 5)
 
 
-def test_a_redis_that_refuses_and_is_lost_then_is_told_as_lost_and_found_again() -> None:
+def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
     watched, heard = outage()
-    for exc in (BrokerFull("full"), BrokerUnavailable("gone"), BrokerNotReady("LOADING")):
+    lost, loading, login = BrokerUnavailable("gone"), BrokerNotReady("LOADING"), BrokerAuthError("WRONGPASS")
+    for exc in (BrokerFull("full"), lost, loading, lost, login, loading, login):
         watched.failed(exc)
     watched.over()
-    watched.failed(BrokerFull("full again"))
-    kinds = [type(event) for event in heard]
-    assert kinds == [Refused, RedisDisconnected, RedisReconnecting, RedisReconnecting, RedisReconnected, Refused]
+    watched.failed(login)
+    told = [event for event in heard if not isinstance(event, RedisReconnecting)]
+    assert [type(event) for event in told] == [Refused, RedisDisconnected, Refused, Refused, RedisReconnected, Refused]
+    errors = [event.error for event in told if isinstance(event, Refused)]
+    assert errors == ["full", "LOADING", "WRONGPASS", "WRONGPASS"]
 
 
 def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
@@ -116,12 +119,13 @@ def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
     mail = [refusals.note(0, BrokerError("WRONGTYPE")) for _ in range(20)]
     assert 2_000 * 0.8 <= max(mail) <= 2_000 * MOST_S
     assert refusals.note(1, BrokerError("NOPERM")) <= 0.1 * MOST_S * 1000
+    refusals.note(0, BrokerAuthError("NOPERM"))
     refusals.over(0)
     refusals.over(0)
-    assert heard[:2] == [Refused("mail", "WRONGTYPE"), Refused("sms", "NOPERM")]
-    (told,) = heard[2:]
+    assert heard[:3] == [Refused("mail", "WRONGTYPE"), Refused("sms", "NOPERM"), Refused("mail", "NOPERM")]
+    (told,) = heard[3:]
     assert isinstance(told, RedisAccepted)
-    assert (told.queue, told.attempt) == ("mail", 20)
+    assert (told.queue, told.attempt) == ("mail", 21)
 
 
 @pytest.mark.parametrize("exc", [BrokerUnavailable(), BrokerNotReady(), BrokerFull()])
