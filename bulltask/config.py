@@ -41,6 +41,7 @@ class Config:
     reconnect_delay_max_ms: int
     max_payload: int
     max_events: int
+    max_logs: int | None
     default_queue: str
     max_retries: int
     retry_backoff_ms: int

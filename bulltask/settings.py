@@ -80,6 +80,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("broker_reconnect_delay_max", "reconnect_delay_max_ms", duration(1), 3, "longest pause"),
         _S("max_payload", "max_payload", integer(1), 10_000_000, "bytes of JSON of one call or one result"),
         _S("max_events", "max_events", integer(100), 10_000, "length of a queue's event stream, where none is set"),
+        _S(
+            "max_logs",
+            "max_logs",
+            optional(integer(1)),
+            1_000,
+            "lines a job's log keeps, where it sets none; none: all",
+        ),
         _S("task_default_queue", "default_queue", plain_text, "default", "queue of tasks that name none"),
         _S("task_max_retries", "max_retries", integer(0, 1_000), 2, "retries after the first try (attempts - 1)"),
         _S("task_retry_backoff", "retry_backoff_ms", duration(), 1, "first delay of the exponential backoff"),

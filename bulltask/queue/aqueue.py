@@ -176,7 +176,7 @@ class AsyncQueue(AsyncQueueGetters):
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
         await self._link.arun(operations.update_job_progress(self._link, job_id, encoded))
 
-    async def add_job_log(self, job_id: str, line: str, keep_logs: int = 0) -> int:
+    async def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
         """As :meth:`bulltask.queue.queue.Queue.add_job_log`."""
         return await self._link.arun(operations.add_job_log(self._link, job_id, line, keep_logs))
 

@@ -46,7 +46,10 @@ class Job(JobFields):
         self._link.run(operations.set_progress(self, progress))
 
     def log(self, line: str) -> int:
-        """Append a line to the job's log and return how many lines it has; ``keep_logs`` limits them."""
+        """Append a line to the job's log and return how many lines it has.
+
+        Of more lines than its ``keep_logs``, else than the setting ``max_logs`` (1,000), the oldest go.
+        """
         return self._link.run(operations.log(self, line))
 
     def get_logs(self, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:

@@ -68,7 +68,8 @@ def set_progress(job: JobFields, progress: codec.Json) -> Operation[None]:
 
 def log(job: JobFields, line: str) -> Operation[int]:
     """Append a line to the log; the result is how many lines it has."""
-    return (yield from ask(add_log(job.link.keys, job.id, str(line), job.opts.get("kl"))))
+    default = job.link.broker.config.max_logs
+    return (yield from ask(add_log(job.link.keys, job.id, str(line), job.opts.get("kl"), default)))
 
 
 def clear_logs(job: JobFields, keep: int) -> Operation[None]:

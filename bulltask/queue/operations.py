@@ -155,9 +155,9 @@ def update_job_progress(link: Link, job_id: str, progress: bytes) -> Operation[N
     yield from ask(update_progress(link.keys, job_id, progress))
 
 
-def add_job_log(link: Link, job_id: str, line: str, keep: int) -> Operation[int]:
+def add_job_log(link: Link, job_id: str, line: str, keep: int | None) -> Operation[int]:
     """Append a line to a job's log; the result is how many lines it has."""
-    return (yield from ask(add_log(link.keys, job_id, line, keep)))
+    return (yield from ask(add_log(link.keys, job_id, line, keep, link.broker.config.max_logs)))
 
 
 def _positive(value: int, name: str) -> int:

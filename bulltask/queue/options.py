@@ -48,7 +48,7 @@ class AddOptions(TypedDict, total=False):
         remove_on_complete, remove_on_fail: ``True`` removes the job when it ends, a number keeps so many, ``{"age":
             seconds, "count": n}`` keeps what is younger and at most ``n``, ``False`` keeps all. The app's
             ``result_expires`` (a day) and ``result_failure_expires`` (for ever) if left out.
-        keep_logs: how many lines its log keeps.
+        keep_logs: how many lines its log keeps; 0: all. Left out: the setting ``max_logs``, 1,000.
         stack_trace_limit: how many tracebacks of failed attempts it keeps.
         size_limit: most bytes that its data may have as JSON; checked here, before anything is sent.
         deduplication: an id, or :class:`bulltask.job_options.Deduplication`.

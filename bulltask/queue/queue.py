@@ -270,8 +270,14 @@ class Queue(QueueGetters):
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
         self._link.run(operations.update_job_progress(self._link, job_id, encoded))
 
-    def add_job_log(self, job_id: str, line: str, keep_logs: int = 0) -> int:
-        """Append a line to a job's log, of which ``keep_logs`` are kept (0: all); return how many lines it has."""
+    def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
+        """Append a line to a job's log and return how many lines it has.
+
+        Args:
+            job_id: the job.
+            line: the line.
+            keep_logs: how many lines the log keeps, the newest ones; 0: all. Left out: the setting ``max_logs``.
+        """
         return self._link.run(operations.add_job_log(self._link, job_id, line, keep_logs))
 
     def get_deduplication_job_id(self, deduplication_id: str) -> str | None:

@@ -134,7 +134,10 @@ class Context:
         await self._reporter.aupdate_progress(self._encode(progress))
 
     def log(self, line: str) -> None:
-        """Append a line to the job's log in Redis, where boards show it (BullMQ's ``job.log``)."""
+        """Append a line to the job's log in Redis, where boards show it (BullMQ's ``job.log``).
+
+        The log keeps the newest 1,000 lines. ``keep_logs`` of the job or task and the setting ``max_logs`` change that.
+        """
         self._reporter.log(str(line))
 
     async def alog(self, line: str) -> None:

@@ -77,7 +77,7 @@ class TaskOptions:
         lifo: take a job before those that wait already.
         remove_on_complete, remove_on_fail: BullMQ's way to say how finished jobs are kept, instead of the two above:
             ``True``, ``False``, how many, or ``{"age": seconds, "count": n}``.
-        keep_logs, stack_trace_limit: how many log lines and tracebacks a job keeps.
+        keep_logs, stack_trace_limit: how many log lines (0: all) and tracebacks a job keeps.
         size_limit: most bytes that a job's arguments may have as JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what a job's failure means to the job that waits for it; one of them.

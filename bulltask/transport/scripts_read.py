@@ -16,6 +16,7 @@ from bulltask.transport.replies import raise_for
 
 __all__ = ["add_log", "get_counts", "get_state", "is_finished", "read_fields", "snapshot", "update_progress"]
 
+_MOST_LINES = 10**9  # Lua writes larger numbers than 10**14 in a way that LTRIM refuses
 _FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm")
 
 
@@ -29,23 +30,24 @@ def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]
     return script_call(loader.official("updateProgress"), places, (job_id, progress), judge)
 
 
-def add_log(keys: QueueKeys, job_id: str, line: str, keep: object) -> Call[int]:
+def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int | None) -> Call[int]:
     """``addLog``: append a line to the job's log; the result is how many lines it has.
 
     Args:
         keys: the job's queue.
         job_id: the job.
         line: the line.
-        keep: how many lines are kept, as a job's ``opts.kl`` says it, which may be anything; 0 and nonsense: all.
+        keep: how many lines are kept, as a job's ``opts.kl`` says it, which may be anything; 0: all.
+        default: how many where ``keep`` is no such number; ``None``: all.
     """
-    kept = keep if type(keep) is int and keep > 0 else ""
+    kept = min(keep, _MOST_LINES) if type(keep) is int and keep >= 0 else default
 
     def judge(reply: Any) -> int:
         raise_for(reply, job_id, keys.name)
         return int(reply)
 
     places = (keys.job(job_id), keys.logs(job_id))
-    return script_call(loader.official("addLog"), places, (job_id, line, kept), judge)
+    return script_call(loader.official("addLog"), places, (job_id, line, kept or ""), judge)
 
 
 def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:

@@ -131,7 +131,7 @@ async def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(
     redis_client.hset(KEYS.job("1"), "name", "t")
     redis_client.script_flush()
     await client.run(get_counts(KEYS, ["wait"]))
-    log = add_log(KEYS, "1", "line", None)
+    log = add_log(KEYS, "1", "line", None, None)
     calls = counted(redis_client)
     results = await client.run_many([command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, log])
     assert results == [1, 1, {"wait": 0}, 2, 3]

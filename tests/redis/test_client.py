@@ -157,7 +157,7 @@ def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(client: Clien
     redis_client.hset(KEYS.job("1"), "name", "t")
     redis_client.script_flush()
     client.run(get_counts(KEYS, ["wait"]))
-    log = add_log(KEYS, "1", "line", None)
+    log = add_log(KEYS, "1", "line", None, None)
     calls = counted(redis_client)
     results = client.run_many(
         [command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, command("INCR", "n"), log, echo("end")]
@@ -173,7 +173,7 @@ def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(client: Clien
 
 def test_scripts_may_be_flushed_in_the_middle_of_a_pipeline(client: Client, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), "name", "t")
-    log = add_log(KEYS, "1", "line", None)
+    log = add_log(KEYS, "1", "line", None, None)
     flush: Call[bytes] = command("SCRIPT", "FLUSH")
     assert client.run_many([log, flush, log, flush, log]) == [1, b"OK", 2, b"OK", 3]
     assert redis_client.llen(KEYS.logs("1")) == 3

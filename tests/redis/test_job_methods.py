@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from bulltask import App
 from bulltask.errors import (
     ConfigError,
     EncodeError,
@@ -18,9 +19,11 @@ from bulltask.errors import (
     ResultTimeout,
     TaskError,
 )
+from bulltask.job import ActiveJob
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.states import JobState
+from bulltask.worker.child.reporter import JobReporter
 from tests.support.hand import Hand
 
 
@@ -58,6 +61,39 @@ def test_the_log(queue: Queue) -> None:
         job.clear_logs(-1)
     short = queue.add("n", keep_logs=2)
     assert [short.log("x") for _ in range(3)] == [1, 2, 2]
+
+
+def test_a_log_keeps_a_thousand_lines_unless_the_job_or_a_setting_says_otherwise(
+    queue: Queue, broker_url: str, redis_client: Any
+) -> None:
+    def lines_of(job: Job) -> int:
+        redis_client.rpush(f"bull:{{mail}}:{job.id}:logs", *map(str, range(1_500)))
+        shown = job.log("last")
+        logs = job.get_logs()
+        assert (shown, logs.lines[-1]) == (logs.count, "last")
+        return shown
+
+    assert lines_of(queue.add("n")) == 1_000
+    assert lines_of(queue.add("n", keep_logs=0)) == 1_501
+    assert lines_of(queue.add("n", keep_logs=2**53 - 1)) == 1_501
+    with Queue("mail", broker_url, max_logs=20) as strict, Queue("mail", broker_url, max_logs=None) as lenient:
+        assert lines_of(strict.add("n")) == 20
+        assert lines_of(lenient.add("n")) == 1_501
+        job = queue.add("n")
+        assert [queue.add_job_log(job.id, "x", keep_logs=0) for _ in range(30)][-1] == 30
+        assert strict.add_job_log(job.id, "x") == 20
+
+
+def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(broker_url: str) -> None:
+    app = App("logging", broker_url, max_logs=3)
+    job = app.queue("mail").add("n")
+    running = ActiveJob.from_hash("mail", job.id, [b"opts", b"{}"])
+    keys, broker = app.broker.keys("mail"), app.broker
+    reporter = JobReporter(running, keys, broker.pool, broker.loop_client, app.config.max_logs)
+    for number in range(5):
+        reporter.log(f"line {number}")
+    assert job.get_logs().lines == ("line 2", "line 3", "line 4")
+    app.close()
 
 
 def test_states_and_their_predicates(queue: Queue, hand: Hand) -> None:

@@ -24,10 +24,19 @@ class JobReporter:
         keys: its queue.
         pool: sync clients: a task may report from threads of its own.
         aclient: gives the async client of the child's event loop.
+        max_logs: how many lines the log keeps where the job does not say; ``None``: all.
     """
 
-    def __init__(self, job: ActiveJob, keys: QueueKeys, pool: ClientPool, aclient: Callable[[], AsyncClient]) -> None:
+    def __init__(
+        self,
+        job: ActiveJob,
+        keys: QueueKeys,
+        pool: ClientPool,
+        aclient: Callable[[], AsyncClient],
+        max_logs: int | None,
+    ) -> None:
         self._job, self._keys, self._pool, self._aclient = job, keys, pool, aclient
+        self._max_logs = max_logs
 
     def update_progress(self, progress: bytes) -> None:
         """Store the progress (JSON) and tell listeners."""
@@ -62,4 +71,4 @@ class JobReporter:
         return await self._aclient().run(children_values(self._keys, self._job.id))
 
     def _log_call(self, line: str) -> Call[int]:
-        return add_log(self._keys, self._job.id, line, self._job.opts.get("kl"))
+        return add_log(self._keys, self._job.id, line, self._job.opts.get("kl"), self._max_logs)

@@ -106,7 +106,8 @@ class Settler:
         if isinstance(outcome, Postponed):
             if outcome.reason or job.attempts_started > 1:
                 return None
-            return add_log(picked.keys, job.id, _NOBODY_KNOWS.format(job.name), job.opts.get("kl"))
+            line = _NOBODY_KNOWS.format(job.name)
+            return add_log(picked.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
         if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
             return None
         return add_kept_job(picked.keys, job.deduplication_id, job.id, self._clock.now_ms())

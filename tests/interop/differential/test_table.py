@@ -176,6 +176,15 @@ def test_limit_of_clean(pair: Pair, lasting_node: NodeBridge) -> None:
         assert len(lasting_node.call("queue.call", queue="{cleaned}", method="clean", args=args)) > 10_050
 
 
+def test_limit_of_logs(pair: Pair, lasting_node: NodeBridge) -> None:
+    with Queue("logged", pair.url) as queue:
+        job = queue.add("a")
+        pair.redis.rpush(f"{queue.qualified_name}:{job.id}:logs", *["line"] * 1_000)
+        assert queue.add_job_log(job.id, "ours") == 1_000
+        args = [job.id, "theirs"]
+        assert lasting_node.call("queue.call", queue="{logged}", method="addJobLog", args=args) == 1_001
+
+
 def test_refused_flows(pair: Pair) -> None:
     leaf = FlowJob("leaf", "q", {}, {"job_id": "same"})
     with FlowProducer(pair.url) as flows:
