@@ -28,6 +28,7 @@ from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
 from bulltask.events import Bus
 from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.settings import SETTINGS
 from bulltask.testing.wait import wait_until
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
@@ -316,6 +317,29 @@ def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
     said = re.search(r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/configuration.md"))
     assert said is not None
     assert [float(seconds) * 1000 for seconds in said.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
+
+
+def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings() -> None:
+    page = ROOT / "docs/requirements.md"
+    table = [row for row in rows(page, "Requirements met in another way") if not row[0].startswith("**")]
+    assert [row for row in table if len(row) != 3 or not all(row)] == []
+    said = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
+    defaults = {row.name: str(row.default) for row in SETTINGS.values()}
+    assert {name: value for name, value in said if name in defaults and value != defaults[name]} == {
+        "queue_hash_tag": "False"
+    }
+    words = (
+        "progress",
+        "log keeps",
+        "categories",
+        "heartbeat",
+        "Concurrency",
+        "`drain`",
+        "`retry`",
+        "Job ids",
+        "stall",
+    )
+    assert [word for word in words if not any(word.lower() in row[0].lower() for row in table)] == []
 
 
 def test_every_flag_of_the_worker_is_documented() -> None:
