@@ -8,6 +8,7 @@ strings come back as strings.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -15,13 +16,20 @@ from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
 
-__all__ = ["MAX_SAFE_INTEGER", "Json", "decode", "decode_text", "encode"]
+__all__ = ["MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of plain JSON. Tuples are accepted by :func:`encode` and come back as lists."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
 """The largest integer that JavaScript keeps exactly."""
+
+ON_SURROGATE: Final = "bulltask.surrogate"
+"""How ``str.encode`` deals with surrogates: an error handler by its name.
+
+Those that stand for bytes that are no UTF-8 (``surrogateescape``: an id that another program made) become these bytes
+again. A lone one that came out of a JSON escape becomes U+FFFD, as when Node writes it.
+"""
 
 # Nothing that contains itself comes so far: the check before it has met it.
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
@@ -75,6 +83,17 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
 def decode_text(data: bytes | None) -> str:
     """Return stored raw text; bytes that are no UTF-8 are shown as escapes instead of failing the reader."""
     return "" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _without_surrogates(error: UnicodeError) -> tuple[bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    met = error.object[error.start : error.end]
+    encoded = (bytes([ord(char) - 0xDC00]) if "\udc80" <= char <= "\udcff" else b"\xef\xbf\xbd" for char in met)
+    return b"".join(encoded), error.end
+
+
+codecs.register_error(ON_SURROGATE, _without_surrogates)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -8,8 +8,7 @@ bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,8 +17,8 @@ from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
 from bulltask.codec import Json
 from bulltask.errors import DecodeError
 from bulltask.failures import bounded_reason, bounded_traces
-from bulltask.keeping import KEEP_ALL
-from bulltask.states import JobState
+from bulltask.foreign import counter, field_number, number
+from bulltask.keeping import KEEP_ALL, stored_keep
 from bulltask.time_limits import NO_LIMITS, TimeLimits
 from bulltask.values import value_class
 
@@ -27,10 +26,8 @@ __all__ = [
     "MAX_PRIORITY",
     "OWN_KEY",
     "ActiveJob",
-    "Finished",
     "JobOptions",
     "JobRef",
-    "JobSnapshot",
     "NewJob",
     "ParentLink",
     "Progress",
@@ -206,6 +203,8 @@ class ActiveJob:
         attempts_started: pick-ups, this one included (``ats``); larger than the above after a stall or a crash.
         deferred_failure: text with which the job must fail instead of running (``defa``).
         scheduler_id: the job scheduler that made it, ``""`` for none (``rjk``).
+        malformed: its hash cannot be read: it fails with ``deferred_failure``, and BullMQ's own script might stop at
+            it (:mod:`bulltask.transport.scripts_set_aside`).
     """
 
     queue: str
@@ -220,6 +219,17 @@ class ActiveJob:
     deferred_failure: str
     scheduler_id: str
     stacktrace: bytes | None
+    malformed: bool = False
+
+    @classmethod
+    def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> ActiveJob:
+        """:meth:`from_hash` for a job that is to be run or settled: one that cannot be stands in, and fails."""
+        if b"name" not in flat[::2]:
+            return cls.broken(queue, job_id, f"job {job_id} has no name: no client of BullMQ has added it")
+        try:
+            return cls.from_hash(queue, job_id, flat)
+        except DecodeError as exc:
+            return cls.broken(queue, job_id, str(exc))
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> ActiveJob:
@@ -229,9 +239,11 @@ class ActiveJob:
             DecodeError: a field is not what BullMQ writes there; the message names job and field.
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
-        opts = codec.decode(raw.get(b"opts", b"{}"), what=f"field opts of job {job_id}")
-        if not isinstance(opts, dict):
-            raise DecodeError(f"field opts of job {job_id} is not a JSON object")
+        opts = _object(raw, b"opts", job_id)
+        if b"parent" in raw:
+            parent = _object(raw, b"parent", job_id)
+            if not (isinstance(parent.get("id"), str) and isinstance(parent.get("queueKey"), str)):
+                raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
         return cls(
             queue=queue,
             id=job_id,
@@ -240,8 +252,8 @@ class ActiveJob:
             opts=opts,
             timestamp_ms=_int(raw, b"timestamp", job_id),
             priority=_int(raw, b"priority", job_id),
-            attempts_made=_int(raw, b"atm", job_id),
-            attempts_started=_int(raw, b"ats", job_id),
+            attempts_made=_int(raw, b"atm", job_id, counter),
+            attempts_started=_int(raw, b"ats", job_id, counter),
             deferred_failure=codec.decode_text(raw.get(b"defa")),
             scheduler_id=codec.decode_text(raw.get(b"rjk")),
             stacktrace=raw.get(b"stacktrace"),
@@ -250,7 +262,7 @@ class ActiveJob:
     @classmethod
     def broken(cls, queue: str, job_id: str, problem: str) -> ActiveJob:
         """Stand-in for a job whose hash cannot be read: it fails with ``problem`` instead of stalling for ever."""
-        return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None)
+        return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None, malformed=True)
 
     @property
     def is_repeated(self) -> bool:
@@ -335,14 +347,8 @@ class ActiveJob:
             option: the stored name.
             otherwise: the worker's own option, for a job that says nothing; ``None``: it is kept.
         """
-        wanted = self.opts.get(option)
-        if isinstance(wanted, dict):
-            return {key: _number(wanted[key]) for key in ("count", "age") if key in wanted}
-        if isinstance(wanted, bool):
-            return {"count": 0} if wanted else KEEP_ALL
-        if isinstance(wanted, int):
-            return {"count": wanted}
-        return otherwise or KEEP_ALL
+        kept = stored_keep(self.opts.get(option))
+        return (otherwise or KEEP_ALL) if kept is None else kept
 
     def traces(self) -> list[str]:
         """The tracebacks of earlier attempts; a malformed field counts as none, so that the job can still fail."""
@@ -358,38 +364,23 @@ class ActiveJob:
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a job ended: the return value's JSON text, or the failure's raw text."""
-
-    completed: bool
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobSnapshot:
-    """What Redis holds of a job at one moment; ``state`` is ``UNKNOWN`` when it holds nothing."""
-
-    state: JobState
-    returnvalue: str | None = None
-    failed_reason: str = ""
-    stacktrace: tuple[str, ...] = ()
-    progress: Json = None
-    attempts_made: int = 0
+def _object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:
+    found = codec.decode(raw.get(name, b"{}"), what=f"field {name.decode()} of job {job_id}")
+    if not isinstance(found, dict):
+        raise DecodeError(f"field {name.decode()} of job {job_id} is not a JSON object")
+    return found
 
 
-def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> int:
+def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
     value = raw.get(name)
     if value is None:
         return 0
     try:
-        return int(float(value))  # Lua writes large numbers with an exponent
-    except (ValueError, OverflowError) as exc:
+        return read(value)
+    except ValueError as exc:
         raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
 
 
 def _number(value: object) -> int:
     """An option that should be a number; anything else counts as 0, as it does in BullMQ's scripts."""
-    if isinstance(value, float):
-        return int(value) if math.isfinite(value) else 0  # 1e999 is legal JSON
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return number(value) or 0

@@ -7,16 +7,15 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
+from bulltask.foreign import MOST, number
 from bulltask.parsers import WORDS
 
-__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "keep_setting"]
+__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "keep_setting", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
 """``True``: remove at once; ``False``: keep; a number: keep so many; ``{"age": 3600, "count": 1000}``: keep both."""
 
 KEEP_ALL: Final[Mapping[str, int]] = {"count": -1}
-
-_MOST: Final = 2**53 - 1
 
 
 def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
@@ -55,6 +54,25 @@ def keep_setting(value: Any, name: str) -> Mapping[str, int]:
     raise ConfigError(f"{name} must be true, false, how many stay, or {{'age': seconds, 'count': n}}, not {value!r}")
 
 
+def stored_keep(wanted: object) -> Mapping[str, int] | None:
+    """Return BullMQ's ``keepJobs`` map for what a job says as ``removeOnComplete`` or ``removeOnFail``.
+
+    A bound that is no number bounds nothing: Node keeps such jobs, too.
+
+    Args:
+        wanted: the stored option, which another program may have written.
+
+    Returns:
+        ``None`` where it says nothing.
+    """
+    if isinstance(wanted, Mapping):
+        return {key: bound for key in ("count", "age") if (bound := number(wanted.get(key))) is not None}
+    if isinstance(wanted, bool):
+        return {"count": 0} if wanted else KEEP_ALL
+    most = number(wanted)
+    return None if most is None else {"count": most}
+
+
 def _read(text: str) -> Any:
     """A word, a number, or ``age=3600,count=1000``; ``None`` for anything else."""
     word = text.strip().lower()
@@ -70,6 +88,6 @@ def _read(text: str) -> Any:
 
 
 def _whole(value: Any, name: str, *, low: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MOST:
         raise ConfigError(f"{name} must be a whole number of {low} or more, not {value!r}")
     return value

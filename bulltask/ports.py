@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bulltask.config import Config
-from bulltask.job import Finished, JobRef, JobSnapshot, NewJob
+from bulltask.job import JobRef, NewJob
+from bulltask.record import Finished, JobSnapshot
 from bulltask.states import Revocation
 
 __all__ = ["ResultReader", "Sender"]

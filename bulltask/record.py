@@ -8,8 +8,10 @@ from typing import Any
 
 from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.foreign import field_number
+from bulltask.states import JobState
 
-__all__ = ["JobRecord"]
+__all__ = ["Finished", "JobRecord", "JobSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +96,34 @@ class JobRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a job ended: the return value's JSON text, or the failure's raw text."""
+
+    completed: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """What Redis holds of a job at one moment; ``state`` is ``UNKNOWN`` when it holds nothing."""
+
+    state: JobState
+    returnvalue: str | None = None
+    failed_reason: str = ""
+    stacktrace: tuple[str, ...] = ()
+    progress: codec.Json = None
+    attempts_made: int = 0
+
+
 def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:
     return codec.decode_text(raw[name]) if name in raw else None
 
 
 def _int(raw: Mapping[bytes, bytes], name: bytes) -> int | None:
     try:
-        return int(float(raw[name]))
-    except (KeyError, ValueError, OverflowError):
+        return field_number(raw[name])
+    except (KeyError, ValueError):
         return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
@@ -13,6 +12,7 @@ from bulltask import codec
 from bulltask.clock import Duration, to_epoch_ms, to_ms, zone_of
 from bulltask.cron import ALIASES, Cron
 from bulltask.errors import ConfigError, DecodeError
+from bulltask.foreign import field_number, number
 
 __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "key_digest"]
 
@@ -103,6 +103,8 @@ class Repeat:
         pattern, every = wire.get("pattern"), _number(wire, "every")
         if (pattern is None) == (every is None) or not isinstance(pattern, str | None):
             raise DecodeError("opts.repeat must have either a pattern or an interval (every)")
+        if every is not None and every < 1:
+            raise DecodeError(f"opts.repeat.every must be 1 ms or more, not {wire['every']!r}")
         tz = wire.get("tz") or ("UTC" if wire.get("utc") is True else None)
         return cls(
             pattern=pattern,
@@ -272,9 +274,9 @@ def _number(wire: Mapping[str, Any], name: str) -> int | None:
     value = wire.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if (found := number(value)) is None:
         raise DecodeError(f"opts.repeat.{name} is no number: {value!r}")
-    return int(value)
+    return found
 
 
 def _moment(wire: Mapping[str, Any], name: str) -> int | None:
@@ -290,8 +292,8 @@ def _moment(wire: Mapping[str, Any], name: str) -> int | None:
 
 def _int(raw: Mapping[str, str], name: str) -> int | None:
     try:
-        return int(float(raw[name]))
-    except (KeyError, ValueError, OverflowError):
+        return field_number(raw[name])
+    except (KeyError, ValueError):
         return None
 
 

@@ -14,8 +14,9 @@ from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError, TaskRevokedError
 from bulltask.failures import REASON_CHARS
-from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.job import JobRef
 from bulltask.ports import ResultReader
+from bulltask.record import Finished, JobSnapshot
 from bulltask.states import REVOKED, JobState, Revocation
 
 __all__ = ["AsyncResult", "RemoteTraceback"]

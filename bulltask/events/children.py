@@ -15,6 +15,7 @@ __all__ = [
     "JobPickedUp",
     "JobRetried",
     "JobReturned",
+    "JobSetAside",
     "LockLost",
     "RedisAccepted",
     "RedisDisconnected",
@@ -121,6 +122,18 @@ class SchedulingFailed(ChildEvent):
     scheduler: str
     error: str
     delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetAside(ChildEvent):
+    """A job could not be taken or settled because of what stands in its hash: it was failed, so that the others go on.
+
+    The supervisor tells of it, too.
+    """
+
+    job_id: str
+    queue: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

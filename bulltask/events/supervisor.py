@@ -19,6 +19,7 @@ __all__ = [
     "JobRevoked",
     "JobStalled",
     "RunInterrupted",
+    "ServiceFailed",
     "SignalIgnored",
     "StalledCheckSkipped",
     "WorkerPaused",
@@ -109,6 +110,17 @@ class StalledCheckSkipped(Event):
     queue: str
     cycles: int
     """Cycles skipped in this go."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFailed(Event):
+    """A duty of the supervisor ended with an error that nobody expected; it is tried again when it is due again."""
+
+    service: str
+    """``"Heartbeat"``, ``"Recovery"`` …"""
+    failures: int
+    """Of this duty, this one included."""
+    exception: Exception
 
 
 # ---- children and the worker -----------------------------------------------------------------------------------------

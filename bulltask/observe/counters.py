@@ -243,6 +243,7 @@ class MetricsListener:
             lambda e: block.add(e.queue, UNKNOWN_TASK if e.delay_ms is None else RETRIED),
         )
         bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
+        bus.subscribe(events.JobSetAside, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
         # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))

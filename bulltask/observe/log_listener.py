@@ -85,6 +85,7 @@ class LogListener:
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
             (logging.ERROR, events.JobCrashed, self._crashed),
+            (logging.ERROR, events.JobSetAside, self._set_aside),
             (logging.INFO, events.RunInterrupted, self._interrupted),
             (logging.INFO, events.JobRevoked, self._revoked),
         )
@@ -94,6 +95,7 @@ class LogListener:
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
+            (logging.ERROR, events.ServiceFailed, self._service_failed),
             (logging.INFO, events.ChildStarted, self._child_started),
             (logging.DEBUG, events.ChildReady, self._child_ready),
             (logging.DEBUG, events.ChildClosing, self._child_closing),
@@ -220,6 +222,15 @@ class LogListener:
             hint=DEATHS.get(event.reason, "The job was failed: every child that ran it died. Run it alone to see why"),
         )
 
+    def _set_aside(self, event: events.JobSetAside) -> None:
+        self._log.error(
+            "Job set aside",
+            job_id=event.job_id,
+            queue=event.queue,
+            reason=_shorten(event.reason, ERROR_CHARS),
+            hint="Its hash in Redis is malformed. It was failed, and the other jobs go on",
+        )
+
     def _interrupted(self, event: events.RunInterrupted) -> None:
         self._log.info("Run interrupted", job_id=event.job_id, index=event.index, cause=event.cause)
 
@@ -247,6 +258,16 @@ class LogListener:
             cycles=event.cycles,
             hint="The check before still runs: Redis is slow, or too many jobs are active in one queue",
         )
+
+    def _service_failed(self, event: events.ServiceFailed) -> None:
+        if event.failures & (event.failures - 1) == 0:  # 1, 2, 4, 8 …
+            self._log.error(
+                "Service failed",
+                service=event.service,
+                failures=event.failures,
+                exc_info=event.exception,
+                hint="The supervisor goes on, and tries again. This is a bug of bulltask: please report it",
+            )
 
     def _child_started(self, event: events.ChildStarted) -> None:
         self._log.info("Child started", index=event.index, pid=event.pid)

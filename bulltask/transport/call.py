@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import hiredis
 
+from bulltask.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
 from bulltask.values import value_class
 
@@ -49,6 +50,18 @@ class Call(Generic[R_co]):
     script: Script | None = None
     steady: int = 0
 
+    @property
+    def places(self) -> tuple[Arg, ...]:
+        """The keys of a script's call."""
+        assert self.script is not None
+        return self.args[1 : self.script.key_count + 1]
+
+    @property
+    def words(self) -> tuple[Arg, ...]:
+        """The arguments of a script's call."""
+        assert self.script is not None
+        return self.args[self.script.key_count + 1 :]
+
     def packed(self) -> bytes:
         """The bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
@@ -71,7 +84,7 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
         return _pack_words(words)
     except UnicodeEncodeError:
         # An id that another program made of bytes that are no UTF-8: it must go out as it came in (replies.text).
-        encoded = (word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word for word in words)
+        encoded = (word.encode("utf-8", ON_SURROGATE) if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
 
 
@@ -106,7 +119,7 @@ def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:
 
 
 def script_call(
-    script: Script, keys: tuple[str, ...], args: tuple[Arg, ...], judge: Callable[[Any], R] = as_is
+    script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], judge: Callable[[Any], R] = as_is
 ) -> Call[R]:
     """Build the call of a script.
 

@@ -47,7 +47,7 @@ class Fetched:
         job_id: the job's id, ``""`` for none.
         fields: its hash as a flat list of names and values.
         limited_ms: the queue is rate-limited for so long.
-        due_ms: the server time at which the next delayed job is due, 0 for none.
+        due_ms: the server time at which the next delayed job is due, 0 for none, and for one that never is.
     """
 
     job_id: str = ""
@@ -67,7 +67,7 @@ def read_fetch(reply: Any) -> Fetched:
     if fields:
         return Fetched(text(job_id), fields)
     if limited_ms or due_ms:
-        return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=int(float(due_ms)))
+        return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
     return NOTHING
 
 

@@ -12,6 +12,7 @@ from bulltask.job import JobOptions, NewJob
 from bulltask.lua import loader
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.packing import pack
 from bulltask.transport.replies import raise_for, text
 
 __all__ = [
@@ -88,7 +89,7 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
     else:
         script, places = "addStandardJob", _for_standard(keys)
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
-    return _call(script, places, keys, job.id, (head, job.data, msgpack.packb(job.options)))
+    return _call(script, places, keys, job.id, (head, job.data, pack(job.options)))
 
 
 def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> Call[str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import msgpack
-
 from bulltask.config import Config
 from bulltask.errors import NothingPending
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.packing import pack
 from bulltask.transport.replies import Fetched, raise_for, read_fetch, texts
 from bulltask.values import value_class
 
@@ -105,7 +104,7 @@ def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
     options = {"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker or None}
     if claim.limiter is not None:
         options["limiter"] = claim.limiter
-    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, msgpack.packb(options)), read_fetch)
+    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, pack(options)), read_fetch)
 
 
 def move_to_finished(
@@ -149,7 +148,7 @@ def move_to_finished(
     }
     if claim.limiter is not None:
         options["limiter"] = claim.limiter
-    packed = msgpack.packb(options)
+    packed = pack(options)
     args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, packed, _pack(ending.fields))
 
     def judge(reply: Any) -> Fetched:
@@ -291,8 +290,7 @@ def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str
 
 
 def _pack(fields: Fields) -> bytes | str:
-    packed: bytes | str = msgpack.packb(list(fields)) if fields else ""
-    return packed
+    return pack(list(fields)) if fields else ""
 
 
 def _refusal(keys: QueueKeys, job_id: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.job import Finished, JobSnapshot
 from bulltask.lua import loader
+from bulltask.record import Finished, JobSnapshot
 from bulltask.states import JobState
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys

@@ -57,15 +57,14 @@ def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, term
     ending = Ending(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
     claim = Claim.of(config, keys, _NO_LOCK, "")
     finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
-    places, args = _parts(finish)
 
     def judge(reply: Any) -> Revocation:
         raise_for(reply, job.id, keys.name)
         return Revocation(text(reply))
 
     own = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat)
-    words = (int(terminate), now_ms, _MARKS, *args)
-    return script_call(loader.ending("revoke"), (*own, *places), words, judge)
+    words = (int(terminate), now_ms, _MARKS, *finish.words)
+    return script_call(loader.ending("revoke"), (*own, *finish.places), words, judge)
 
 
 def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
@@ -75,8 +74,7 @@ def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
         keys: the queue.
         finish: ends the job; it must not take the next one.
     """
-    places, args = _parts(finish)
-    return script_call(loader.ending("endRevoked"), (keys.revoked, *places), args, finish.judge)
+    return script_call(loader.ending("endRevoked"), (keys.revoked, *finish.places), finish.words, finish.judge)
 
 
 def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[Marks | None]:
@@ -91,10 +89,3 @@ def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[Marks | N
     places = (keys.revoked, keys.completed, keys.failed)
     words = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
     return script_call(loader.own("openMarks"), places, words, judge)
-
-
-def _parts(finish: Call[Fetched]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Keys and arguments of a script's call."""
-    assert finish.script is not None
-    behind = finish.script.key_count + 1
-    return finish.args[1:behind], finish.args[behind:]

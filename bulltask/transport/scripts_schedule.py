@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from bulltask.lua import loader
 from bulltask.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.packing import pack
 from bulltask.transport.replies import raise_for, text
 
 __all__ = [
@@ -73,11 +72,11 @@ def add_job_scheduler(
         said["offset"] = rule.offset_ms
     args = (
         _moment(iteration),
-        msgpack.packb(said),
+        pack(said),
         scheduler_id,
         iteration.data,
-        msgpack.packb(options),
-        msgpack.packb(iteration.options),
+        pack(options),
+        pack(iteration.options),
         now_ms,
         keys.base,
         "",
@@ -104,7 +103,7 @@ def update_job_scheduler(
         _moment(iteration),
         scheduler_id,
         iteration.data,
-        msgpack.packb(iteration.options),
+        pack(iteration.options),
         now_ms,
         keys.base,
         producer_id,

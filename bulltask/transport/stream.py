@@ -11,7 +11,8 @@ from typing import Final
 from bulltask import codec
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound, ResultTimeout
-from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.job import JobRef
+from bulltask.record import Finished, JobSnapshot
 from bulltask.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool

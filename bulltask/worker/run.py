@@ -39,7 +39,7 @@ from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocations import Revocations
-from bulltask.worker.supervisor.services import Ticker
+from bulltask.worker.supervisor.services import Service, Ticker
 from bulltask.worker.supervisor.signals import STOP
 from bulltask.worker.supervisor.stacks import StackDumps
 from bulltask.worker.supervisor.stall_check import StallCheck
@@ -146,7 +146,8 @@ class _Assembly:
         interrupting = Interrupting(fleet, bus)
         limits = Limits(fleet.late_views, interrupting.interrupt)
         revocations = Revocations(self.broker, keys, interrupting.revoke, client, bus, outage)
-        ticker = Ticker([heartbeat, limits, interrupting, revocations, recovery, *stalls, self.presence, beat], outage)
+        services: list[Service] = [heartbeat, limits, interrupting, revocations, recovery, *stalls, self.presence, beat]
+        ticker = Ticker(services, outage, bus)
         url = self.broker.endpoint.shown
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)

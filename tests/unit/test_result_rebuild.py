@@ -25,7 +25,8 @@ from bulltask.errors import (
     TransientError,
 )
 from bulltask.failures import REASON_CHARS, reason_of
-from bulltask.job import Finished, JobRef, JobSnapshot
+from bulltask.job import JobRef
+from bulltask.record import Finished, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
 from bulltask.states import JobState, Revocation
 from bulltask.worker.child.verdict import trace_of

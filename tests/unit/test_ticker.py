@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bulltask.config import Conf
 from bulltask.errors import BrokerUnavailable
-from bulltask.events import Bus
+from bulltask.events import Bus, ServiceFailed
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor import services as module
 from bulltask.worker.supervisor.services import Ticker
@@ -52,7 +52,7 @@ class Note:
 
 
 def ticker(*services: Note) -> Ticker:
-    return Ticker(services, Outage(Bus(), Conf({}, {}).freeze()))
+    return Ticker(services, Outage(Bus(), Conf({}, {}).freeze()), Bus())
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +132,25 @@ def test_every_interval_is_a_tick_or_a_missed_one(time: Time, interval_ms: int, 
 
 def test_the_ticker_knows_when_redis_has_been_away_for_too_long(time: Time) -> None:
     outage = Outage(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
-    clockwork = Ticker([], outage)
+    clockwork = Ticker([], outage, Bus())
     outage.failed(BrokerUnavailable())
     assert not clockwork.given_up
     outage.failed(BrokerUnavailable())
     assert clockwork.given_up
+
+
+def test_a_service_that_raises_ends_neither_the_others_nor_itself_and_is_told_of(time: Time) -> None:
+    class Broken(Note):
+        def tick(self, now_ms: int, missed: int, /) -> None:
+            super().tick(now_ms, missed)
+            raise OverflowError("Integer value out of range")
+
+    bus, heard = Bus(), list[ServiceFailed]()
+    bus.subscribe(ServiceFailed, heard.append)
+    broken, other = Broken(time, 100), Note(time, 100)
+    clockwork = Ticker([broken, other], Outage(Bus(), Conf({}, {}).freeze()), bus)
+    for now_ms in (0, 100):
+        time.now_ms = START_MS + now_ms
+        clockwork.run_due()
+    assert broken.ticks == other.ticks == [(0, 0), (100, 0)]
+    assert [(event.service, event.failures) for event in heard] == [("Broken", 1), ("Broken", 2)]

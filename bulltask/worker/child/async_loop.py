@@ -161,6 +161,8 @@ class AsyncLoop:
         self, picked: Picked, outcome: Outcome, exc: BulltaskError, unsure: bool
     ) -> tuple[Outcome | None, bool]:
         """As :meth:`bulltask.worker.child.sync_loop.SyncLoop._refused`."""
+        if isinstance(exc, BrokerError) and await self._surely(self._settler.was_ours(picked), False):
+            return None, True
         if isinstance(exc, UNSTORABLE):
             return self._settler.instead(picked, outcome, exc), False
         if unsure and await self._surely(self._settler.was_ours(picked), False):

@@ -64,6 +64,8 @@ class Attempts:
 
     def begin(self, job: ActiveJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome where the task must not or cannot be called."""
+        if job.malformed:
+            return Failed(job.deferred_failure, "", "permanent", aside=True)
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
@@ -76,6 +78,8 @@ class Attempts:
             return judge(JobRefusedError(str(exc)), job, task, self._app)
         except PermanentError as exc:
             return judge(exc, job, task, self._app)
+        except Exception as exc:  # noqa: BLE001 - whatever the job holds: the child has others
+            return judge(JobRefusedError(f"{type(exc).__name__}: {exc}"), job, task, self._app)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:

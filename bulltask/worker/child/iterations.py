@@ -7,7 +7,7 @@ from typing import Final
 
 from bulltask.clock import ServerClock
 from bulltask.errors import REPAIRABLE
-from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
+from bulltask.queue.following import add_following, pause_ms
 from bulltask.transport.operation import perform
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed
@@ -49,8 +49,8 @@ class Iterations:
             except REPAIRABLE as exc:
                 interrupted = True
                 self._source.pause(exc)
-            except NOT_ADDED as exc:
-                return Postponed(pause_ms(picked.job.attempts_started), str(exc))
+            except Exception as exc:  # noqa: BLE001 - whatever rule it has: the child has other jobs
+                return Postponed(pause_ms(picked.job.attempts_started), str(exc) or type(exc).__name__)
             else:
                 self._source.outage.over()
                 return Postponed(_PAUSE_MS, "its lock was lost") if lost else None

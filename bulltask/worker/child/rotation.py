@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
+from bulltask.foreign import MOST
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 
@@ -73,7 +74,7 @@ class Rotation:
         if score_ms <= self._clock.now_ms():
             self._closed_until_ms[index] = self._limited_until_ms[index]
         else:
-            self._due_at_ms[index] = int(score_ms)
+            self._due_at_ms[index] = int(min(score_ms, MOST))  # a delay may be so long that it has no end
 
     def open_all(self) -> None:
         """Ask every queue again; only asking promotes delayed jobs and heals a lost marker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
@@ -19,6 +20,7 @@ from bulltask.events import (
     SchedulingFailed,
     UnknownTaskSeen,
 )
+from bulltask.foreign import counter
 from bulltask.job import ActiveJob
 from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
@@ -27,6 +29,7 @@ from bulltask.transport.scripts_move import Ending, keep_lock, move_to_delayed, 
 from bulltask.transport.scripts_queue import limit_now
 from bulltask.transport.scripts_read import add_log
 from bulltask.transport.scripts_revoke import end_revoked
+from bulltask.transport.scripts_set_aside import set_aside
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
@@ -79,11 +82,7 @@ class Settler:
                 claim = self._claims.of(picked.keys, token)
                 return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
-                claim = self._claims.of(picked.keys, token)
-                ending, revoked = self._failed(job, outcome), outcome.category == REVOKED
-                fetch = fetch_next and not revoked  # end_revoked takes none
-                call = move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
-                return end_revoked(picked.keys, call) if revoked else call
+                return self._failing(picked, outcome, fetch_next, now_ms)
             case RetryLater(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
@@ -124,23 +123,25 @@ class Settler:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
 
         A job whose hash is broken makes the scripts themselves fail, and a parent of a flow cannot complete while it
-        has children that are pending or have failed. Such a job is failed with that reason; a parent whose children
-        are only pending is tried again first, as often as it may be, and both as Node does. If not even that can be
-        written the job is left to the stalled check (``None``), so that one broken job does not hold a child for ever.
+        has children that are pending or have failed. Such a job is failed with that reason (the former by our own
+        script, which such a hash does not stop); a parent whose children are only pending is tried again first, as
+        often as it may be, and both as Node does. If not even that can be written the job is left to the stalled check
+        (``None``), so that one broken job does not hold a child for ever.
 
         A job that would wait for children of which none is left is run again at once, as if the last one had ended
         a moment later.
         """
         if isinstance(exc, NothingPending):
             return GivenBack()
+        by_script = isinstance(exc, BrokerError)
         if isinstance(outcome, Failed):
-            return None
+            return replace(outcome, aside=True) if by_script and not outcome.aside else None
         reason = f"the outcome of the job could not be stored: {exc}"
         made = picked.job.attempts_made + 1
         if isinstance(exc, PendingChildren) and made < picked.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: then it fails
                 return RetryLater(picked.job.retry_delay_ms(made), reason, "", "transient")
-        return Failed(reason, "", "permanent")
+        return Failed(reason, "", "permanent", aside=by_script)
 
     def was_ours(self, picked: Picked) -> Call[bool]:
         """After a call whose reply was lost and which is now refused: did the first one do it?
@@ -152,7 +153,10 @@ class Settler:
 
         def judge(reply: Any) -> bool:
             name, made = reply
-            return may_be_gone if name is None else int(made or 0) >= wanted
+            try:
+                return may_be_gone if name is None else counter(made or b"0") >= wanted
+            except ValueError:
+                return False
 
         return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", judge=judge)
 
@@ -185,6 +189,15 @@ class Settler:
     def tell_lost(self, picked: Picked) -> None:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""
         self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
+
+    def _failing(self, picked: Picked, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
+        keys, job, token, revoked = picked.keys, picked.job, picked.slot.token, outcome.category == REVOKED
+        claim, ending = self._claims.of(keys, token), self._failed(job, outcome)
+        fetch = fetch_next and not (revoked or outcome.aside)  # their scripts take none
+        call = move_to_finished(keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
+        if outcome.aside:
+            return set_aside(keys, call, token)
+        return end_revoked(keys, call) if revoked else call
 
     def _failed(self, job: ActiveJob, outcome: Failed) -> Ending:
         fields = job.failure_fields(outcome.reason, outcome.trace)

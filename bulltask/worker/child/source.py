@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, DecodeError, Interrupt, JobError
+from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
 from bulltask.job import ActiveJob
 from bulltask.transport.broker import Broker
@@ -15,6 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts_move import find_by_token, keep_lock, move_from_active_to_wait, move_to_active
+from bulltask.worker.aside import SettingAside
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.rotation import Rotation
 from bulltask.worker.child.work import Picked
@@ -55,6 +56,7 @@ class JobSource:
         self.outage = Outage(bus, self._config)
         self.rotation = Rotation([broker.keys(queue) for queue in queues], self._clock)
         self._refusals = Refusals(self.rotation.queues, bus, self._config)
+        self._aside = SettingAside(self.client, self._clock, self._config, bus)
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.rotation.queues)}
         self._unsure: set[Slot] = set()
         self.closing = False
@@ -125,6 +127,26 @@ class JobSource:
         """True when a job in hand is still this child's; a lock that has run out is taken again."""
         return self.client.run(self._keep_lock(picked.keys, picked.slot, picked.job.id))
 
+    def set_aside(self, index: int, slot: Slot, exc: BrokerError) -> bool:
+        """Set the job of queue ``index`` aside that a fetch took into ``slot`` before it stopped with ``exc``.
+
+        A job that was not to blame is given back. When Redis is lost meanwhile, that is done later.
+
+        Returns:
+            True if the job was to blame, so that asking again helps.
+        """
+        keys, blamed = self.rotation.queues[index], False
+        try:
+            for token, job_id in self.client.run(find_by_token(keys, [slot.token])):
+                if self._aside.blame(keys, token, job_id, exc):
+                    blamed = True
+                else:
+                    with suppress(JobError):
+                        self.client.run(move_from_active_to_wait(keys, job_id, token))
+        except BrokerError as fault:
+            self.failed(fault, slot)
+        return blamed
+
     def pause(self, exc: BrokerError) -> None:
         """Wait before the next try after ``exc``."""
         self._wakeups.wait(self.outage.failed(exc))
@@ -144,10 +166,7 @@ class JobSource:
         slot.hold(index, fetched.job_id, mono_ms())
         if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._keeps_late(keys, slot, fetched.job_id):
             return None
-        try:
-            job = ActiveJob.from_hash(keys.queue, fetched.job_id, fetched.fields)
-        except DecodeError as exc:
-            job = ActiveJob.broken(keys.queue, fetched.job_id, str(exc))
+        job = ActiveJob.read(keys.queue, fetched.job_id, fetched.fields)
         if self._bus.wants(JobPickedUp):
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
         return Picked(slot, index, keys, job, company_allowed(fetched.fields, self._config.max_crashes))
@@ -165,16 +184,24 @@ class JobSource:
 
     def _ask(self, slot: Slot) -> Picked | None:
         for index in self.rotation.candidates():
+            fetched = self._fetch(index, slot)
+            if fetched is not None and (picked := self.picked(index, slot, fetched)) is not None:
+                return picked
+        return None
+
+    def _fetch(self, index: int, slot: Slot) -> Fetched | None:
+        while self.may_take:
             try:
                 fetched = self.client.run(self.fetch_call(index, slot))
             except BrokerError as exc:
                 if not self._refusals.concern_a_queue(exc):
                     raise
-                self.rotation.refused(index, self._refusals.note(index, exc))
-                continue
-            self._refusals.over(index)
-            if (picked := self.picked(index, slot, fetched)) is not None:
-                return picked
+                if not self.set_aside(index, slot, exc):
+                    self.rotation.refused(index, self._refusals.note(index, exc))
+                    return None
+            else:
+                self._refusals.over(index)
+                return fetched
         return None
 
     def _give_back_unseen(self) -> None:

@@ -103,6 +103,10 @@ class SyncLoop:
         self, picked: Picked, outcome: Outcome, exc: BulltaskError, unsure: bool
     ) -> tuple[Outcome | None, bool]:
         """What to write next, after Redis refused ``outcome``; or ``None``, and whether an earlier try wrote it."""
+        if isinstance(exc, BrokerError) and self._surely(self._settler.was_ours(picked), False):
+            # The script stopped at what comes behind the outcome: at the next job, most of all.
+            self._source.set_aside(picked.queue_index, picked.slot, exc)
+            return None, True
         if isinstance(exc, UNSTORABLE):
             return self._settler.instead(picked, outcome, exc), False
         if unsure and self._surely(self._settler.was_ours(picked), False):
@@ -139,6 +143,8 @@ class SyncLoop:
             raise done
         if isinstance(fetched, BulltaskError):
             # The outcome is written; whoever asks next meets the same fault where it is dealt with.
+            if isinstance(fetched, BrokerError):
+                source.set_aside(index, slot, fetched)
             return None
         return source.picked(index, slot, fetched)
 

@@ -54,13 +54,17 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job ends here; ``reason`` is raw text, ``trace`` the attempt's traceback."""
+    """The job ends here; ``reason`` is raw text, ``trace`` the attempt's traceback.
+
+    ``aside``: BullMQ's own script might stop at the job, or has done so.
+    """
 
     reason: str
     trace: str
     category: str
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
+    aside: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", bounded_reason(self.reason))

@@ -17,6 +17,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_add import add_kept_job
 from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
 from bulltask.transport.scripts_revoke import end_revoked
+from bulltask.transport.scripts_set_aside import set_aside
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
 
 __all__ = ["Culprit", "FailedAttempts"]
@@ -110,17 +111,17 @@ class FailedAttempts:
         claim = Claim.of(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
-        self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
+        if job.malformed:
+            self._client.run(set_aside(keys, call, token))
+        else:
+            self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
             self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
 
     def _read(self, keys: QueueKeys, job_id: str) -> ActiveJob:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
         fields = self._client.run(call)
-        try:
-            return ActiveJob.from_hash(keys.queue, job_id, fields)
-        except DecodeError as exc:
-            return ActiveJob.broken(keys.queue, job_id, str(exc))
+        return ActiveJob.read(keys.queue, job_id, fields)
 
 
 def _delay_ms(job: ActiveJob, made: int) -> int | None:

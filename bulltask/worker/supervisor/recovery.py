@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerError, JobError
+from bulltask.errors import REPAIRABLE, BrokerError, JobError
 from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import CRASHES, find_by_token, move_from_active_to_wait
+from bulltask.worker.aside import SettingAside
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 from bulltask.worker.supervisor.culprits import Culprit, FailedAttempts
@@ -91,6 +92,7 @@ class Recovery:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
         self._bus, self._outage, self._refusals = bus, outage, Refusals(queues, bus, config)
         self._failed = FailedAttempts(client, clock, config, bus)
+        self._aside = SettingAside(client, clock, config, bus)
         self._pending: list[_Remains] = []
 
     @property
@@ -131,11 +133,21 @@ class Recovery:
         for index, jobs in found.items():
             with self._refusals.noted(index):
                 for token, job_id in jobs:
-                    # Refused: its lock ran out or it was settled just before the child died. It is another's now.
-                    with suppress(JobError):
-                        self._settle_job(self._queues[index], token, job_id, remains)
+                    self._try_to_settle(self._queues[index], token, job_id, remains)
                 remains.queues.discard(index)
                 self._refusals.over(index)
+
+    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
+        """Settle a job; if what stands in its hash prevents that, set it aside, so that it holds up no other."""
+        # Refused: its lock ran out or it was settled just before the child died. It is another's now.
+        with suppress(JobError):
+            try:
+                self._settle_job(keys, token, job_id, remains)
+            except (JobError, *REPAIRABLE):
+                raise
+            except Exception as exc:
+                if not self._aside.blame(keys, token, job_id, exc):
+                    raise
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
         orphans, most = remains.orphans, self._config.max_crashes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bulltask.clock import mono_ms
+from bulltask.events import Bus, ServiceFailed
 from bulltask.worker.outage import Outage
 
 __all__ = ["Service", "Ticker"]
@@ -35,10 +36,12 @@ class Ticker:
     Args:
         services: in order of urgency: when several are due, locks must be renewed before anything else is looked at.
         outage: the view of an outage that the services share.
+        bus: hears of a service that raised what it should not.
     """
 
-    def __init__(self, services: Sequence[Service], outage: Outage) -> None:
-        self._services, self._outage = services, outage
+    def __init__(self, services: Sequence[Service], outage: Outage, bus: Bus) -> None:
+        self._services, self._outage, self._bus = services, outage, bus
+        self._failures = [0] * len(services)
         self._due_ms = [0] * len(services)
 
     @property
@@ -58,6 +61,10 @@ class Ticker:
             if now_ms < due_ms:
                 continue
             missed = (now_ms - due_ms) // service.interval_ms if due_ms else 0
-            service.tick(now_ms, missed)
+            try:
+                service.tick(now_ms, missed)
+            except Exception as exc:  # noqa: BLE001 - whatever it met: running jobs need the other services
+                self._failures[index] += 1
+                self._bus.emit(ServiceFailed(type(service).__name__, self._failures[index], exc))
             # From the planned moment, so that ticks do not drift; missed ones are dropped, not made up for.
             self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms

@@ -1,0 +1,53 @@
+"""Numbers that another program has stored: bounded where they are read, so that nothing behind can overflow.
+
+Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308`` and works with it; in Python that is an integer of 309
+digits, which msgpack, a shared-memory slot and a division each refuse in their own way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+__all__ = ["MOST", "counter", "field_number", "number"]
+
+MOST: Final = 2**53 - 1
+"""The largest number that is read; a larger one counts as this, a lower one than its negative as that."""
+
+_DIGITS: Final = 19  # of the largest integer of Redis
+
+
+def number(value: object) -> int | None:
+    """Return a finite number of decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
+        return None
+    return max(-MOST, min(int(value), MOST))
+
+
+def field_number(raw: bytes | str) -> int:
+    """Return a number that stands in a field of a hash as text, within ±(2^53-1); Lua writes some with an exponent.
+
+    Raises:
+        ValueError: it is no finite number.
+    """
+    read = float(raw)
+    if not math.isfinite(read):
+        raise ValueError(f"not a finite number: {raw[:40]!r}")
+    return max(-MOST, min(int(read), MOST))
+
+
+def counter(raw: bytes) -> int:
+    """Return a number to which Redis can add one (``HINCRBY``): digits, with no sign but a minus and no leading zero.
+
+    Raises:
+        ValueError: Redis cannot.
+    """
+    digits = raw.removeprefix(b"-")
+    if not (digits.isdigit() and len(digits) <= _DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
+        raise ValueError(f"not a counter: {raw[:40]!r}")
+    found = int(raw)
+    if not -(2**63) <= found < 2**63 - 1:
+        raise ValueError(f"a counter at its end: {raw[:40]!r}")
+    return max(-MOST, min(found, MOST))

@@ -1,0 +1,113 @@
+--[[
+  Fails a job that BullMQ's scripts cannot take or end, because of what stands in its hash, so that the others go on.
+
+  Such a script stops half-way, with an error: the job stays in `active`, or is nowhere any more. This is the end of a
+  script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
+  `finish(KEYS, ARGV)` (bulltask.lua.loader.ending), so that the job fails as any other does: with its events, its
+  parent, its metrics. First, what that script would stop at is taken out of the hash. Where it stops all the same, or
+  the key of the job is no hash at all, the job is failed here as far as possible.
+
+  KEYS[1]  completed
+  KEYS[2]  waiting-children
+  KEYS[3…] those of moveToFinished, for a job that fails
+  ARGV[1]  token of the lock that the caller has, or had
+  ARGV[2]  "1": only a job whose hash is malformed; "": any
+  ARGV[3]  the job's id, which is the first argument of moveToFinished
+  ARGV[4…] its others, with the same token
+  returns  0: done; 1: nothing is wrong with the job's hash; or a negative number of moveToFinished (-6: another worker
+           has the job, -3: it waits or has ended, -1: there is no such job)
+  event    those of moveToFinished; failed alone, where it stops
+]]
+local call, token, id = redis.call, ARGV[1], ARGV[3]
+local places, args = { unpack(KEYS, 3) }, { unpack(ARGV, 3) }
+local active, events, stalled, failed, job = places[2], places[4], places[5], places[11], places[12]
+local lock, now, reason = job .. ":lock", args[2], args[4]
+
+local function is_somewhere()
+  for _, set in ipairs({ failed, KEYS[1], KEYS[2], places[7], places[3] }) do
+    if call("ZSCORE", set, id) then
+      return true
+    end
+  end
+  return call("LPOS", places[1], id) or call("LPOS", places[8], id)
+end
+
+-- Nobody but HINCRBY itself knows what it can add to.
+local function is_counter(field)
+  local made = redis.pcall("HINCRBY", job, field, 1)
+  if type(made) == "table" and made.err then
+    return false
+  end
+  call("HINCRBY", job, field, -1)
+  return true
+end
+
+local function is_map(field)
+  local text = call("HGET", job, field)
+  if not text then
+    return true
+  end
+  local known, value = pcall(cjson.decode, text)
+  return known and type(value) == "table", value
+end
+
+local function has_parent_or_none()
+  local sound, parent = is_map("parent")
+  return sound and (not parent or (type(parent.id) == "string" and type(parent.queueKey) == "string"))
+end
+
+local function leave()
+  call("LREM", active, 0, id)
+  call("SREM", stalled, id)
+  call("DEL", lock)
+end
+
+local holder = call("GET", lock)
+if holder and holder ~= token then
+  return -6
+end
+local kind = call("TYPE", job)["ok"]
+if not call("LPOS", active, id) then
+  if kind == "none" then
+    return -1
+  elseif is_somewhere() then
+    return -3
+  end
+end
+
+-- The first that is written: what a full or read-only Redis refuses, it refuses here, before anything has changed.
+call("SET", lock, token, "PX", 30000)
+if kind == "none" then
+  leave()
+  return -1
+elseif kind ~= "hash" then
+  leave()
+  call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
+  return 0
+end
+local made, parent = is_counter("atm"), has_parent_or_none()
+if ARGV[2] == "1" and made and parent and is_counter("ats") and is_map("opts") then
+  return 1
+end
+if not call("LPOS", active, id) then
+  call("RPUSH", active, id)
+end
+if not made then
+  call("HDEL", job, "atm")
+end
+if not parent then
+  call("HDEL", job, "parent")
+end
+local done, reply = pcall(finish, places, args)
+if done then
+  return reply
+end
+local told = call("ZSCORE", failed, id)
+leave()
+if call("EXISTS", job) == 1 and not told then
+  call("ZADD", failed, now, id)
+  call("HSET", job, "failedReason", reason, "finishedOn", now)
+  call("HDEL", job, "defa")
+  call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
+end
+return 0

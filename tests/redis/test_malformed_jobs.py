@@ -1,0 +1,246 @@
+"""Jobs whose hash is not what BullMQ writes: what a child and a supervisor do with them, and with the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bulltask import App
+from bulltask.clock import mono_ms
+from bulltask.events import (
+    Bus,
+    Event,
+    JobCompleted,
+    JobCrashed,
+    JobRecovered,
+    JobSetAside,
+    LockLost,
+    RedisRefused,
+    SchedulingFailed,
+)
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_move import Claim, move_to_active
+from bulltask.worker.outage import Outage
+from bulltask.worker.supervisor.recovery import Orphans, Recovery
+from tests.support.child import Child
+
+pytestmark = pytest.mark.redis
+
+Put = Callable[..., str]
+
+
+@pytest.fixture
+def app(broker_url: str) -> Iterator[App]:
+    made = App("tested", broker_url, max_crashes=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def keys(app: App) -> QueueKeys:
+    return app.broker.keys("mail")
+
+
+@pytest.fixture
+def client(app: App) -> Iterator[Client]:
+    made = app.broker.client()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def bus(heard: list[Event]) -> Bus:
+    made = Bus()
+    made.subscribe(Event, heard.append)
+    return made
+
+
+@pytest.fixture
+def put(redis_client: Any, keys: QueueKeys) -> Put:
+    """Put a job behind the others, with these fields in its hash, or another value in the place of the hash."""
+
+    def add(job_id: str, /, value: str = "", **fields: object) -> str:
+        if value:
+            redis_client.set(keys.job(job_id), value)
+        else:
+            plain = {"name": "task", "data": "{}", "opts": "{}", "timestamp": 1}
+            redis_client.hset(keys.job(job_id), mapping={**plain, **fields})
+        redis_client.lpush(keys.wait, job_id)
+        return job_id
+
+    return add
+
+
+@pytest.fixture
+def child(app: App, bus: Bus) -> Iterator[Child]:
+    app.task(name="task")(lambda **_: "done")
+    made = Child(app, ["mail"], bus)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[..., int]:
+    """Have a supervisor settle the jobs of a child that died; the result is how many it could not settle."""
+
+    def settle(*tokens: str) -> int:
+        recovery = Recovery([keys], client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+        recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+        return recovery.pending
+
+    return settle
+
+
+@pytest.fixture
+def take(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[..., str]:
+    """Put a job, and take it as a child that dies then; the result is its token."""
+
+    def taken(job_id: str, **fields: object) -> str:
+        put(job_id, **fields)
+        token = f"token-{job_id}"
+        client.run(move_to_active(keys, Claim(token, 30_000, "dead"), app.now_ms()))
+        return token
+
+    return taken
+
+
+def of(heard: list[Event], kind: type[Event]) -> list[Any]:
+    return [event for event in heard if isinstance(event, kind)]
+
+
+# --- the supervisor ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        {"attempts": 1.7976931348623157e308},
+        {"attempts": -(2**64)},
+        {"removeOnFail": {"age": 2**64}},
+        {"removeOnFail": {"count": 2**80, "age": 1e300}},
+        {"removeOnFail": 10**400},
+        {"stackTraceLimit": 2**70, "kl": 2**70},
+    ],
+    ids=lambda opts: json.dumps(opts)[:40],
+)
+def test_a_supervisor_settles_a_job_whatever_numbers_its_options_hold(
+    app: App, heard: list[Event], take: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
+) -> None:
+    assert recover(take("large", opts=json.dumps(opts))) == 0
+    assert [event.job_id for event in of(heard, JobCrashed)] == ["large"]
+    assert app.queue("mail").get_job_counts("failed", "active") == {"failed": 1, "active": 0}
+
+
+def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_the_child(
+    keys: QueueKeys, heard: list[Event], take: Callable[..., str], recover: Callable[..., int], redis_client: Any
+) -> None:
+    tokens = [take(job_id) for job_id in ("text", "sound")]
+    redis_client.delete(keys.job("text"))
+    redis_client.set(keys.job("text"), "not a hash")
+    assert recover(*tokens) == 0
+    assert [event.job_id for event in of(heard, JobSetAside)] == ["text"]
+    assert [event.job_id for event in of(heard, JobRecovered)] == ["sound"]
+    assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
+    assert redis_client.llen(keys.active) == 0
+
+
+# --- the child --------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_is_taken(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    malformed = [
+        put(f"bad-{number}", ats=value) for number, value in enumerate(["many", "1.5", str(2**63 - 1), "", "01"])
+    ]
+    put("text", value="not a hash")
+    put("sound")
+    picked = child.source.take(child.slot)
+    assert picked is not None
+    assert picked.job.id == "sound"
+    assert [event.job_id for event in of(heard, JobSetAside)] == [*malformed, "text"]
+    assert of(heard, RedisRefused) == []
+    assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
+    assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
+    assert redis_client.lrange(keys.active, 0, -1) == ["sound"]
+    told = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
+    assert [entry["jobId"] for entry in told] == [*malformed, "text"]
+    assert all("its hash is malformed" in entry["failedReason"] for entry in told)
+    assert redis_client.get(keys.job("text")) == "not a hash"
+
+
+def test_no_job_is_set_aside_for_what_is_wrong_with_its_queue(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    put("sound")
+    redis_client.set(keys.marker, "not a sorted set")
+    assert child.run_waiting() == 0
+    assert of(heard, JobSetAside) == []
+    assert [event.queue for event in of(heard, RedisRefused)] == ["mail"]
+    assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
+    assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
+
+
+def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    put("first")
+    put("second", ats="many")
+    put("third")
+    assert child.run_waiting() == 2
+    assert [event.job_id for event in of(heard, JobCompleted)] == ["first", "third"]
+    assert [event.job_id for event in of(heard, JobSetAside)] == ["second"]
+    assert of(heard, LockLost) == []
+    assert redis_client.zrange(keys.failed, 0, -1) == ["second"]
+    assert redis_client.llen(keys.active) == 0
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        {"repeat": {"every": 0}, "repeatJobKey": "often"},
+        {"repeat": {"every": -(2**70)}},
+        {"repeat": {"every": 0.25}},
+        {"repeat": {"pattern": "\ud800 * * * *", "tz": "\ud800"}},
+        {"repeat": {"pattern": "* * * * *", "startDate": 1e300}, "prevMillis": 2**80},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("scheduler", [{}, {"rjk": "often"}], ids=["repeatable", "scheduler"])
+def test_a_rule_that_cannot_be_followed_delays_its_job_and_ends_no_child(
+    put: Put, child: Child, heard: list[Event], scheduler: dict[str, str], opts: dict[str, Any]
+) -> None:
+    put("repeated", opts=json.dumps(opts), **scheduler)
+    put("sound")
+    assert child.run_waiting() == 2
+    assert [event.job_id for event in of(heard, JobCompleted)][-1:] == ["sound"]
+    assert len(of(heard, SchedulingFailed)) + len(of(heard, JobCompleted)) == 2
+
+
+def test_a_lone_surrogate_in_a_deduplication_id_is_written_as_node_writes_it(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    redis_client.hset(
+        keys.kept("a\ufffd"), mapping={"name": "task", "data": "{}", "opts": '{"de":{"id":"a"}}', "jid": "kept"}
+    )
+    put("first", opts='{"de": {"id": "a\\ud800"}}')
+    assert child.run_waiting() + child.run_waiting() == 2
+    assert [event.job_id for event in of(heard, JobCompleted)] == ["first", "kept"]
+
+
+@pytest.mark.parametrize("kept", [{"age": "x", "count": None}, {"age": None}, {"count": "many"}, {"age": []}], ids=str)
+def test_a_limit_of_kept_jobs_that_is_no_number_removes_nothing(
+    keys: QueueKeys, put: Put, child: Child, redis_client: Any, kept: dict[str, Any]
+) -> None:
+    put("job", opts=json.dumps({"removeOnComplete": kept}))
+    assert child.run_waiting() == 1
+    assert redis_client.hget(keys.job("job"), "returnvalue") == '"done"'
