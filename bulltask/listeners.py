@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 from bulltask.bus import Bus, Event, Listener
 from bulltask.errors import ConfigError
 from bulltask.events import ChildEvent
+from bulltask.process import end_if_forked
 
 __all__ = ["Listeners"]
 
@@ -57,15 +59,23 @@ class Listeners:
 
 
 def _kept_in(listener: Listener) -> Listener:
-    """Return ``listener`` as something that can only raise an ``Exception``, which a bus reports and drops."""
+    """Return ``listener`` as something that can only raise an ``Exception``, which a bus reports and drops.
+
+    A process that it forks ends where it returns.
+    """
 
     def call(event: Any) -> None:
+        pid, raised = os.getpid(), None
         try:
             listener(event)
-        except Exception:
-            raise
-        except BaseException as exc:  # sys.exit() in a listener must not end the child and its jobs
+        except BaseException as exc:
+            raised = exc
+            if isinstance(exc, Exception):
+                raise
+            # sys.exit() in a listener must not end the child and its jobs
             raise RuntimeError(f"the listener raised {type(exc).__name__}: {exc}") from exc
+        finally:
+            end_if_forked(pid, raised)
 
     call.__module__ = getattr(listener, "__module__", None) or "?"
     call.__qualname__ = _name(listener)

@@ -6,10 +6,19 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["HELD_AT_START", "die_with_parent", "fork_holding_signals", "release_signals", "usable_cores"]
+__all__ = [
+    "HELD_AT_START",
+    "die_with_parent",
+    "end_if_forked",
+    "fork_holding_signals",
+    "release_signals",
+    "usable_cores",
+]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -89,3 +98,26 @@ def fork_holding_signals() -> int:
 def release_signals() -> None:
     """Let signals through; the child calls this when its handlers stand."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
+    """End this process unless it is ``pid``: user code has forked it, and has now returned to ours.
+
+    The exit code is what a Python program would end with. Nothing is flushed and no ``atexit`` handler runs: buffers
+    and handlers are copies of those of ``pid``.
+
+    Args:
+        pid: the process that called the user code.
+        raised: what came out of that code.
+    """
+    if os.getpid() == pid:
+        return
+    code = 0
+    if isinstance(raised, SystemExit) and not isinstance(raised.code, str):
+        code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+    elif raised is not None:
+        code = 1
+        with suppress(Exception):  # somebody's broken __str__
+            # Not through sys.stderr: another thread may have held its lock at the fork, and nobody would release it.
+            os.write(2, "".join(traceback.format_exception(raised)).encode(errors="backslashreplace"))
+    os._exit(code & 0xFF)

@@ -121,11 +121,14 @@ class Stage:
         marker = self.keys_of(queue).marker
 
         def idle() -> bool:
-            clients: Any = self.redis.client_list()
-            waiting = sum(client["cmd"] == "bzpopmin" and "b" in client["flags"] for client in clients)
-            return waiting >= children and not self.redis.exists(marker)
+            return len(self.waiting_for_jobs()) >= children and not self.redis.exists(marker)
 
         wait_until(idle, 60.0, f"{children} idle children")
+
+    def waiting_for_jobs(self) -> set[str]:
+        """The ids of the connections that wait for a marker."""
+        clients: Any = self.redis.client_list()
+        return {client["id"] for client in clients if client["cmd"] == "bzpopmin" and "b" in client["flags"]}
 
     def field(self, job: AsyncResult[Any], name: str) -> Any:
         """A field of the job's hash."""

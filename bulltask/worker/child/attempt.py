@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from bulltask.app import App
 from bulltask.clock import mono_ms
 from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, PermanentError
 from bulltask.job import ActiveJob
+from bulltask.process import end_if_forked
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.time_limits import NO_LIMITS, TimeLimits
@@ -59,7 +61,7 @@ class Attempts:
         self, app: App, reporter: Callable[[ActiveJob], Reporter], spark: SparkTasks, interruption: Interruption
     ) -> None:
         self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
-        self._interruption = interruption
+        self._interruption, self._pid = interruption, os.getpid()
         self._known_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: ActiveJob) -> Attempt | Outcome:
@@ -75,11 +77,11 @@ class Attempts:
             if task.bind:
                 args = (self._context(job, args, kwargs), *args)
         except DecodeError as exc:
-            return judge(JobRefusedError(str(exc)), job, task, self._app)
+            return self._judge(JobRefusedError(str(exc)), job, task)
         except PermanentError as exc:
-            return judge(exc, job, task, self._app)
+            return self._judge(exc, job, task)
         except Exception as exc:  # noqa: BLE001 - whatever the job holds: the child has others
-            return judge(JobRefusedError(f"{type(exc).__name__}: {exc}"), job, task, self._app)
+            return self._judge(JobRefusedError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
@@ -108,8 +110,10 @@ class Attempts:
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
+            end_if_forked(self._pid, exc)
             return self._ended(attempt, run, exc)
         else:
+            end_if_forked(self._pid)
             return self._returned(attempt, run, result)
         finally:
             self._interruption.leave_async()
@@ -176,13 +180,18 @@ class Attempts:
 
     def _ended(self, attempt: Attempt, run: Run, raised: BaseException) -> Outcome:
         ended = run.ended(raised) or raised
-        return moved(ended) or judge(ended, attempt.job, attempt.task, self._app)
+        return moved(ended) or self._judge(ended, attempt.job, attempt.task)
 
     def _returned(self, attempt: Attempt, run: Run, result: object) -> Outcome:
         ended = run.ended(None)
         if ended is not None:
-            return judge(ended, attempt.job, attempt.task, self._app)
+            return self._judge(ended, attempt.job, attempt.task)
         return self._completed(attempt, result)
+
+    def _judge(self, exc: BaseException, job: ActiveJob, task: AnyTask[..., Any] | None) -> Outcome:
+        outcome = judge(exc, job, task, self._app)
+        end_if_forked(self._pid)  # by a backoff function, or by an error category's
+        return outcome
 
     def _completed(self, attempt: Attempt, result: object) -> Completed | Failed:
         what = f"the return value of task {attempt.job.name}"

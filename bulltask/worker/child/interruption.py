@@ -16,6 +16,7 @@ which it is first called to the moment at which it returns.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked
+from bulltask.process import end_if_forked
 from bulltask.states import Cause
 from bulltask.time_limits import TimeLimits
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
@@ -38,12 +40,21 @@ _LOOK_S: Final = 0.25
 def call_users(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's function. While this is on the stack, and then only, the signal handler may raise.
 
+    A process that the function forks ends here, when it returns or raises.
+
     Args:
         begin: raises where the run is to end before it has begun.
         function, args, kwargs: the call.
     """
+    pid = os.getpid()
     begin()
-    return function(*args, **kwargs)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as exc:
+        end_if_forked(pid, exc)
+        raise
+    end_if_forked(pid)
+    return result
 
 
 def quietly(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:

@@ -20,6 +20,7 @@ from bulltask.states import RunState
 from bulltask.transport.scripts_move import keep_lock
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.copies import tame_copies
 from bulltask.worker.child.interruption import Interruption, quietly
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
@@ -124,6 +125,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     _listen(source)
     interruption.install()
     StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()
+    tame_copies(source.disconnect, async_loop.running_loop)
     iterations = Iterations(source, broker.clock, zone_of(config.timezone))
     return SyncLoop(source, attempts, settler, iterations, async_loop, plan.block)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from bulltask.events import (
 )
 from bulltask.foreign import counter
 from bulltask.job import ActiveJob
+from bulltask.process import end_if_forked
 from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
@@ -70,10 +72,11 @@ class Settler:
         limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
     ) -> None:
         self._config, self._clock, self._bus, self._limited = config, clock, bus, limited
-        self._claims = Claims(config, worker_id)
+        self._claims, self._pid = Claims(config, worker_id), os.getpid()
 
     def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """The call that writes ``outcome``; only finishing can take the next job in the same step."""
+        end_if_forked(self._pid)  # whatever code of users has forked unseen, a copy settles nothing
         job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():

@@ -115,8 +115,12 @@ class JobSource:
         if isinstance(exc, BrokerUnavailable):
             self._unsure.add(slot)
             # Where one connection is half-open the other may be as well, and would take another timeout to find out.
-            self.client.close()
-            self._waiter.close()
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the connections; they are opened again when they are needed."""
+        self.client.close()
+        self._waiter.close()
 
     def give_back(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
         """Put back what a fetch of queue ``index`` brought: the outcome that travelled with it was refused."""

@@ -1,0 +1,167 @@
+"""Tasks that fork: the copy of the child must not go on as a second one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from bulltask.testing.wait import wait_until
+from tests.support.stage import Stage
+from tests.support.worker import wait_until_gone
+
+pytestmark = pytest.mark.process
+
+FORKING = """
+import asyncio, multiprocessing, os, sys, threading
+
+from bulltask.events import JobCompleted
+
+def fork():
+    if pid := os.fork():
+        tell("copy", copy=pid, within=os.getpid())
+    return pid
+
+@app.task(name="returns")
+def returns():
+    fork()
+
+@app.task(name="raises")
+def raises():
+    if not fork():
+        raise ValueError("only the copy")
+
+@app.task(name="leaves")
+def leaves():
+    if not fork():
+        sys.exit(7)
+
+@app.task(name="returns_async")
+async def returns_async():
+    fork()
+
+@app.task(name="raises_async")
+async def raises_async():
+    if not fork():
+        await asyncio.sleep(1)
+
+@app.task(name="awaits")
+async def awaits():
+    if not fork():
+        while True:
+            await asyncio.sleep(0)
+
+@app.task(name="in_a_thread")
+def in_a_thread():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+
+@app.task(name="listened_to")
+def listened_to():
+    pass
+
+@app.on(JobCompleted)
+def hear(event):
+    if event.task == "listened_to":
+        fork()
+
+def backoff(made, exc):
+    fork()
+    return 0
+
+@app.task(name="backs_off", max_retries=1, autoretry_for=(ValueError,), retry_backoff=backoff)
+def backs_off():
+    raise ValueError
+"""
+
+OWN_PROCESSES = """
+import multiprocessing, signal
+
+processes = []
+
+@app.task(name="keep")
+async def keep():
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    processes.append(process)
+    tell("copy", copy=process.pid)
+    return os.getpid()
+
+@app.task(name="terminate")
+def terminate():
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    tell("copy", copy=process.pid)
+    process.terminate()
+    process.join(10)
+    return process.exitcode
+"""
+
+
+@pytest.fixture
+def copies(stage: Stage) -> Iterator[Callable[[int], list[int]]]:
+    """Wait until tasks have forked so many copies; the process ids. What is left of them is killed."""
+
+    def wait(count: int) -> list[int]:
+        return [int(entry["copy"]) for entry in stage.journal.wait_for(count, what="copy")]
+
+    yield wait
+    for entry in stage.journal.all(what="copy"):
+        with suppress(ProcessLookupError):
+            os.kill(int(entry["copy"]), signal.SIGKILL)
+
+
+WAYS = (
+    "returns",
+    "raises",
+    "leaves",
+    "returns_async",
+    "raises_async",
+    "awaits",
+    "in_a_thread",
+    "listened_to",
+    "backs_off",
+)
+
+
+def test_a_copy_of_the_child_that_a_task_forks_is_gone_when_the_users_code_is_done(
+    stage: Stage, copies: Callable[[int], list[int]]
+) -> None:
+    worker = stage.worker(FORKING, children=1)
+    for count, way in enumerate(WAYS, 1):
+        job = stage.app.send_task(way)
+        wait_until_gone(copies(count)[-1])
+        with suppress(ValueError):  # of the one that is tried twice
+            job.get(timeout=60)
+    (child,) = worker.children
+    assert {int(entry["within"]) for entry in stage.journal.all(what="copy")} == {child}
+    ended = [line for line in worker.lines if line["event"] in {"Job completed", "Job failed"}]
+    assert len(ended) == len(WAYS), "the child says so, and nobody else"
+    assert worker.stop() == 0
+
+
+def test_a_process_of_multiprocessing_that_a_task_has_terminated_ends(
+    stage: Stage, copies: Callable[[int], list[int]]
+) -> None:
+    stage.worker(OWN_PROCESSES, children=1)
+    job = stage.app.send_task("terminate")
+    (pid,) = copies(1)
+    wait_until_gone(pid)
+    assert job.get(timeout=60) == -signal.SIGTERM
+
+
+def test_a_process_that_outlives_its_child_does_not_wait_for_jobs_in_its_name(
+    stage: Stage, copies: Callable[[int], list[int]]
+) -> None:
+    stage.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})
+    stage.wait_until_idle(1)
+    child = stage.app.send_task("keep").get(timeout=60)
+    stage.wait_until_idle(1)
+    before = stage.waiting_for_jobs()
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not before & stage.waiting_for_jobs(), 10.0, "the end of the dead child's connection")
+    os.kill(copies(1)[0], 0)
