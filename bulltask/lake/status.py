@@ -9,7 +9,20 @@ from datetime import UTC, datetime
 from bulltask.lake.ledger import BatchRecord
 from bulltask.lake.rings import Ring
 
-__all__ = ["Lag", "PipelineStatus", "QueueStatus", "status_of"]
+__all__ = ["Lag", "PipelineStatus", "QueueStatus", "SetAside", "status_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A queue whose events are not recorded, so that it does not keep those of others from being recorded.
+
+    Attributes:
+        queue: BullMQ's spelling of its name, with escapes for what cannot be printed.
+        reason: why, and what to do.
+    """
+
+    queue: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class PipelineStatus:
         lost: events that were lost, in all.
         queues: each queue, by name.
         redis_error: why Redis could not be asked; ``None`` when it was.
+        set_aside: queues that are not recorded.
     """
 
     root: str
@@ -78,6 +92,7 @@ class PipelineStatus:
     lost: int
     queues: Sequence[QueueStatus]
     redis_error: str | None = None
+    set_aside: Sequence[SetAside] = ()
 
 
 def status_of(
@@ -87,6 +102,7 @@ def status_of(
     *,
     feeder: int | None = None,
     redis_error: str | None = None,
+    set_aside: Sequence[SetAside] = (),
 ) -> PipelineStatus:
     """Put the two halves together.
 
@@ -96,6 +112,7 @@ def status_of(
         lags: what Redis says of each queue, by the user's spelling.
         feeder: the process that feeds the lake.
         redis_error: why there are no lags.
+        set_aside: queues that are not recorded.
     """
     last = head or BatchRecord("", number=0)
     names = sorted({*last.ends, *last.lost, *lags})
@@ -110,6 +127,7 @@ def status_of(
         lost=sum(last.lost.values()),
         queues=[_queue(name, last, lags.get(name)) for name in names],
         redis_error=redis_error,
+        set_aside=set_aside,
     )
 
 

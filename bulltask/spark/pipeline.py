@@ -264,6 +264,7 @@ class Pipeline:
             **where_options(more),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
+            "skipForeignQueues": "true",
             "maxEventsPerTrigger": str(more.get("max_events_per_trigger", 200_000)),
             "alignQueues": str(more.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),

@@ -28,6 +28,7 @@ __all__ = [
     "CONNECTION_FAULTS",
     "ERROR_REPLIES",
     "is_noscript",
+    "is_wrong_type",
     "lost_with",
     "no_connection",
     "passes_in_a_cluster",
@@ -61,6 +62,11 @@ _IN_EXEC: Final = "because of: NOPERM"
 def is_noscript(fault: object) -> bool:
     """True for the reply that says that the server does not know a script."""
     return isinstance(fault, exceptions.NoScriptError)
+
+
+def is_wrong_type(error: object) -> bool:
+    """True for the error of a command that its key holds something of another kind."""
+    return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
 
 
 def no_connection(fault: BaseException, url: str, *, connecting: bool) -> BrokerError:

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from os import environ
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.pipeline.options import Source, seconds, source_of, source_options
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.pipeline.tables import as_table, set_aside_lines
 from bulltask.errors import BulltaskError
 from bulltask.lake.rings import Need, Ring, sizes
+from bulltask.lake.status import SetAside
 from bulltask.urls import redact_url
 
 __all__ = ["command"]
@@ -83,7 +84,7 @@ def command(
     A queue's events are kept in a ring. What is not read before the ring has gone round is lost, so it should hold
     two rounds of the pipeline (trigger and batch), and the longest outage to survive.
 
-    Exit codes: 0 all is well, 1 something is missing or too small.
+    Exit codes: 0 all is well, 1 something is missing or too small, or a queue cannot be recorded.
     """
     if show_sizes:
         click.echo(_sizes())
@@ -91,13 +92,15 @@ def command(
     need = Need(trigger, batch, outage)
     source = source_of(ctx, where)
     parts = [_java(), *map(_package, _PACKAGES)]
-    redis, rings = _ask_redis(source)
+    redis, rings, aside = _ask_redis(source)
     parts.append(redis)
-    well = all(not part.advice for part in parts) and all(ring.is_enough(need) is not False for ring in rings)
+    enough = all(ring.is_enough(need) is not False for ring in rings)
+    well = enough and not aside and all(not part.advice for part in parts)
     if as_json:
-        click.echo(json.dumps(_as_json(parts, rings, need, well=well), indent=2))
+        said = _as_json(parts, rings, need, well=well)
+        click.echo(json.dumps({**said, "set_aside": [asdict(one) for one in aside]}, indent=2))
     else:
-        click.echo("\n".join(_shown(parts, rings, need)))
+        click.echo("\n".join([*_shown(parts, rings, need), *set_aside_lines(aside)]))
     ctx.exit(0 if well else 1)
 
 
@@ -127,24 +130,23 @@ def _judged(name: str, found: str, advice: str) -> Part:
     return Part(name, found, "" if numbers >= _OLDEST[name] else advice)
 
 
-def _ask_redis(source: Source) -> tuple[Part, list[Ring]]:
-    """The server, and the rings of its queues."""
+def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
+    """The server, the rings of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.source.queues import find_queues  # noqa: PLC0415 - slow
     from bulltask.spark.source.rings import look_at_rings, redis_version  # noqa: PLC0415 - slow
 
-    options = read_options(EventsOptions, {"table": "events", **source.texts})
+    options = read_options(EventsOptions, {"table": "events", **source.texts, "skipForeignQueues": "true"})
     try:
         with Connection(options.config) as connection:
             found = redis_version(connection) or "unknown"
-            rings = look_at_rings(connection, find_queues(connection, options))
+            look = look_at_rings(connection, options)
     except BulltaskError as exc:
-        return Part("redis", None, f"{redact_url(options.config.broker_url)}: {exc}"), []
+        return Part("redis", None, f"{redact_url(options.config.broker_url)}: {exc}"), [], []
     advice = "before 7.0 losses are seen but cannot be counted: use Redis 7 or Valkey"
-    counted = all(facts is None or facts.added is not None for _, facts in rings.values())
+    counted = all(facts is None or facts.added is not None for _, _, facts in look.rings)
     part = Part("redis", found, "" if counted else advice) if found == "unknown" else _judged("redis", found, advice)
-    return part, [ring for ring, _ in rings.values()]
+    return part, [ring for _, ring, _ in look.rings], look.aside
 
 
 def _as_json(parts: Sequence[Part], rings: Sequence[Ring], need: Need, *, well: bool) -> dict[str, Any]:

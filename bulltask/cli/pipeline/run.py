@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _LOOK_S: Final = 0.25
+
+_RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+"""What was raised: the first line of a traceback that is not indented."""
 
 
 @click.command("run")
@@ -195,10 +199,11 @@ def _verdict(query: Any, lost: int) -> int:
 
 
 def _first_line(text: str) -> str:
-    """The line that says most: bulltask's own, with its code, if there is one."""
+    """The line that says most: bulltask's own, with its code, if there is one; else what a traceback ends with."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
-    return (own or lines or ["the stream has failed"])[0]
+    raised = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]
+    return (own or raised[-1:] or lines or ["the stream has failed"])[0]
 
 
 def _lost(head: BatchRecord | None) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bulltask.cli.pipeline.options import root_option, source_of, source_options
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.pipeline.tables import as_table, set_aside_lines
 from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout
 from bulltask.lake.plural import counted
@@ -63,6 +63,7 @@ def _shown(found: PipelineStatus) -> Iterator[str]:
         yield as_table(
             ("queue", "last event", "behind", "seconds", "ring", "holds for", "lost"), list(map(_row, found.queues))
         )
+    yield from set_aside_lines(found.set_aside)
 
 
 def _row(one: QueueStatus) -> tuple[str, ...]:

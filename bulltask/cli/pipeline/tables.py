@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-__all__ = ["as_table"]
+from bulltask.lake.plural import counted
+from bulltask.lake.status import SetAside
+
+__all__ = ["as_table", "set_aside_lines"]
 
 _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 """A number, maybe with its unit; no time and no id, though these begin with digits too."""
@@ -24,3 +27,10 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (head, *rows)
     ]
     return "\n".join(lines)
+
+
+def set_aside_lines(aside: Sequence[SetAside]) -> Iterator[str]:
+    """The lines that name queues which are not recorded."""
+    if aside:
+        yield f"\n{counted(len(aside), 'queue')} set aside, of which nothing is recorded:"
+        yield from (f"  {one.queue}: {one.reason}" for one in aside)

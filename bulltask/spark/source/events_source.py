@@ -19,7 +19,7 @@ from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import CountsOptions, EventsOptions
 from bulltask.spark.source.positions import Facts
 from bulltask.spark.source.pushdown import Narrowing
-from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.queues import find_queues, no_stream, tell
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.spans import Span
 from bulltask.spark.source.streams import end_of, facts_of, read_pages
@@ -58,13 +58,15 @@ class EventsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Look at the streams and cut them into ranges."""
         options = self._options
+        foreign: list[QueueKeys] | None = [] if options.skip_foreign else None
         with Connection(options.config) as connection:
             found = find_queues(connection, options, self._narrowing)
             parts = [
                 EventsPartition(keys.queue, span)
-                for keys, facts in zip(found, facts_of(connection, found), strict=True)
+                for keys, facts in zip(found, facts_of(connection, found, foreign), strict=True)
                 for span in _cut(connection, keys, facts, options.per_partition)
             ]
+        tell({keys.name: no_stream(keys) for keys in foreign or ()})
         # Spark would put a partition of its own in the place of none, and read() would not know it.
         return list[InputPartition](parts) or [EventsPartition()]
 

@@ -6,7 +6,7 @@ remembers nothing: what is lost is worked out from positions and from the stream
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,8 +33,7 @@ from bulltask.spark.source.positions import (
     seeing,
     starting,
 )
-from bulltask.spark.source.pushdown import Narrowing
-from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.queues import Found, look_for_queues, no_stream, tell
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.spans import Span, spans_of
 from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
@@ -46,6 +45,9 @@ __all__ = ["EventsStreamReader", "StreamPartition"]
 
 _PATIENCE_MS: Final = 60_000
 """So long a server may be away, to be started again and to read its files, until a stream that runs ends for it."""
+
+
+_FactsOf = Callable[[Connection, Sequence[QueueKeys]], list[Facts | None]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
         self._target: Mapping[str, Facts | None] | None = None
+        self._told = set[str]()  # queues that are set aside
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins with each queue."""
@@ -104,10 +107,13 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rules = Rules(most, self._options.align, count_missed=self._options.every, target=self._target)
         before = decode(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            queues = {keys.name for keys in self._queues(connection)}
+            found = self._find(connection)
+            queues = {keys.name for keys in found.queues}
             if self._options.every:
-                queues.update(before)  # also those that have vanished, with what was not read of them
-            planned = plan(before, _RedisStreams(connection, self._options.config.prefix), sorted(queues), rules)
+                queues.update(before.keys() - found.aside)  # those that have vanished, with what was not read of them
+            planned = plan(
+                before, _RedisStreams(connection, self._options.config.prefix, self._facts), sorted(queues), rules
+            )
         self._fail_for(planned.gaps)
         if planned.end == before:
             return start  # to the letter
@@ -162,19 +168,31 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Nothing to do: no connection is kept."""
 
-    def _queues(self, connection: Connection) -> list[QueueKeys]:
-        return find_queues(connection, self._options, Narrowing())
+    def _find(self, connection: Connection) -> Found:
+        found = look_for_queues(connection, self._options)
+        self._tell(found.aside)
+        return found
+
+    def _facts(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[Facts | None]:
+        foreign: list[QueueKeys] | None = [] if self._options.skip_foreign else None
+        facts = facts_of(connection, queues, foreign)
+        self._tell({keys.name: no_stream(keys) for keys in foreign or ()})
+        return facts
+
+    def _tell(self, aside: Mapping[str, str]) -> None:
+        tell({queue: why for queue, why in aside.items() if queue not in self._told})
+        self._told.update(aside)
 
     def _all_facts(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, Facts | None]:
         with Connection(self._options.config, patience_ms=patience_ms) as connection:
-            found = self._queues(connection)
-            return dict(zip([keys.name for keys in found], facts_of(connection, found), strict=True))
+            found = self._find(connection).queues
+            return dict(zip([keys.name for keys in found], self._facts(connection, found), strict=True))
 
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, Facts | None, Any]]:
         """The queues of a batch with their streams as they are; offsets keep queues that are gone."""
         ends, options = decode(end), self._options
         keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
-        yield from zip(keys, facts_of(connection, keys), ends.values(), strict=True)
+        yield from zip(keys, self._facts(connection, keys), ends.values(), strict=True)
 
     def _fail_for(self, gaps: Sequence[Gap]) -> None:
         if gaps and self._options.fail_on_loss:
@@ -184,11 +202,12 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _RedisStreams:
     """Answers the questions of a plan (``planning.Streams``)."""
 
-    def __init__(self, connection: Connection, prefix: str) -> None:
-        self._connection, self._prefix = connection, prefix
+    def __init__(self, connection: Connection, prefix: str, facts_of: _FactsOf) -> None:
+        self._connection, self._prefix, self._facts_of = connection, prefix, facts_of
 
     def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
-        return dict(zip(queues, facts_of(self._connection, [self._keys(queue) for queue in queues]), strict=True))
+        facts = self._facts_of(self._connection, [self._keys(queue) for queue in queues])
+        return dict(zip(queues, facts, strict=True))
 
     def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
         return [self._reach(question) for question in questions]

@@ -167,6 +167,7 @@ OPTIONS: Final = (
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
     _O("queue", "queues", _READS, queues, REQUIRED, "names with commas between them, or * for all"),
     _O("queue", "queue", _WRITES, optional(one_queue), None, "the queue; else a column of that name says it"),
+    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "set queues aside that a lake cannot hold"),
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, states, "completed,failed", "states of the jobs to read"),

@@ -78,11 +78,13 @@ class ReadOptions(SourceOptions):
     Attributes:
         queues: as the user spells them, each once; empty when every queue is meant.
         every: every queue of the prefix is meant.
+        skip_foreign: queues that a lake cannot hold are set aside.
         table: what is read.
     """
 
     queues: tuple[str, ...]
     every: bool
+    skip_foreign: bool
     table: Table
 
 

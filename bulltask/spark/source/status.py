@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bulltask.errors import BulltaskError
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import feeder_of
-from bulltask.lake.status import Lag, PipelineStatus, status_of
+from bulltask.lake.status import Lag, PipelineStatus, SetAside, status_of
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, read_options
 from bulltask.spark.source.positions import BEGINNING, StreamId
-from bulltask.spark.source.queues import find_queues
-from bulltask.spark.source.rings import look_at_rings
+from bulltask.spark.source.rings import Look, look_at_rings
 from bulltask.spark.source.streams import end_of
 
 __all__ = ["pipeline_status"]
@@ -31,24 +30,23 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     Raises:
         ConfigError: an option of the source is wrong.
     """
-    options = read_options(EventsOptions, {**source, "table": "events"})
+    options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}
+    aside: Sequence[SetAside] = ()
     error: str | None = None
     try:
         with Connection(options.config) as connection:
-            lags = _lags(connection, options, {} if head is None else head.ends)
+            look = look_at_rings(connection, options)
+            lags, aside = _lags(connection, look, {} if head is None else head.ends), look.aside
     except BulltaskError as exc:
         error = str(exc)
-    return status_of(str(layout.root), head, lags, feeder=feeder_of(layout), redis_error=error)
+    return status_of(str(layout.root), head, lags, feeder=feeder_of(layout), redis_error=error, set_aside=aside)
 
 
-def _lags(connection: Connection, options: EventsOptions, ends: Mapping[str, str]) -> dict[str, Lag]:
-    queues = find_queues(connection, options)
+def _lags(connection: Connection, look: Look, ends: Mapping[str, str]) -> dict[str, Lag]:
     found: dict[str, Lag] = {}
-    looks = look_at_rings(connection, queues)
-    for keys in queues:
-        ring, facts = looks[keys.queue]
+    for keys, ring, facts in look.rings:
         last = StreamId.parse(ends[keys.queue]) if keys.queue in ends else BEGINNING
         if facts is None or last >= facts.last:
             found[keys.queue] = Lag(ring, 0, 0.0)

@@ -9,6 +9,7 @@ from bulltask.errors import BulltaskError
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.positions import Facts, StreamId
 from bulltask.transport.call import Call
+from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_history import SPAN, RawEntry, page, span_end
 from bulltask.transport.scripts_stream import StreamInfo, exists, stream_info
@@ -16,20 +17,33 @@ from bulltask.transport.scripts_stream import StreamInfo, exists, stream_info
 __all__ = ["end_of", "facts_of", "read_facts", "read_pages"]
 
 
-def facts_of(connection: Connection, queues: Sequence[QueueKeys]) -> list[Facts | None]:
-    """What each stream says of itself; ``None`` for one that is not there."""
+def facts_of(
+    connection: Connection, queues: Sequence[QueueKeys], foreign: list[QueueKeys] | None = None
+) -> list[Facts | None]:
+    """What each stream says of itself; ``None`` for one that is not there.
+
+    Args:
+        connection: to the server.
+        queues: whose streams.
+        foreign: gets those whose key holds something else, as if there were no stream; if left out, that is an error.
+    """
     calls: list[Call[Any]] = []
     for keys in queues:
         calls += [exists(keys), stream_info(keys)]
     said = connection.try_many(calls) if calls else []
-    return [read_facts(there, info) for there, info in zip(said[::2], said[1::2], strict=True)]
+    if foreign is not None:
+        foreign += [keys for keys, info in zip(queues, said[1::2], strict=True) if is_wrong_type(info)]
+    pairs = zip(said[::2], said[1::2], strict=True)
+    return [read_facts(there, info, skip_foreign=foreign is not None) for there, info in pairs]
 
 
-def read_facts(there: bool | BulltaskError, info: StreamInfo | BulltaskError) -> Facts | None:
+def read_facts(
+    there: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
+) -> Facts | None:
     """What ``exists`` and ``stream_info`` answered, made one; Redis refuses the second where there is no stream."""
     if isinstance(there, BulltaskError):
         raise there
-    if not there:
+    if not there or (skip_foreign and is_wrong_type(info)):
         return None
     if isinstance(info, BulltaskError):
         raise info

@@ -37,6 +37,7 @@ class PipelineMetrics(Collector):
         status = self._status()
         yield from _of_queues(status)
         yield _gauge("redis_up", "1 when Redis answers", float(status.redis_error is None))
+        yield _gauge("queues_set_aside", "Queues that cannot be recorded", len(status.set_aside))
         if (head := self._ledger.head()) is not None:
             yield from _of_batches(head)
 

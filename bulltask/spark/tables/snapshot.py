@@ -61,7 +61,7 @@ def snapshot(
 
 
 def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None) -> DataFrame:
-    options = {**source, "table": "jobs", "state": ",".join(states)}
+    options = {**source, "table": "jobs", "state": ",".join(states), "skipForeignQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
     # This frame is read once, with this filter: so Redis may apply it.

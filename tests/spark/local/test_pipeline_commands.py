@@ -24,6 +24,8 @@ from bulltask.lake.tables import TASK_MINUTE
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
+from tests.support.event_writing import fill
+from tests.support.foreign_queues import write_foreign
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
 
@@ -114,6 +116,24 @@ def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_queues_of_others_that_a_lake_cannot_hold_keep_nobody_out(
+    run: Run, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    root = tmp_path / "lake"
+    fill(redis_client, 20, "mail")
+    write_foreign(redis_client)
+    ok(run("run", "--root", str(root), "--once", *CONF))
+    fill(redis_client, 20, "mail")
+    ok(run("run", "--root", str(root), "--once", *CONF))
+    redis_client.hset("bull:{mail}:1", mapping={"name": "send", "timestamp": "1760000000000"})
+    redis_client.zadd("bull:{mail}:completed", {"1": 1760000000000})
+    assert "1 job written to bronze.jobs" in ok(run("snapshot", "--root", str(root), *CONF))
+    head = Ledger(Layout(root)).head()
+    assert head is not None
+    assert (head.queues["mail"].events, list(head.ends), head.lost) == (20, ["mail"], {})
+    assert {path.name for path in (root / "bronze").glob("*/*/*")} == {"queue=mail"}
+
+
 def test_a_snapshot_is_written_and_a_replay_is_shown(run: Run, tmp_path: Path, hand: Hand, broker_url: str) -> None:
     with Queue("mail", broker_url) as queue:
         for number in range(2):
@@ -149,6 +169,10 @@ def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, t
     [
         ("Py4J\n  x.EventsLost: [BULLTASK_EVENTS_LOST] queue=a\n at java", "[BULLTASK_EVENTS_LOST] queue=a"),
         ("\nfirst\nsecond", "first"),
+        ("Said: Traceback (most recent call last):\n  File x\n    y()\nbulltask.errors.LakeError: no\n\n\tat",
+         "LakeError: no"),
+        ("Traceback (most recent call last):\n  a\nKeyError: 1\n\nX:\n\nTraceback (most recent call last):\n  b\nE: 2",
+         "E: 2"),
     ],
 )  # fmt: skip
 def test_of_a_failed_stream_the_line_that_says_most_is_told(text: str, said: str) -> None:

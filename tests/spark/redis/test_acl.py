@@ -19,7 +19,7 @@ from bulltask.spark.data_source import BulltaskSource
 from bulltask.spark.sink.gathering import Look
 from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
-from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
 from bulltask.spark.source.rings import look_at_rings
 from bulltask.transport.scripts_fence import some_fenced
 from tests.conftest import ServerFactory
@@ -81,7 +81,7 @@ def read_everything(url: str, ids: list[str]) -> None:
     assert [one["state"] for one in found.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
         assert len(connection.run(some_fenced(options.keys("mail"), "w1", "0"))[1]) == len(ids)
-        assert look_at_rings(connection, [options.keys("mail")])
+        assert look_at_rings(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).rings
 
 
 def write_everything(url: str, client: redis.Redis) -> None:

@@ -15,6 +15,7 @@ from bulltask.spark.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.source.spans import Span
 from tests.support.event_writing import fill
+from tests.support.foreign_queues import FOREIGN, write_foreign
 from tests.support.hand import Hand
 from tests.support.query import Query
 
@@ -140,3 +141,38 @@ def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> No
 
     events = BulltaskSource({"url": broker_url, "queue": "mail", "table": "events"})
     assert isinstance(events.streamReader(events.schema()), EventsStreamReader)
+
+
+def test_queues_that_a_lake_cannot_hold_are_set_aside_and_named_once(
+    broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = {"mail": fill(redis_client, 5), "typed": fill(redis_client, 3, "typed")}
+    query = Query(broker_url, queue="*", skipForeignQueues="true", failOnDataLoss="false", gapRows="true")
+    query.batch(2)
+    read = query.events("typed")
+    lost = 3 - len(read)
+    redis_client.delete("bull:{typed}:events")
+    write_foreign(redis_client)
+
+    query.run_dry()
+    ids["mail"] += fill(redis_client, 5)
+    query.run_dry()
+    redis_client.delete("bull:{typed}:events")
+    read += fill(redis_client, 4, "typed")
+    query.run_dry()
+
+    assert (query.events("mail"), query.events("typed")) == (ids["mail"], read)
+    assert {row["queue"] for row in query.rows} == {"mail", "typed"}
+    assert [(gap["lost"], gap["reason"]) for gap in query.gaps()] == [(str(lost), "gone")]
+    assert len(caplog.messages) == len(FOREIGN), caplog.messages
+    for name in FOREIGN:
+        assert [name in message for message in caplog.messages].count(True) >= 1, name
+
+
+def test_two_queues_that_are_called_alike_stop_a_query_of_all_that_does_not_skip_them(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    fill(redis_client, 5)
+    redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
+    with pytest.raises(ConfigError, match="both would be called 'mail'"):
+        Query(broker_url, queue="*")

@@ -16,6 +16,7 @@ from bulltask.cli.main import main
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
 from bulltask.lake.lock import RunLock, feeder_of
+from tests.support.foreign_queues import FOREIGN, write_foreign
 
 pytestmark = [pytest.mark.redis]
 
@@ -111,3 +112,23 @@ def test_who_feeds_the_lake_is_known_while_he_does(tmp_path: Path, status: Statu
         assert feeder_of(layout) == os.getpid()
         assert f"process {os.getpid()}" in status().output
     assert feeder_of(layout) is None
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_queues_that_cannot_be_recorded_are_counted_and_named_beside_the_others(
+    broker_url: str, redis_client: redis.Redis, tmp_path: Path, command: str
+) -> None:
+    write(redis_client, 10)
+    write_foreign(redis_client)
+    words = ["-b", broker_url, "pipeline", command, *(["--root", str(tmp_path)] if command == "status" else [])]
+
+    as_json, shown = (CliRunner().invoke(main, [*words, *more]) for more in (["--json"], []))
+
+    assert as_json.exit_code == (0 if command == "status" else 1), as_json.output
+    said = json.loads(as_json.output)
+    assert [one["queue"] for one in said["queues"]] == ["mail", "odd"]
+    assert len(said["set_aside"]) == len(FOREIGN)
+    for name in FOREIGN:
+        assert any(name in one["queue"] and one["reason"] for one in said["set_aside"]), name
+        assert name in shown.output
+    assert "6 queues set aside, of which nothing is recorded:" in shown.output
