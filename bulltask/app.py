@@ -33,6 +33,7 @@ from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
+from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["App", "shared_task"]
 
@@ -77,8 +78,9 @@ class App:
         ConfigError: a setting has a wrong name or value.
     """
 
-    def __init__(self, name: str, broker_url: str | None = None, **settings: object) -> None:
+    def __init__(self, name: str, broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         self.name = name
+        broker_url = secret_url(broker_url)
         self.conf = Conf(settings if broker_url is None else {**settings, "broker_url": broker_url})
         self.tasks = Tasks(shared.SHARED)
         self.categorizer = Categorizer()
@@ -317,7 +319,7 @@ class App:
             await self._broker.aclose()
             self._broker.close()
 
-    def _resolve_url(self) -> str:
+    def _resolve_url(self) -> SecretUrl:
         return embedded.resolve_url(self.config.broker_url)
 
     def __repr__(self) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from bulltask.errors import ConfigError
@@ -18,18 +19,21 @@ from bulltask.limits import EVERY_QUEUE, Limits
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
 from bulltask.time_limits import TimeLimits
-from bulltask.urls import redact_url
+from bulltask.urls import SecretUrl, concealed
 
-__all__ = ["ENV_PREFIX", "Conf", "Config"]
+__all__ = ["ENV_PREFIX", "URL_FILE", "Conf", "Config"]
 
 ENV_PREFIX: Final = "BULLTASK_"
+
+URL_FILE: Final = "BULLTASK_BROKER_URL_FILE"
+"""Variable that names a file with the broker's URL, such as a secret that Docker or Kubernetes has mounted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Every setting of an app and its workers, checked; built by :class:`Conf`, never by hand."""
 
-    broker_url: str
+    broker_url: SecretUrl
     prefix: str
     queue_hash_tag: bool
     connect_timeout_ms: int
@@ -77,7 +81,7 @@ class Config:
     log_level: str
     timezone: str
     spark_master: str | None
-    spark_conf: Mapping[str, str] | None
+    spark_conf: Mapping[str, str] | None = field(repr=False)  # keys of object stores, passwords
     beat_schedule: Mapping[str, Any] | None
 
     @property
@@ -111,11 +115,10 @@ class Conf:
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_overrides", {})
         object.__setattr__(self, "_frozen", None)
+        given = concealed(given)
         self.update(given)
-        for name, text in (os.environ if environ is None else environ).items():
-            key = name.removeprefix(ENV_PREFIX).lower()
-            if name.startswith(ENV_PREFIX) and key in SETTINGS:
-                self.override(key, text)
+        for name, value in _environment(os.environ if environ is None else environ).items():
+            self.override(name, value)
 
     def update(self, *given: Mapping[str, object], **more: object) -> None:
         """Set several settings at once, from mappings or keywords.
@@ -123,11 +126,14 @@ class Conf:
         Raises:
             ConfigError: a name is unknown (with the nearest known one), a value is wrong, or settings are frozen.
         """
-        for name, value in {**dict(pair for part in given for pair in part.items()), **more}.items():
+        said = concealed({**dict(pair for part in given for pair in part.items()), **more})
+        given, more = (), {}
+        for name, value in said.items():
             setattr(self, name, value)
 
     def override(self, name: str, value: object) -> None:
         """Set ``name`` above what code says: the environment and the command line use this."""
+        value = concealed({name: value})[name]
         self._check(name, value)
         self._overrides[name] = value
 
@@ -166,6 +172,7 @@ class Conf:
         SETTINGS[name].parse(value, name)
 
     def __setattr__(self, name: str, value: object) -> None:
+        value = concealed({name: value})[name]
         self._check(name, value)
         self._values[name] = value
 
@@ -177,14 +184,28 @@ class Conf:
 
     def __repr__(self) -> str:
         changed = {**self._values, **self._overrides}
-        if "broker_url" in changed:
-            changed["broker_url"] = redact_url(str(changed["broker_url"]))
         if changed.get("spark_conf"):
             changed["spark_conf"] = "…"  # keys of object stores, passwords
         return f"<Conf {changed}>"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *SETTINGS]
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings in the environment; that of the broker's URL may name a file instead.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
+    found = concealed({names[variable]: text for variable, text in environ.items() if variable in names})
+    if "broker_url" not in found and (path := environ.get(URL_FILE)):
+        try:
+            found["broker_url"] = SecretUrl(Path(path).read_text().strip())
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"the file that {URL_FILE} names cannot be read: {exc}") from exc
+    return found
 
 
 assert {row.field for row in SETTINGS.values()} == {field.name for field in fields(Config)}

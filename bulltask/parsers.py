@@ -15,7 +15,7 @@ from typing import Any, Final
 from bulltask.clock import to_ms, zone_of
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
-from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, redact_url, tls_options
+from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
 
 __all__ = [
     "WORDS",
@@ -170,32 +170,38 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
     return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in said.items()}
 
 
-def url(value: Any, name: str) -> str:
-    """Return the URL of a server; a message about it shows no password.
+def url(value: Any, name: str) -> SecretUrl:
+    """Return the URL of a server; neither a message about it nor the URL itself shows its password.
 
     Raises:
         ConfigError: it is something else; the message calls it ``name``.
     """
-    if not isinstance(value, str) or not value.startswith(URL_SCHEMES):
-        shown = redact_url(value) if isinstance(value, str) else repr(value)
+    value = SecretUrl(value) if isinstance(value, str) else value
+    if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
+        shown = value if isinstance(value, SecretUrl) else repr(value)
         raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}; it is {shown}")
+    if value.is_ambiguous:
+        raise ConfigError(
+            f"{name} cannot be read: in its user and password write / as %2F, ? as %3F, # as %23, @ as %40, [ as %5B "
+            f"and ] as %5D; it is {value}"
+        )
     _check_tls(value, name)
     return value
 
 
-def _check_tls(value: str, name: str) -> None:
+def _check_tls(value: SecretUrl, name: str) -> None:
     """A misspelt option of TLS must not show only where somebody connects, or not at all."""
-    given, shown = tls_options(value), redact_url(value)
-    if given and not value.startswith("rediss://"):
-        raise ConfigError(f"{name} must start with rediss:// to have TLS and {min(given)}; it is {shown}")
+    given = tls_options(value)
+    if given and value.scheme != "rediss":
+        raise ConfigError(f"{name} must start with rediss:// to have TLS and {min(given)}; it is {value}")
     for option in given:
         if option not in TLS_OPTIONS:
-            raise ConfigError(f"{name} has no option {option}{did_you_mean(option, TLS_OPTIONS)}; it is {shown}")
+            raise ConfigError(f"{name} has no option {option}{did_you_mean(option, TLS_OPTIONS)}; it is {value}")
     for option, allowed in TLS_CHOICES.items():
         if given.get(option, allowed[0]) not in allowed:
             raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {given[option]!r}")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
-        raise ConfigError(f"{name} has ssl_keyfile without ssl_certfile; it is {shown}")
+        raise ConfigError(f"{name} has ssl_keyfile without ssl_certfile; it is {value}")
 
 
 def jitter_share(value: Any, name: str) -> float:

@@ -1,16 +1,32 @@
-"""URLs that can be shown: the password is taken out before anything is logged, raised or printed."""
+"""URLs that can be shown: the password is taken out before anything is logged, raised or printed.
+
+:class:`SecretUrl` is how bulltask itself holds the broker's URL; the functions are for texts of other origin.
+"""
 
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, unquote
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["TLS_CHOICES", "TLS_OPTIONS", "redact_text", "redact_url", "tls_options"]
+__all__ = [
+    "TLS_CHOICES",
+    "TLS_OPTIONS",
+    "SecretUrl",
+    "concealed",
+    "redact_text",
+    "redact_url",
+    "secret_url",
+    "tls_options",
+]
 
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
 _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_WORD = re.compile(r"[^\s'\"]{2,}")
+_WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # and an @ behind these
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 _URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC starts a colour
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
@@ -37,9 +53,80 @@ TLS_CHOICES = {
 """Those of them that are one of some words; redis-py takes any other word for true."""
 
 
-def tls_options(url: str) -> dict[str, str]:
-    """Return the options of ``url`` that are about TLS, known ones or not."""
-    pairs = parse_qsl(url.partition("?")[2], keep_blank_values=True) if "ssl_" in url else ()
+class SecretUrl:
+    """The URL of a server. It shows itself without its password, also in a debugger or in Sentry.
+
+    Args:
+        url: as the user typed it.
+    """
+
+    __slots__ = ("_shown", "_url")
+
+    def __init__(self, url: str | SecretUrl) -> None:
+        self._url: str = url.get_secret_value() if isinstance(url, SecretUrl) else url
+        self._shown = redact_url(self._url)
+
+    def get_secret_value(self) -> str:
+        """The URL with its password, for whoever connects; keep it in no variable."""
+        return self._url
+
+    @property
+    def scheme(self) -> str:
+        """What stands before ``://``."""
+        return self._url.partition("://")[0]
+
+    @property
+    def has_secret(self) -> bool:
+        """True when something is hidden."""
+        return self._shown != self._url
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """True when the password has a raw ``/``, ``?`` or ``#``: by the rules of URLs the host would end there."""
+        scheme, _, rest = self._url.partition("://")
+        login = rest.rpartition("@")[0]
+        return scheme != "unix" and bool(set(login) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
+
+    def hide_in(self, text: str) -> str:
+        """Return ``text``, which a driver wrote about this URL, without words that only its hidden part has."""
+        hidden = self._url[: _login_end(self.scheme, self._url)] if self.has_secret else ""
+        return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
+
+    def at(self, place: str) -> SecretUrl:
+        """The same with another host and port."""
+        parts = urlsplit(self._url)
+        login, mark, _ = parts.netloc.rpartition("@")
+        return SecretUrl(parts._replace(netloc=f"{login}{mark}{place}").geturl())
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        return repr(self._shown)
+
+    def __eq__(self, other: object) -> bool:
+        return self._url == (other._url if isinstance(other, SecretUrl) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+
+def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
+    """Return a URL that hides its password, if there is one: before anything can raise and show locals."""
+    return None if url is None else SecretUrl(url)
+
+
+def concealed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name, the broker's URL as :func:`secret_url` does."""
+    return {
+        name: SecretUrl(value) if name == "broker_url" and isinstance(value, str) else value
+        for name, value in settings.items()
+    }
+
+
+def tls_options(url: SecretUrl) -> dict[str, str]:
+    """Return the options of ``url`` that are about TLS, known ones or not; what is a secret is hidden."""
+    pairs = parse_qsl(str(url).partition("?")[2], keep_blank_values=True)
     return {name: value for name, value in pairs if name.startswith("ssl_")}
 
 

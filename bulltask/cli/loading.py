@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from bulltask.app import App
+from bulltask.cli.broker import broker_option
 from bulltask.registry.discovery import find_app, work_in
+from bulltask.urls import SecretUrl
 
 __all__ = ["app_options", "load_app", "some_app"]
 
@@ -18,11 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def app_options(function: F) -> F:
     """Give a command ``-A`` and ``-b``, so that they may also stand after its name."""
-    function = click.option("-b", "--broker", help="Redis URL; wins over the app's own.")(function)
-    return click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg.")(function)
+    return click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg.")(broker_option(function))
 
 
-def load_app(ctx: click.Context, app: str | None, broker: str | None) -> tuple[str, App]:
+def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> tuple[str, App]:
     """Find the app and apply ``-b``; return what ``-A`` said too.
 
     Raises:

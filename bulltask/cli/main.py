@@ -7,7 +7,9 @@ from typing import Final
 
 import click
 
+from bulltask.cli.broker import broker_option
 from bulltask.cli.lazy import LazyGroup
+from bulltask.urls import SecretUrl
 
 __all__ = ["main"]
 
@@ -24,9 +26,9 @@ COMMANDS: Final = {
 @click.group(cls=LazyGroup, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg.")
-@click.option("-b", "--broker", help="Redis URL; wins over the app's own.")
+@broker_option
 @click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")
 @click.pass_context
-def main(ctx: click.Context, app: str | None, broker: str | None, workdir: str | None) -> None:
+def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir: str | None) -> None:
     """Celery-style tasks over BullMQ's protocol. -A and -b may stand before or after the command."""
     ctx.obj = {"app": app, "broker": broker, "workdir": workdir}

@@ -17,6 +17,7 @@ from bulltask.migrate.outcome import Left, Outcome
 from bulltask.migrate.recognise import PLACES, Layout
 from bulltask.names import check_queue_name
 from bulltask.queue.queue import Queue
+from bulltask.urls import SecretUrl
 
 __all__ = ["command"]
 
@@ -44,7 +45,7 @@ def command(
     *,
     queue: str,
     app: str | None,
-    broker: str | None,
+    broker: SecretUrl | None,
     target: str | None,
     bull_prefix: str | None,
     execute: bool,
@@ -84,7 +85,7 @@ def command(
     ctx.exit(0 if report.complete else EXIT_LEFT)
 
 
-def _queue(ctx: click.Context, app: str | None, broker: str | None, name: str) -> Queue:
+def _queue(ctx: click.Context, app: str | None, broker: SecretUrl | None, name: str) -> Queue:
     given: dict[str, Any] = ctx.obj or {}
     if not (app or given.get("app")) and (url := broker or given.get("broker")):
         return App("migrate-bull", url).queue(name)

@@ -9,6 +9,7 @@ import click
 from bulltask.cli.loading import app_options, load_app
 from bulltask.parsers import names_of
 from bulltask.settings import LOG_LEVELS
+from bulltask.urls import SecretUrl
 
 __all__ = ["command"]
 
@@ -71,7 +72,7 @@ def command(
     ctx: click.Context,
     /,
     app: str | None,
-    broker: str | None,
+    broker: SecretUrl | None,
     queues: str | None,
     exclude_queues: str | None,
     include: str | None,

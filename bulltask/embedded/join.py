@@ -30,6 +30,7 @@ from bulltask.embedded.launch import (
 from bulltask.embedded.place import Place, Running
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailable, ConfigError
+from bulltask.urls import SecretUrl
 
 __all__ = ["resolve_url", "start_announced", "start_or_join"]
 
@@ -44,7 +45,7 @@ _used: dict[Path, int] = {}
 forked child has it as well, so the server also stays for a worker's children."""
 
 
-def resolve_url(broker_url: str) -> str:
+def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others as they are.
 
     Args:
@@ -54,14 +55,13 @@ def resolve_url(broker_url: str) -> str:
         ConfigError: it begins with ``embedded:`` and goes on as no such URL does.
         BrokerUnavailable: as `start_or_join`.
     """
-    if not broker_url.startswith("embedded:"):
+    broker_url = SecretUrl(broker_url)
+    if not broker_url.scheme.startswith("embedded"):
         return broker_url
-    match = _URL.fullmatch(broker_url)
+    match = _URL.fullmatch(broker_url.get_secret_value())
     if match is None:
-        raise ConfigError(
-            f"broker_url {broker_url!r} is none: write embedded://, embedded://NAME or embedded://NAME/DB"
-        )
-    return _start_or_join(Place.named(match["name"])).removesuffix("0") + (match["db"] or "0")
+        raise ConfigError(f"broker_url {broker_url} is none: write embedded://, embedded://NAME or embedded://NAME/DB")
+    return SecretUrl(_start_or_join(Place.named(match["name"])).removesuffix("0") + (match["db"] or "0"))
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:

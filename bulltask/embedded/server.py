@@ -64,7 +64,7 @@ class EmbeddedServer:
         self._port = port
         self._appendonly = appendonly
         self._password = password
-        self._extra = [*extra, *(["--requirepass", password] if password is not None else [])]
+        self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": the rest of its settings is its input
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
@@ -166,7 +166,13 @@ class EmbeddedServer:
         command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=self._extra)
         try:
             with log.path.open("ab") as output:
-                self._process = process = _in_a_thread_that_stays(lambda: _spawn(command, held, output.fileno()))
+                settings = _settings(self._password)
+                try:
+                    self._process = process = _in_a_thread_that_stays(
+                        lambda: _spawn(command, settings, held, output.fileno())
+                    )
+                finally:
+                    os.close(settings)
         finally:
             os.close(held)  # the server has it now
         self._owner, self._port = os.getpid(), port
@@ -185,13 +191,23 @@ class EmbeddedServer:
             raise log.failure(port)
 
 
-def _spawn(command: Sequence[str], held: int, output: int) -> subprocess.Popen[bytes]:
+def _settings(password: str | None) -> int:
+    """Return the descriptor of a pipe with what must not stand in a command line, which every user can read."""
+    reading, writing = os.pipe()
+    if password is not None:
+        escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
+        os.write(writing, f'requirepass "{escaped}"\n'.encode())
+    os.close(writing)
+    return reading
+
+
+def _spawn(command: Sequence[str], settings: int, held: int, output: int) -> subprocess.Popen[bytes]:
     with warnings.catch_warnings():
         # Python 3.12 and newer warn of any fork beside other threads; this child only calls prctl and execs.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
         return subprocess.Popen(  # noqa: S603 # the program was found by find_binary
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=settings,
             stdout=output,
             stderr=output,
             env=server_environment(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
+from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["QueueBase"]
 
@@ -26,12 +27,13 @@ class QueueBase:
     def __init__(
         self,
         name: str,
-        broker_url: str | None = None,
+        broker_url: str | SecretUrl | None = None,
         *,
         default_job_options: AddOptions | None = None,
         link: Link | None = None,
         **settings: object,
     ) -> None:
+        broker_url = secret_url(broker_url)
         self._link = link or Link.to(name, broker_url, settings, default_job_options)
 
     @property

@@ -25,6 +25,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
 from bulltask.transport.operation import aperform, perform
 from bulltask.transport.scripts_stream import LONGEST_BLOCK_MS
+from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["AsyncQueueEvents", "QueueEvents"]
 
@@ -53,12 +54,13 @@ class QueueEvents(EventReader):
     def __init__(
         self,
         queue: str,
-        broker_url: str | None = None,
+        broker_url: str | SecretUrl | None = None,
         *,
         start: str = NEWEST,
         broker: Callable[[], Broker] | None = None,
         **settings: object,
     ) -> None:
+        broker_url = secret_url(broker_url)
         super().__init__(queue, broker_url, start=start, broker=broker, **settings)
         self._client = self._broker.waiting_client(LONGEST_BLOCK_MS, self._name)
         self._closed = threading.Event()
@@ -208,12 +210,13 @@ class AsyncQueueEvents(EventReader):
     def __init__(
         self,
         queue: str,
-        broker_url: str | None = None,
+        broker_url: str | SecretUrl | None = None,
         *,
         start: str = NEWEST,
         broker: Callable[[], Broker] | None = None,
         **settings: object,
     ) -> None:
+        broker_url = secret_url(broker_url)
         super().__init__(queue, broker_url, start=start, broker=broker, **settings)
         self._client = AsyncClient(self._broker.endpoint.waiting(LONGEST_BLOCK_MS), None, self._name)
         self._closed = asyncio.Event()

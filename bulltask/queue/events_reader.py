@@ -17,6 +17,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.follow import NEWEST, Follower, Page
 from bulltask.transport.scripts_stream import BEGINNING, Entry, publish
+from bulltask.urls import SecretUrl
 
 __all__ = ["EventReader"]
 
@@ -44,7 +45,7 @@ class EventReader(Callbacks):
     def __init__(
         self,
         queue: str,
-        broker_url: str | None = None,
+        broker_url: SecretUrl | None = None,
         *,
         start: str = NEWEST,
         broker: Callable[[], Broker] | None = None,

@@ -21,6 +21,7 @@ from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
 from bulltask.registry.task import Signature
 from bulltask.transport.broker import Broker
+from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["AsyncFlowProducer", "FlowJob", "FlowNode", "FlowProducer"]
 
@@ -43,9 +44,14 @@ class _Flows:
     """
 
     def __init__(
-        self, broker_url: str | None = None, *, broker: Callable[[], Broker] | None = None, **settings: object
+        self,
+        broker_url: str | SecretUrl | None = None,
+        *,
+        broker: Callable[[], Broker] | None = None,
+        **settings: object,
     ) -> None:
         if broker is None:
+            broker_url = secret_url(broker_url)
             self._link = Link.to(_ANY_QUEUE, broker_url, settings, None)
         else:
             self._link = Link(_ANY_QUEUE, broker, None)

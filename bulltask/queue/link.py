@@ -17,6 +17,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, aperform, perform
+from bulltask.urls import SecretUrl
 
 __all__ = ["Link"]
 
@@ -47,7 +48,11 @@ class Link:
 
     @classmethod
     def to(
-        cls, queue: str, url: str | None, settings: Mapping[str, object], defaults: Mapping[str, Any] | None
+        cls,
+        queue: str,
+        url: SecretUrl | None,
+        settings: Mapping[str, object],
+        defaults: Mapping[str, Any] | None,
     ) -> Link:
         """Make a link without an app; ``settings`` are those of ``bulltask.settings``.
 

@@ -33,6 +33,7 @@ from bulltask.spark.tables.gap_rows import gap_rows
 from bulltask.spark.tables.rebuild import build_silver
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
+from bulltask.urls import SecretUrl
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions", "end_behind_batch"]
 
@@ -62,7 +63,7 @@ class PipelineOptions(TypedDict, total=False):
         metrics_host: at this address; ``127.0.0.1`` if left out.
     """
 
-    url: str | None
+    url: str | SecretUrl | None
     prefix: str | None
     queue_hash_tag: bool | None
     trigger: str

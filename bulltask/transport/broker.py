@@ -20,6 +20,7 @@ from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.revoking import revoke
 from bulltask.transport.stream import RECHECK_MS, Results, Watch
+from bulltask.urls import SecretUrl
 
 __all__ = ["Broker"]
 
@@ -53,7 +54,7 @@ class Broker:
         clustered: it is a node of a cluster; what is sent finds its way there, all else does not yet.
     """
 
-    def __init__(self, config: Config, url: str, *, clustered: bool = False) -> None:
+    def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
         self.config = config
         self.endpoint = Endpoint.from_config(config, url)
         self.clock = ServerClock()

@@ -17,12 +17,12 @@ from bulltask.config import Config
 from bulltask.errors import ConfigError
 from bulltask.transport import tls
 from bulltask.transport.deadline import DeadlineParser
-from bulltask.urls import redact_url
+from bulltask.urls import SecretUrl
 
 __all__ = ["Endpoint"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Endpoint:
     """A server and the timeouts of connections to it.
 
@@ -36,12 +36,17 @@ class Endpoint:
         command_timeout_ms: time for a whole reply, or for all replies of a pipeline.
     """
 
-    url: str
+    url: SecretUrl
     connect_timeout_ms: int
     command_timeout_ms: int
 
+    def __init__(self, url: str | SecretUrl, connect_timeout_ms: int, command_timeout_ms: int) -> None:
+        object.__setattr__(self, "url", SecretUrl(url))
+        object.__setattr__(self, "connect_timeout_ms", connect_timeout_ms)
+        object.__setattr__(self, "command_timeout_ms", command_timeout_ms)
+
     @classmethod
-    def from_config(cls, config: Config, url: str) -> Endpoint:
+    def from_config(cls, config: Config, url: str | SecretUrl) -> Endpoint:
         """The endpoint at ``url`` with the timeouts of ``config``."""
         return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
 
@@ -62,20 +67,18 @@ class Endpoint:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        parts = urlsplit(self.url)
+        parts = urlsplit(str(self.url))
         return parts.hostname or "localhost", parts.port or 6379
 
     def at(self, host: str, port: int) -> Endpoint:
         """The same user, options and timeouts for another server: a node of a cluster."""
-        parts = urlsplit(self.url)
-        login, mark, _ = parts.netloc.rpartition("@")
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return replace(self, url=parts._replace(netloc=f"{login}{mark}{place}").geturl())
+        return replace(self, url=self.url.at(place))
 
     @property
     def shown(self) -> str:
         """The URL without its password."""
-        return redact_url(self.url)
+        return str(self.url)
 
     def connection(self, name: str | None) -> redis.Connection:
         """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
@@ -99,9 +102,9 @@ class Endpoint:
             "socket_connect_timeout": self.connect_timeout_ms / 1000,
             "socket_timeout": self.command_timeout_ms / 1000,
         }
-        if not self.url.startswith("unix://"):
+        if self.url.scheme != "unix":
             options["socket_keepalive"] = True
-        if self.url.startswith("rediss://"):
+        if self.url.scheme == "rediss":
             options |= tls.defaults(self.url)
         return options
 
@@ -113,9 +116,11 @@ class Endpoint:
             BrokerAuthError: it names a file that is not here.
         """
         try:
-            connection = pool.from_url(self.url, **options).make_connection()
+            connection = pool.from_url(self.url.get_secret_value(), **options).make_connection()
         except (ValueError, TypeError, RedisError) as exc:
-            # redis-py hands options on as arguments: TypeError is what it says to one that it does not know.
-            raise ConfigError(f"broker_url {self.shown} cannot be read: {exc}") from exc
+            # redis-py hands options on as arguments: TypeError is what it says to one that it does not know. Its words
+            # and its frames may have the password.
+            why = self.url.hide_in(str(exc))
+            raise ConfigError(f"broker_url {self.shown} cannot be read: {why}") from exc.with_traceback(None)
         tls.check_files(self.url)
         return connection

@@ -128,8 +128,13 @@ def worth_showing(fault: BaseException) -> BaseException | None:
     """Return the cause that a user should see above "no Redis answers".
 
     Where nothing listens the message has all there is to say, and the driver's three tracebacks would hide it; other
-    causes (a certificate, a name that does not resolve) are shown.
+    causes (a certificate, a name that does not resolve) are shown. Without the driver's frames: they hold the password,
+    and tools such as Sentry send what frames hold.
     """
+    chained: BaseException | None = fault
+    while chained is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
     return None if _nothing_listens(fault) else fault
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import re
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
 
 from bulltask.errors import BrokerAuthError
-from bulltask.urls import redact_url
+from bulltask.urls import SecretUrl, tls_options
 
 __all__ = ["advice", "check_files", "defaults", "hint"]
 
@@ -68,30 +67,28 @@ def hint(fault: BaseException, url: str) -> str:
     return ""
 
 
-def check_files(url: str) -> None:
+def check_files(url: SecretUrl) -> None:
     """Look whether the files that the URL names can be read here.
 
     Raises:
         BrokerAuthError: one cannot. The drivers would say that no such server exists.
     """
-    if "ssl_" not in url:
-        return
-    for name, (path, *_) in parse_qs(urlsplit(url).query).items():
+    for name, path in tls_options(url).items():
         if name in _FILES and not os.access(path, os.R_OK):
             raise BrokerAuthError(
-                f"no TLS connection to Redis at {redact_url(url)}: {path} ({name} in the URL) cannot be read. Each "
+                f"no TLS connection to Redis at {url}: {path} ({name} in the URL) cannot be read. Each "
                 "machine that connects needs the file at that place"
             )
 
 
-def defaults(url: str) -> dict[str, Any]:
+def defaults(url: SecretUrl) -> dict[str, Any]:
     """What is meant where the URL does not say it, with every redis-py.
 
     redis-py 5 did not look whether the server's certificate was made for its name, and left a certificate out that has
     its key in the same file.
     """
-    said = parse_qs(urlsplit(url).query)
-    meant: dict[str, Any] = {"ssl_check_hostname": said.get("ssl_cert_reqs") != ["none"]}
+    said = tls_options(url)
+    meant: dict[str, Any] = {"ssl_check_hostname": said.get("ssl_cert_reqs") != "none"}
     if "ssl_certfile" in said:
-        meant["ssl_keyfile"] = said["ssl_certfile"][0]
+        meant["ssl_keyfile"] = said["ssl_certfile"]
     return meant

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bulltask.config import ENV_PREFIX, Config
+from bulltask.config import ENV_PREFIX, URL_FILE, Config
 from bulltask.errors import BrokerAuthError, BrokerError
 from bulltask.names import wire_name
 from bulltask.parsers import did_you_mean
@@ -27,7 +27,7 @@ __all__ = ["Preflight"]
 
 OLDEST_REDIS: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
-OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_")
+OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", URL_FILE)
 """What variables of ours begin with that are no settings."""
 
 

@@ -14,6 +14,7 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
         "BULLTASK_LOCK_DURATON": "60",  # codespell:ignore duraton
         "BULLTASK_X": "1",
         "BULLTASK_APP": "tasks",
+        "BULLTASK_BROKER_URL_FILE": "/run/secrets/broker",
         "BULLTASK_DRAIN_DELAY": "1",
     }
     worker = stage.worker(children=1, environ=environ)

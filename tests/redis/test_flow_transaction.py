@@ -93,14 +93,14 @@ def test_nobody_sees_a_part_of_a_transaction_while_scripts_are_flushed_every_20_
     rounds, done, seen = 150, threading.Event(), set[int]()
 
     def look() -> None:
-        with redis.Redis.from_url(broker.endpoint.url) as plain:
+        with redis.Redis.from_url(broker.endpoint.url.get_secret_value()) as plain:
             while not done.is_set():
                 seen.add(int(plain.get(broker.keys("mail").id) or 0))
 
     reader = threading.Thread(target=look)
     reader.start()
     try:
-        with scripts_flushed_every_20_ms(broker.endpoint.url) as flushes:
+        with scripts_flushed_every_20_ms(broker.endpoint.url.get_secret_value()) as flushes:
             for number in range(100_000):
                 ids = [f"job-{number}-{letter}" for letter in "abcd"]
                 assert perform(client, transaction(adds(broker, *ids), "here")) == ids
@@ -123,7 +123,7 @@ async def test_tasks_that_share_a_connection_do_not_come_into_each_others_transa
         ids = [f"job-{number}-{letter}" for letter in "abcd"]
         return await aperform(aclient, transaction(adds(broker, *ids), "here"))
 
-    with scripts_flushed_every_20_ms(broker.endpoint.url):
+    with scripts_flushed_every_20_ms(broker.endpoint.url.get_secret_value()):
         answers: list[Any] = await asyncio.gather(
             *(part for number in range(200) for part in (plain(number), atomic(number), plain(number)))
         )

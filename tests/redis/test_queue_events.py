@@ -480,7 +480,7 @@ async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> No
 
 
 def blocked(broker: Broker) -> bool:
-    with redis.Redis.from_url(broker.endpoint.url) as plain:
+    with redis.Redis.from_url(broker.endpoint.url.get_secret_value()) as plain:
         clients: Any = plain.client_list()
     return any("b" in client["flags"] and client["cmd"] == "xread" for client in clients)
 

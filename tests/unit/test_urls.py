@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.urls import redact_text, redact_url
+from bulltask.config import Conf
+from bulltask.errors import ConfigError
+from bulltask.urls import SecretUrl, redact_text, redact_url
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,50 @@ def test_no_password_survives_whatever_is_in_it(secret: str, scheme: str) -> Non
         assert "S3" not in shown
         assert "3S" not in shown
         assert shown.endswith("***@host:6379/0")
+
+
+@pytest.mark.parametrize("show", [str, repr, "{}".format, "{!r:>40}".format, "%s".__mod__, lambda url: str([url])])
+def test_a_secret_url_shows_itself_without_its_password(show: Callable[[object], str]) -> None:
+    shown = show(SecretUrl("redis://me:pw@host:6379/0"))
+    assert "redis://me:***@host:6379/0" in shown
+    assert "pw" not in shown
+
+
+def test_a_secret_url_gives_its_password_only_when_asked() -> None:
+    url = SecretUrl("redis://me:pw@host:6379/0")
+    assert url.get_secret_value() == "redis://me:pw@host:6379/0"
+    assert (url.scheme, url.has_secret, SecretUrl("redis://host").has_secret) == ("redis", True, False)
+    assert url == SecretUrl(url) == copy.deepcopy(url) == url.get_secret_value()
+    assert {url: 1}[SecretUrl(url)] == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "ambiguous"),
+    [
+        ("redis://:pw/#@host", True),
+        ("redis://:12/3@host", True),
+        ("redis://me:12/3?x@host:6379/0", True),
+        ("redis://:p@s/s?w#d@host:1/2", True),
+        ("redis://:p[w@host", True),
+        ("rediss://:p?w@host", True),
+        ("redis://:p@w:%2F@host:6379/0", False),
+        ("redis://host/0?client_name=a@b", False),
+        ("rediss://me:pw@[::1]:6379/0?ssl_ca_certs=/a@b.pem", False),
+        ("redis://[::1]:6379", False),
+        ("unix:///run/a@b.sock", False),
+    ],
+)
+def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bool) -> None:
+    assert SecretUrl(url).is_ambiguous is ambiguous
+    if ambiguous:
+        with pytest.raises(ConfigError, match=r"write / as %2F") as caught:
+            Conf({"broker_url": url})
+        assert "pw" not in str(caught.value)
+
+
+def test_what_a_driver_says_of_a_url_is_shown_without_its_password() -> None:
+    url = SecretUrl("redis://:s3cr3t@host:port/0")
+    assert url.hide_in("cannot cast 's3cr3t' to a port; nor 'port'") == "cannot cast '***' to a port; nor 'port'"
 
 
 @given(st.text())

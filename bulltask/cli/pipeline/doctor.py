@@ -19,7 +19,6 @@ from bulltask.cli.pipeline.tables import as_table, set_aside_lines
 from bulltask.errors import BulltaskError
 from bulltask.lake.rings import Need, Ring, sizes
 from bulltask.lake.status import SetAside
-from bulltask.urls import redact_url
 
 __all__ = ["command"]
 
@@ -142,7 +141,7 @@ def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
             found = redis_version(connection) or "unknown"
             look = look_at_rings(connection, options)
     except BulltaskError as exc:
-        return Part("redis", None, f"{redact_url(options.config.broker_url)}: {exc}"), [], []
+        return Part("redis", None, f"{options.config.broker_url}: {exc}"), [], []
     advice = "before 7.0 losses are seen but cannot be counted: use Redis 7 or Valkey"
     counted = all(facts is None or facts.added is not None for _, _, facts in look.rings)
     part = Part("redis", found, "" if counted else advice) if found == "unknown" else _judged("redis", found, advice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from bulltask import embedded
 from bulltask.cli.loading import app_options, load_app
 from bulltask.config import Conf
 from bulltask.errors import MissingExtra
+from bulltask.urls import SecretUrl
 
 __all__ = [
     "EXIT_LOST",
@@ -54,7 +55,7 @@ class Source:
     """
 
     queues: str
-    url: str = field(repr=False)  # it may have a password
+    url: SecretUrl
     prefix: str
     hash_tag: bool
 
@@ -62,7 +63,7 @@ class Source:
     def texts(self) -> dict[str, str]:
         """The same as options of ``format("bulltask")``."""
         tag = str(self.hash_tag).lower()
-        return {"queue": self.queues, "url": self.url, "prefix": self.prefix, "queueHashTag": tag}
+        return {"queue": self.queues, "url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
 
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -22,6 +22,7 @@ from bulltask.spark.sink.sending import Sending, how_to_go_on
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.source.vectorized import vectorized
 from bulltask.spark.source.where import where_options
+from bulltask.urls import SecretUrl
 
 __all__ = [
     "WEEK",
@@ -60,7 +61,7 @@ class WayOptions(TypedDict, total=False):
     write_id: str
     batch: int
     fence_ttl: Duration
-    url: str
+    url: str | SecretUrl
     prefix: str
     queue_hash_tag: bool
 

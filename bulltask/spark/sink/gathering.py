@@ -25,6 +25,7 @@ from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_fence import some_fenced
 from bulltask.transport.scripts_history import job_fields
+from bulltask.urls import SecretUrl
 
 __all__ = ["FOUND", "GatherOptions", "Look", "gather"]
 
@@ -54,7 +55,7 @@ class GatherOptions(TypedDict, total=False):
     """
 
     poll: Duration
-    url: str
+    url: str | SecretUrl
     prefix: str
     queue_hash_tag: bool
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from bulltask import embedded
 from bulltask.spark.source.options import settings
+from bulltask.urls import SecretUrl
 
 __all__ = ["Where", "where_options"]
 
@@ -24,7 +25,7 @@ class Where(TypedDict, total=False):
         queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
     """
 
-    url: str | None
+    url: str | SecretUrl | None
     prefix: str | None
     queue_hash_tag: bool | None
 
@@ -45,7 +46,7 @@ def where_options(where: Mapping[str, Any]) -> dict[str, str]:
     }
     config = settings(given)
     return {
-        "url": embedded.resolve_url(config.broker_url),
+        "url": embedded.resolve_url(config.broker_url).get_secret_value(),
         "prefix": config.prefix,
         "queueHashTag": str(config.queue_hash_tag).lower(),
     }

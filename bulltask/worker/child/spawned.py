@@ -12,6 +12,7 @@ from bulltask.app import App
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
+from bulltask.urls import SecretUrl, concealed
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
 from bulltask.worker.slots import Slots
@@ -43,10 +44,13 @@ class SpawnOrder:
     per_child: int
     metrics_fd: int | None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", concealed(self.overrides))
+
     def write(self) -> int:
         """Return the descriptor of a nameless file with this order, at its beginning."""
         fd = os.memfd_create("bulltask-order")
-        os.write(fd, json.dumps(asdict(self)).encode())
+        os.write(fd, json.dumps(asdict(self), default=SecretUrl.get_secret_value).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 

@@ -1,0 +1,158 @@
+"""The broker's password is in no message, and in no variable that tools such as Sentry send with a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import bulltask
+from bulltask import App
+from bulltask.cli.main import main
+from bulltask.config import Conf
+from bulltask.errors import BulltaskError
+from bulltask.queue.events import QueueEvents
+from bulltask.queue.flow import FlowProducer
+from bulltask.queue.queue import Queue
+from bulltask.worker.child.spawned import SpawnOrder
+from tests.conftest import ServerFactory
+
+pytestmark = pytest.mark.redis
+
+SECRET = "s3cr3t"
+LIBRARY = Path(bulltask.__file__).parent
+
+
+def chain(exc: BaseException) -> Iterator[BaseException]:
+    """An exception and those behind it, as tracebacks show them."""
+    following: BaseException | None = exc
+    while following is not None:
+        yield following
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+
+
+def shown(value: object) -> str:
+    """What a crash report writes; of an object that was not finished, its class."""
+    try:
+        return repr(value)
+    except AttributeError:
+        return object.__repr__(value)
+
+
+def leaks(exc: BaseException) -> list[str]:
+    """Where the password shows: in messages, and in the variables of all frames but the test's own."""
+    found = [f"message of {type(one).__name__}: {one}" for one in chain(exc) if SECRET in str(one)]
+    for one in chain(exc):
+        for frame, line in traceback.walk_tb(one.__traceback__):
+            if frame.f_code.co_filename == __file__:
+                continue
+            for name, value in frame.f_locals.items():
+                if SECRET in shown(value):
+                    found.append(f"{name} in {frame.f_code.co_filename}:{line}")
+    return found
+
+
+def at(place: str) -> str:
+    return f"redis://:{SECRET}@{place}"
+
+
+def sent(url: str) -> None:
+    App("shop", url, broker_reconnect_delay=0.01).send_task("work")
+
+
+def asent(url: str) -> None:
+    asyncio.run(App("shop", url, broker_reconnect_delay=0.01).asend_task("work"))
+
+
+def updated(url: str) -> None:
+    App("shop").conf.update(broker_url=url, prefix="")
+
+
+def from_environment(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BULLTASK_BROKER_URL", url)
+        App("shop", prefix="")
+
+
+@pytest.mark.parametrize("send", [sent, asent])
+@pytest.mark.parametrize(
+    "url",
+    [
+        at("127.0.0.1:1"),
+        at("no-such-host.invalid"),
+        at("127.0.0.1:port"),
+        at("127.0.0.1?nonsense=1"),
+        f"redis://:{SECRET}/#@127.0.0.1",
+        f"redis://:12/{SECRET}@127.0.0.1",
+        f"redis://:p[{SECRET}@127.0.0.1",
+        f"rediss://:{SECRET}@127.0.0.1?ssl_ca_certs=/no/such/file",
+        f"http://:{SECRET}@127.0.0.1",
+    ],
+)
+def test_no_error_of_a_send_shows_it(send: Callable[[str], None], url: str) -> None:
+    with pytest.raises(BulltaskError) as caught:
+        send(url)
+    assert leaks(caught.value) == []
+
+
+@pytest.mark.parametrize("send", [sent, asent])
+def test_nor_does_a_refused_login(server_factory: ServerFactory, send: Callable[[str], None]) -> None:
+    server = server_factory(password="another")
+    with pytest.raises(BulltaskError, match="refused the login") as caught:
+        send(at(f"127.0.0.1:{server.port}"))
+    assert leaks(caught.value) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: App("shop", url, prefix=""),
+        lambda url: Queue("mail", url, prefix=""),
+        lambda url: QueueEvents("mail", url, prefix=""),
+        lambda url: FlowProducer(url, prefix=""),
+        updated,
+        from_environment,
+    ],
+)
+def test_nor_does_a_wrong_setting_beside_it(make: Callable[[str], object]) -> None:
+    with pytest.raises(BulltaskError, match="prefix") as caught:
+        make(at("127.0.0.1"))
+    assert leaks(caught.value) == []
+
+
+def test_no_object_that_has_the_url_shows_it() -> None:
+    app = App("shop", at("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
+    order = SpawnOrder("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, order]
+    holders += [app.conf.overrides(), vars(app), vars(app.broker), order.overrides]
+    assert [what for what in holders if SECRET in repr(what)] == []
+    assert f"{app.config.broker_url}" == "redis://***@127.0.0.1"
+
+
+def test_a_spawned_child_is_told_it() -> None:
+    order = SpawnOrder("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    with os.fdopen(order.write()) as file:
+        assert at("127.0.0.1") in file.read()
+
+
+def test_the_command_line_keeps_it_where_no_crash_report_shows_it() -> None:
+    with main.make_context("bulltask", ["-b", at("127.0.0.1"), "worker"]) as ctx:
+        assert SECRET not in repr(ctx.params)
+    assert "BULLTASK_BROKER_URL_FILE" in CliRunner().invoke(main, ["worker", "--help"]).output
+
+
+def test_it_may_come_from_a_file(tmp_path: Path) -> None:
+    secret = tmp_path / "broker"
+    secret.write_text(f"{at('127.0.0.1')}\n")
+    conf = Conf({"broker_url": "redis://elsewhere"}, {"BULLTASK_BROKER_URL_FILE": str(secret)})
+    assert conf.freeze().broker_url.get_secret_value() == at("127.0.0.1")
+    both = Conf({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://that"})
+    assert both.freeze().broker_url == "redis://that"
+    with pytest.raises(BulltaskError, match="the file that BULLTASK_BROKER_URL_FILE names cannot be read"):
+        Conf({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})
