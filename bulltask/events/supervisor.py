@@ -96,11 +96,13 @@ class HeartbeatSucceeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
-    """The lock of one job could not be renewed; one event per job."""
+    """The locks of some jobs of a queue could not be renewed."""
 
     queue: str
-    job_id: str
+    job_ids: tuple[str, ...]
     error: str
+    attempt: int
+    """How often in a row, this time included; only the first is logged."""
 
 
 @dataclass(frozen=True, slots=True)

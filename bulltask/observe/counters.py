@@ -248,7 +248,7 @@ class MetricsListener:
         # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
-        bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
+        bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
         bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())

@@ -21,6 +21,7 @@ RESULT_CHARS = 200
 ERROR_CHARS = 2_000
 TRACEBACK_CHARS = 32_000
 STACKS_CHARS = 100_000
+JOB_IDS = 10
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
 DEATHS = {
@@ -243,10 +244,13 @@ class LogListener:
         self._log.debug("Heartbeat", queue=event.queue, locks=event.locks, duration=_seconds(event.duration_ms))
 
     def _heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
+        if event.attempt > 1:  # once an outage
+            return
         self._log.warning(
             "Heartbeat failed",
-            job_id=event.job_id,
             queue=event.queue,
+            locks=len(event.job_ids),
+            job_ids=event.job_ids[:JOB_IDS],
             error=_shorten(event.error, ERROR_CHARS),
             hint="If this goes on until the lock runs out, another worker takes the job: look at Redis and the network",
         )

@@ -138,7 +138,8 @@ class _Assembly:
         fleet = Fleet(self.slots, self._launcher(), StackDumps(bus), bus, config.concurrency)
         recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
         heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
-        stalls = [] if config.skip_stalled_check else [StallCheck(keys, client, self.broker.clock, config, bus, outage)]
+        check = StallCheck(self.broker, keys, heartbeat.has_renewed, client, bus, outage)
+        stalls = [] if config.skip_stalled_check else [check]
         self._name_unknown_tasks()
         self._name_unknown_queues()
         self._name_missing_spark()

@@ -127,6 +127,32 @@ def test_a_whole_worker_that_is_stopped_for_four_times_the_lock_does_not_complet
     assert len(complaints) == len(set(complaints)), "each thing is said once"
 
 
+FETCHING = """
+import asyncio
+import ctypes
+
+@app.task(bind=True, name="neighbour")
+async def neighbour(self, micros):
+    await asyncio.sleep(0.1)  # its child asks for the next job meanwhile, and the answer takes longer than this
+    ctypes.PyDLL(None).usleep(micros)
+"""
+
+
+def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_neighbour_holds_the_gil(stage: Stage) -> None:
+    proxy = stage.proxy()
+    stage.worker(FETCHING, via=proxy, children=1, settings={**SHORT_LOCK, "worker_async_concurrency": 2})
+    stage.wait_until_idle(1)
+    proxy.latency(0.15)
+    stage.app.send_task("neighbour", kwargs={"micros": 3 * LOCK_S * 1_000_000})
+    job = stage.app.send_task("quick")
+    stage.became("active", job)
+    proxy.pass_all()  # the answer comes, and nobody in the child can read it
+    observed = watch(stage, job, job)
+    stage.note(**asdict(observed))
+    assert observed.samples > 100
+    assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
+
+
 def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(stage: Stage) -> None:
     observed = hold_the_gil(stage, GIL + NO_HEARTBEAT)
     assert observed.without_lock > 0, "the test above cannot fail"

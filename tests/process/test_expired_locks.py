@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bulltask import AsyncResult
 from bulltask.queue.options import AddOptions
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
 from tests.support.stage import Stage
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.process
 
@@ -78,6 +82,61 @@ def test_every_outcome_is_written_although_its_lock_has_run_out_when_no_other_wo
         assert stage.starts(job) == runs, how
     assert worker.logged("Lock lost") == []
     assert worker.stop() == 0
+
+
+# Renewed as late as may be: a child that writes before the supervisor has taken its lock again is what is looked for.
+SHORT_LOCK = {"lock_duration": 1, "lock_renew_time": 0.9, "stalled_interval": 1, "worker_async_concurrency": 10}
+
+
+def hold_and_end(stage: Stage, workers: int, strike: Callable[[], object]) -> list[AsyncResult[Any]]:
+    """Have jobs run, async ones and in each child a sync one, and end after ``strike`` was called."""
+    jobs = [add(stage, task, "completes") for task in ["async"] * 6 + ["sync"] * workers]
+    for job in jobs:
+        stage.started(job)
+    strike()
+    for job in jobs:
+        stage.open_gate(job.id)
+    return jobs
+
+
+def assert_each_ran_once(stage: Stage, jobs: list[AsyncResult[Any]], workers: list[Worker]) -> None:
+    assert [job.get(timeout=60) for job in jobs] == ["completes"] * len(jobs)
+    assert [stage.starts(job) for job in jobs] == [1] * len(jobs)
+    for worker in workers:
+        assert worker.logged("Lock lost") == worker.logged("Job stalled") == []
+        assert len(worker.logged("Heartbeat failed")) <= 1, "one line for the queue and the outage"
+        assert worker.stop() == 0
+
+
+def test_jobs_that_end_while_redis_is_away_for_longer_than_their_locks_last_are_not_run_again(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory(appendonly=True)
+    stage = stage_on(server.url)
+    workers = [stage.worker(TASKS, children=1, settings=SHORT_LOCK) for _ in range(2)]
+
+    def strike() -> None:
+        stage.redis.sadd(stage.keys.stalled, *stage.redis.lrange(stage.keys.active, 0, -1))  # as a check just before
+        server.kill()
+
+    jobs = hold_and_end(stage, len(workers), strike)
+    for worker in workers:
+        worker.wait_for_line("Redis reconnecting", attempt=4)  # after some two seconds
+    server.restart()
+    assert_each_ran_once(stage, jobs, workers)
+
+
+def test_jobs_that_end_while_redis_is_read_only_for_longer_than_their_locks_last_are_not_run_again(
+    stage: Stage,
+) -> None:
+    proxy = stage.proxy()
+    worker = stage.worker(TASKS, via=proxy, children=1, settings=SHORT_LOCK)
+    read_only = "READONLY You can't write against a read only replica."
+    jobs = hold_and_end(stage, 1, lambda: proxy.inject_error(read_only, None, match="evalsha"))
+    locks = [stage.keys.lock(job.id) for job in jobs]
+    wait_until(lambda: not stage.redis.exists(*locks), 60, "the end of the locks")
+    proxy.pass_all()
+    assert_each_ran_once(stage, jobs, [worker])
 
 
 def add(stage: Stage, task: str, how: str) -> AsyncResult[Any]:

@@ -75,7 +75,7 @@ def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
     redis_client.set(keys[0].stalled, "not a set")
     Heartbeat(keys, lambda: views, client, app.config, bus, Outage(bus, app.config)).tick(0, 0)
     assert redis_client.pttl(keys[1].lock("job-1")) > 20_000
-    assert [event.job_id for event in heard if isinstance(event, HeartbeatFailed)] == ["job-0"]
+    assert [event.job_ids for event in heard if isinstance(event, HeartbeatFailed)] == [("job-0",)]
     assert [event.queue for event in heard if isinstance(event, HeartbeatSucceeded)] == ["sound"]
 
 
@@ -87,7 +87,7 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     job = app.queue("sound").add("lost", {})
     redis_client.lmove(keys[1].wait, keys[1].active)
     redis_client.sadd(keys[1].stalled, job.id)
-    StallCheck(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config)).tick(0, 0)
+    StallCheck(app.broker, keys, lambda _index: True, client, bus, Outage(bus, app.config)).tick(0, 0)
     assert [event.job_id for event in heard if isinstance(event, JobStalled)] == [job.id]
     assert job.get_state() == "waiting"
 
@@ -147,7 +147,7 @@ def test_a_broken_queue_is_told_of_once(
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
-    check = StallCheck(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    check = StallCheck(app.broker, keys, lambda _index: True, client, bus, Outage(bus, app.config))
     for _ in range(3):
         redis_client.delete(keys[0].stalled_check)
         check.tick(0, 0)

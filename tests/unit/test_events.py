@@ -27,7 +27,7 @@ FIELDS = {
     "RunInterrupted": "job_id index cause",
     "JobRevoked": "job_id queue",
     "HeartbeatSucceeded": "queue locks duration_ms",
-    "HeartbeatFailed": "queue job_id error",
+    "HeartbeatFailed": "queue job_ids error attempt",
     "StalledCheckSkipped": "queue cycles",
     "ServiceFailed": "service failures exception",
     "ChildReady": "index pid",

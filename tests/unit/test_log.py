@@ -39,7 +39,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.RunInterrupted("1", 0, "soft_limit"),
     events.JobRevoked("1", "mail"),
     events.HeartbeatSucceeded("mail", 10, 1.5),
-    events.HeartbeatFailed("mail", "1", "timed out"),
+    events.HeartbeatFailed("mail", ("1",), "timed out", 1),
     events.StalledCheckSkipped("mail", 1),
     events.ServiceFailed("Recovery", 1, OverflowError("too large")),
     events.ChildStarted(0, 4711),
@@ -153,10 +153,15 @@ def test_a_job_that_stalled_says_when_its_lock_expired(epoch_ms: int | None, sho
     assert (line["level"], line["event"], line["lock_expired_at"]) == ("warning", "Job stalled", shown)
 
 
-def test_a_heartbeat_that_fails_names_the_job() -> None:
-    line = Log().of(events.HeartbeatFailed("mail", "1", "timed out"))
+def test_a_heartbeat_that_fails_is_one_line_that_names_ten_of_the_jobs() -> None:
+    job_ids = tuple(map(str, range(200)))
+    log = Log()
+    line = log.of(events.HeartbeatFailed("mail", job_ids, "timed out", 1))
     assert (line["level"], line["event"]) == ("warning", "Heartbeat failed")
-    assert (line["job_id"], line["error"]) == ("1", "timed out")
+    assert (line["queue"], line["locks"], line["error"]) == ("mail", 200, "timed out")
+    assert line["job_ids"] == list(job_ids[:10])
+    log.bus.emit(events.HeartbeatFailed("mail", job_ids, "timed out", 2))
+    assert len(log.lines()) == 1
 
 
 def test_losing_redis_is_an_error() -> None:

@@ -141,7 +141,7 @@ def test_the_supervisors_duties_are_counted() -> None:
     bus = listening(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
     bus.emit(events.HeartbeatSucceeded("mail", 5, 12.0))
-    bus.emit(events.HeartbeatFailed("mail", "1", "timed out"))
+    bus.emit(events.HeartbeatFailed("mail", ("1", "2"), "timed out", 2))
     bus.emit(events.StalledCheckSkipped("mail", 2))
     bus.emit(events.JobStalled("1", "mail", None))
     bus.emit(events.JobRecovered("2", "mail", 1, 10.0))
@@ -150,7 +150,7 @@ def test_the_supervisors_duties_are_counted() -> None:
     assert samples["bullmq_lock_extend_duration_seconds_count", mail] == 2
     assert samples["bullmq_lock_extend_duration_seconds_sum", mail] == pytest.approx(0.013)
     assert samples["bullmq_lock_extend_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
-    assert samples["bullmq_heartbeat_failure_total", mail] == 1
+    assert samples["bullmq_heartbeat_failure_total", mail] == 2
     assert samples["bullmq_stalled_checker_skipped_total", mail] == 2
     assert samples["bullmq_stalled_jobs_total", mail] == 2
 

@@ -34,7 +34,7 @@ def test_a_check_does_not_shut_out_the_same_workers_next_one(
     app: App, client: Client, redis_client: redis.Redis
 ) -> None:
     bus, keys = Bus(), app.broker.keys("default")
-    check = StallCheck([keys], client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    check = StallCheck(app.broker, [keys], lambda _index: True, client, bus, Outage(bus, app.config))
     check.tick(0, 0)
     left_ms = redis_client.pttl(keys.stalled_check)
     assert isinstance(left_ms, int)

@@ -196,6 +196,9 @@ class Fleet:
         held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in held)
         running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
+        # Of a reserved slot the job id is that of its last job.
+        known = [view for view in held if view.job_id and view.state is not SlotState.RESERVED]
+        jobs = tuple((view.queue_index, view.token, view.job_id) for view in known)
         left = status == 0 and block.run_state is RunState.CLOSED  # os._exit(0) in a task is not leaving
         culprits = {view.token: it for view in held if (it := child.culprits.get(view.token)) and it.may_be(view)}
         if child.culprits:
@@ -210,7 +213,7 @@ class Fleet:
         young = now_ms - child.started_ms < _SHORT_LIFE_MS
         self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
         wanted = child.told_to_stop or left or bool(child.culprits)
-        return Orphans(tokens, running, now_ms, how, wanted, culprits)
+        return Orphans(tokens, running, now_ms, how, wanted, culprits, jobs)
 
     def _note_boot(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not RunState.INIT or child.told_to_stop:

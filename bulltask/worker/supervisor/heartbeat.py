@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.config import Config
@@ -19,11 +20,18 @@ from bulltask.worker.slots import SlotView
 __all__ = ["Heartbeat"]
 
 
+_RETRY_MS: Final = 500
+_RUNNING: Final = {SlotState.ACTIVE, SlotState.SETTLING}
+_MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
+
+
 class Heartbeat:
     """Responsible for renewing the locks of every job that the children hold, one call per queue and tick.
 
-    It runs in the supervisor: a child that holds the GIL, swaps or is stopped keeps its locks. A failed renewal is
-    logged and counted and never stops the job (seed 002 §4); the next tick tries again.
+    It runs in the supervisor: a child that holds the GIL, swaps or is stopped keeps its locks, also that of a job
+    that it has fetched and not heard of yet. A failed renewal is logged and counted and never stops the job (seed 002
+    §4); the next tick tries again. After an outage that comes soon, so that locks that ran out meanwhile are taken
+    again before anybody looks for stalled jobs.
 
     Args:
         queues: the worker's queues, in the order of the slots' queue index.
@@ -47,52 +55,87 @@ class Heartbeat:
         self._refusals = Refusals(queues, bus, config)
         self._lock_ms = config.lock_ms
         # Twice as often as a lock must be renewed, as BullMQ does: one failed tick costs nothing.
-        self.interval_ms = max(50, config.renew_ms // 2)
+        self._interval_ms = max(50, config.renew_ms // 2)
+        self._tried_ms = 0
+        self._away = False
+        self._failures: dict[int, int] = {}
+        self._gone: set[tuple[str, int]] = set()
+
+    @property
+    def interval_ms(self) -> int:
+        """Time between ticks; short from a fault of the server to the next renewal."""
+        return min(_RETRY_MS, self._interval_ms) if self._away else self._interval_ms
+
+    def has_renewed(self, index: int) -> bool:
+        """False while locks of queue ``index`` could not be renewed and may have run out."""
+        return index not in self._failures
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Renew every lock once."""
-        held: list[list[SlotView]] = [[] for _ in self._queues]
-        nameless: list[str] = []
-        for view in self._views():
-            if view.state not in {SlotState.ACTIVE, SlotState.SETTLING}:
-                continue
-            if view.job_id:
-                held[view.queue_index].append(view)
-            else:
-                nameless.append(view.token)
+        if self._away and self._outage.is_on and mono_ms() - self._tried_ms < self._interval_ms:
+            return  # others ask already, and each call might take its whole time-out
+        self._tried_ms = mono_ms()
+        held, unknown = self._held()
         lost: BrokerError | None = None
         for index, views in enumerate(held):
             # Redis lost: the others are not tried. Each may take its time-out, and dead children wait meanwhile.
-            fault = lost or self._renew(index, views, nameless)
+            fault = lost or self._renew(index, views, unknown)
             if fault is not None and not self._refusals.concern_a_queue(fault):
                 lost = fault
-            for view in views if fault else ():
-                self._bus.emit(HeartbeatFailed(self._queues[index].queue, view.job_id, str(fault)))
+            self._note(index, views, fault)
+        self._away = lost is not None
 
-    def _renew(self, index: int, views: Sequence[SlotView], nameless: Sequence[str]) -> BrokerError | None:
+    def _held(self) -> tuple[list[list[SlotView]], list[str]]:
+        """The slots whose job is known, for each queue, and the tokens that may lock a job that is not."""
+        held: list[list[SlotView]] = [[] for _ in self._queues]
+        unknown, runs, now_ms = [], set(), mono_ms()
+        for view in self._views():
+            runs.add((view.token, view.run))
+            if view.state in _RUNNING and view.job_id:
+                held[view.queue_index].append(view)
+            elif view.state in _RUNNING:
+                unknown.append(view.token)
+            # A child that holds the GIL may have got a job and not have heard of it.
+            if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
+                unknown.append(view.token)
+        self._gone &= runs
+        return held, unknown
+
+    def _renew(self, index: int, views: Sequence[SlotView], unknown: Sequence[str]) -> BrokerError | None:
         keys = self._queues[index]
         started_ms = mono_ms()
         try:
-            pairs = [(view.token, view.job_id) for view in views]
-            if nameless:
-                pairs += self._client.run(find_by_token(keys, nameless))
+            pairs = {(view.token, view.job_id) for view in views}
+            if unknown:
+                pairs.update(self._client.run(find_by_token(keys, unknown)))
             if not pairs:
                 return None
-            lost = set(self._client.run(renew_locks(keys, pairs, self._lock_ms)))
+            lost = set(self._client.run(renew_locks(keys, list(pairs), self._lock_ms)))
         except BrokerError as exc:
             if self._refusals.concern_a_queue(exc):
                 self._refusals.note(index, exc)
-            else:
+            elif not self._away:
                 self._outage.failed(exc)
             return exc
         self._outage.over()
         self._refusals.over(index)
-        for view in views:
-            # While its outcome is written, a job's lock may be gone because it was just settled.
-            if view.job_id in lost and view.state is SlotState.ACTIVE and self._still_held(view):
-                self._bus.emit(HeartbeatFailed(keys.queue, view.job_id, "the lock is gone or held by another worker"))
+        self._tell_gone(keys, [view for view in views if view.job_id in lost])
         self._bus.emit(HeartbeatSucceeded(keys.queue, len(pairs) - len(lost), mono_ms() - started_ms))
         return None
 
-    def _still_held(self, view: SlotView) -> bool:
-        return view in set(self._views())
+    def _note(self, index: int, views: Sequence[SlotView], fault: BrokerError | None) -> None:
+        if fault is None or not views:
+            self._failures.pop(index, None)
+            return
+        attempt = self._failures[index] = self._failures.get(index, 0) + 1
+        job_ids = tuple(view.job_id for view in views)
+        self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(fault), attempt))
+
+    def _tell_gone(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
+        """Tell of each run that has lost its lock, once."""
+        # While its outcome is written, a job's lock may be gone because it was just settled.
+        running = {view for view in lost if view.state is SlotState.ACTIVE and (view.token, view.run) not in self._gone}
+        if running and (gone := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
+            self._gone.update((view.token, view.run) for view in gone)
+            job_ids = tuple(view.job_id for view in gone)
+            self._bus.emit(HeartbeatFailed(keys.queue, job_ids, "the lock is gone or held by another worker", 1))

@@ -14,7 +14,7 @@ from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import CRASHES, find_by_token, move_from_active_to_wait
+from bulltask.transport.scripts_move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
 from bulltask.worker.aside import SettingAside
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
@@ -38,6 +38,7 @@ class Orphans:
         how: what killed it, such as ``SIGKILL``.
         wanted: the supervisor ended it itself: no crash is counted.
         culprits: the runs for whose sake it did, by their tokens; their attempts have failed.
+        jobs: those that it is known to have had, as (index of the queue, token, job id).
     """
 
     tokens: tuple[str, ...]
@@ -46,6 +47,7 @@ class Orphans:
     how: str
     wanted: bool
     culprits: Mapping[str, Culprit] = field(default_factory=dict)
+    jobs: tuple[tuple[int, str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,9 +72,9 @@ class Recovery:
     why the others do not. A run for whose sake the child was killed (a time limit, a revocation) is a failed attempt,
     and its neighbours go back without a crash being counted.
 
-    When Redis is away the children's remains are kept and settled later; if that is later than the locks last, any
-    worker's stalled check does it. A queue for which Redis answers with an error does not hold up the others; its jobs
-    are left to that check when their locks have run out.
+    When Redis is away the children's remains are kept and settled later. Locks that ran out meanwhile are taken again
+    first, but that of a job that no child had heard of: any worker's stalled check finds it. A queue for which Redis
+    answers with an error does not hold up the others; its jobs are left to that check when their locks have run out.
 
     Args:
         queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
@@ -124,7 +126,10 @@ class Recovery:
         tokens = remains.orphans.tokens
         found: dict[int, list[tuple[str, str]]] = {}
         for index in remains.queues:
+            held = [(token, job_id) for queue, token, job_id in remains.orphans.jobs if queue == index]
             with self._refusals.noted(index):
+                if held:
+                    self._client.run(renew_locks(self._queues[index], held, self._config.lock_ms))
                 found[index] = self._client.run(find_by_token(self._queues[index], tokens))
         # The most there ever were: after an outage half-way only one may be left, which was not alone for that. Where
         # a queue does not say, each token may have been one more.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from bulltask.clock import ServerClock
-from bulltask.config import Config
+from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
-from bulltask.events import Bus, JobStalled, StalledCheckSkipped
+from bulltask.events import Bus, JobStalled, RedisReconnected, StalledCheckSkipped
+from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import move_stalled_jobs_to_wait
@@ -16,6 +17,9 @@ from bulltask.worker.refusals import Refusals
 
 __all__ = ["StallCheck"]
 
+_PATIENCE_MS: Final = 5_000
+"""So long after an outage every worker has reached Redis again, and taken its locks again."""
+
 
 class StallCheck:
     """Responsible for finding jobs whose lock has run out, whoever had them, and putting them back to wait.
@@ -23,45 +27,62 @@ class StallCheck:
     Every worker of a queue checks; a key in Redis lets one check per interval through (PROTOCOL 4.5). A cycle that is
     still under way when the next is due makes that one fall out, and it is counted (seed 002 §4).
 
+    After an outage locks have run out although their workers live. So a queue whose locks this worker could not renew
+    is left alone until it has, and after a long outage the first check waits, for the other workers to do the same.
+
     Args:
-        queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
+        broker: clock and settings.
+        queues: the worker's queues, in the order of the slots' queue index.
+        has_renewed: whether this worker's own locks of a queue, by its index, are renewed.
+        client: the supervisor's.
+        bus: hears of every job that is found.
+        outage: the supervisor's view of an outage.
     """
 
     def __init__(
         self,
+        broker: Broker,
         queues: Sequence[QueueKeys],
+        has_renewed: Callable[[int], bool],
         client: Client,
-        clock: ServerClock,
-        config: Config,
         bus: Bus,
         outage: Outage,
     ) -> None:
-        self._queues, self._client, self._clock, self._bus, self._outage = queues, client, clock, bus, outage
+        config = broker.config
+        self._queues, self._client, self._clock, self._bus, self._outage = queues, client, broker.clock, bus, outage
         self._refusals = Refusals(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
         # Ticks do not drift, so a key that lived for the whole interval would still be there at the next tick by a
         # millisecond, every other time, and the jobs of a dead worker would wait for one more interval.
         self._throttle_ms = self.interval_ms * 9 // 10
+        self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
+        bus.subscribe(RedisReconnected, self._wait_for_others)
 
     def tick(self, _now_ms: int, missed: int, /) -> None:
         """Check every queue once."""
         if missed:
             for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
+        if mono_ms() < self._not_before_ms:
+            return
         try:
             for index in range(len(self._queues)):
-                with self._refusals.noted(index):
-                    self._check(index)
+                if self._has_renewed(index):
+                    with self._refusals.noted(index):
+                        self._check(index)
         except BrokerError as exc:  # the other queues would each wait for the same time-out
             self._outage.failed(exc)
-        else:
-            self._outage.over()
+
+    def _wait_for_others(self, event: RedisReconnected) -> None:
+        if event.duration_ms >= self._may_expire_ms:
+            self._not_before_ms = mono_ms() + _PATIENCE_MS
 
     def _check(self, index: int) -> None:
         keys = self._queues[index]
         call = move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, self._clock.now_ms())
         stalled = self._client.run(call)
+        self._outage.over()
         self._refusals.over(index)
         for job_id in stalled:
             self._bus.emit(JobStalled(job_id, keys.queue, None))

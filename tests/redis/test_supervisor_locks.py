@@ -1,0 +1,252 @@
+"""The locks of a worker's jobs: renewed while a child stands still, and taken again after they have run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import redis
+
+from bulltask import App
+from bulltask.clock import mono_ms
+from bulltask.events import Bus, Event, HeartbeatFailed, HeartbeatSucceeded, JobRecovered, JobStalled, RedisReconnected
+from bulltask.states import Cause
+from bulltask.testing.server import RedisServer
+from bulltask.transport.scripts_move import Claim, keep_lock, move_to_active
+from bulltask.worker.child.source import JobSource
+from bulltask.worker.outage import Outage
+from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.supervisor.culprits import Culprit
+from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.recovery import Orphans, Recovery
+from bulltask.worker.supervisor.stall_check import StallCheck
+from bulltask.worker.wakeups import Wakeups
+
+pytestmark = pytest.mark.redis
+
+E = TypeVar("E", bound=Event)
+
+LOCK_MS = 30_000
+LONG_AGO_MS = LOCK_MS // 2
+LOST = "the lock is gone or held by another worker"
+
+
+class Supervised:
+    """A supervisor's services, and two slots of a child that does nothing by itself."""
+
+    def __init__(self, url: str) -> None:
+        self.app = App("tested", url, max_stalled_count=1)
+        self.queues = ["mail", "sms"]
+        self.keys = [self.app.broker.keys(queue) for queue in self.queues]
+        self.client, self.redis = self.app.broker.client(), redis.Redis.from_url(url, decode_responses=True)
+        self.heard: list[Event] = []
+        self.bus = Bus()
+        self.bus.subscribe(Event, self.heard.append)
+        self.slots = Slots(1, 2)
+        self.slots.children[0].renew()
+        self.slot, self.other = self.slots.children[0].slots()
+        self.outage = Outage(self.bus, self.app.config)
+        broker, config = self.app.broker, self.app.config
+        self.heartbeat = Heartbeat(self.keys, self.views, self.client, config, self.bus, self.outage)
+        self.recovery = Recovery(self.keys, self.client, broker.clock, config, self.bus, self.outage)
+        renewed = self.heartbeat.has_renewed
+        self.check = StallCheck(broker, self.keys, renewed, self.client, self.bus, self.outage)
+
+    def views(self) -> list[Any]:
+        return [slot.read() for slot in self.slots.children[0].slots()]
+
+    def take(self, slot: Slot, index: int = 0) -> str:
+        """Have a new job taken with the slot's token, and its lock run out soon."""
+        job_id = self.app.queue(self.queues[index]).add("held").id
+        self.client.run(move_to_active(self.keys[index], Claim(slot.token, 5_000, "worker"), self.app.now_ms()))
+        return job_id
+
+    def run(self, slot: Slot, index: int = 0) -> str:
+        """The same, and the child knows of it."""
+        job_id = self.take(slot, index)
+        slot.hold(index, job_id, mono_ms())
+        return job_id
+
+    def left_ms(self, job_id: str, index: int = 0) -> int:
+        left: Any = self.redis.pttl(self.keys[index].lock(job_id))
+        return int(left)
+
+    def expire(self, job_id: str, index: int = 0) -> None:
+        """Have a job's lock run out, in the eyes of the last check for stalled jobs too."""
+        self.redis.delete(self.keys[index].lock(job_id))
+        self.redis.sadd(self.keys[index].stalled, job_id)
+
+    def events(self, kind: type[E]) -> list[E]:
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    def close(self) -> None:
+        self.client.close()
+        self.redis.close()
+        self.app.close()
+
+
+@pytest.fixture
+def worker(broker_url: str) -> Iterator[Supervised]:
+    made = Supervised(broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[..., tuple[Supervised, RedisServer]]]:
+    made: list[Supervised] = []
+
+    def make(**options: Any) -> tuple[Supervised, RedisServer]:
+        server = server_factory(**options)
+        made.append(Supervised(server.url))
+        return made[-1], server
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# ---- jobs that a child has fetched and not heard of ----
+
+
+def test_the_lock_of_a_job_that_a_child_is_fetching_for_long_is_renewed(worker: Supervised) -> None:
+    worker.slot.reserve(mono_ms() - LONG_AGO_MS)
+    job_id = worker.take(worker.slot, 1)
+    worker.heartbeat.tick(0, 0)
+    assert worker.left_ms(job_id, 1) > 20_000
+
+
+def test_the_lock_of_a_job_that_came_with_the_end_of_another_is_renewed(worker: Supervised) -> None:
+    worker.slot.hold(0, "has-ended", mono_ms())
+    worker.slot.settle(mono_ms() - LONG_AGO_MS)
+    job_id = worker.take(worker.slot, 1)
+    worker.heartbeat.tick(0, 0)
+    assert worker.left_ms(job_id, 1) > 20_000
+    assert worker.events(HeartbeatFailed) == []
+
+
+def test_nobody_looks_for_the_job_of_a_child_that_has_just_asked_for_one(worker: Supervised) -> None:
+    worker.slot.reserve(mono_ms())
+    before = worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    worker.heartbeat.tick(0, 0)
+    assert worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"] == before
+
+
+# ---- outages ----
+
+
+def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_right_after_it(
+    on_server: Callable[..., tuple[Supervised, RedisServer]],
+) -> None:
+    worker, server = on_server(appendonly=True)
+    jobs = [worker.run(worker.slot, 0), worker.run(worker.other, 0)]
+    heartbeat = worker.heartbeat
+    heartbeat.tick(0, 0)
+    usual_ms = heartbeat.interval_ms
+    server.kill()
+    for _ in range(3):
+        heartbeat.tick(0, 0)  # the second and the third one leave it to others to find out when Redis is back
+    assert [(set(event.job_ids), event.attempt) for event in worker.events(HeartbeatFailed)] == [(set(jobs), 1)]
+    assert heartbeat.interval_ms < usual_ms
+    assert not heartbeat.has_renewed(0)
+    assert heartbeat.has_renewed(1), "it has no jobs there"
+
+    server.restart()
+    for job_id in jobs:
+        worker.expire(job_id)
+    worker.check.tick(0, 0)
+    assert worker.events(JobStalled) == [], "a check would have had the worker's own jobs run twice"
+    worker.outage.over()
+    heartbeat.tick(0, 0)
+    assert [worker.left_ms(job_id) > 20_000 for job_id in jobs] == [True, True]
+    assert heartbeat.interval_ms == usual_ms
+    assert heartbeat.has_renewed(0)
+    worker.check.tick(0, 0)
+    assert worker.events(JobStalled) == []
+
+
+def test_after_an_outage_that_locks_may_not_have_outlived_a_check_waits_for_other_workers(worker: Supervised) -> None:
+    of_another = worker.take(worker.slot)
+    worker.expire(of_another)
+    worker.bus.emit(RedisReconnected(3, LOCK_MS))
+    worker.check.tick(0, 0)
+    assert worker.events(JobStalled) == []
+
+
+def test_a_short_outage_does_not_put_off_the_check(worker: Supervised) -> None:
+    of_another = worker.take(worker.slot)
+    worker.expire(of_another)
+    worker.bus.emit(RedisReconnected(3, LOCK_MS // 4))
+    worker.check.tick(0, 0)
+    assert [event.job_id for event in worker.events(JobStalled)] == [of_another]
+
+
+def test_a_lock_that_another_worker_has_is_told_of_once(worker: Supervised) -> None:
+    job_id = worker.run(worker.slot)
+    worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
+    for _ in range(3):
+        worker.heartbeat.tick(0, 0)
+    assert worker.events(HeartbeatFailed) == [HeartbeatFailed("mail", (job_id,), LOST, 1)]
+    assert [event.locks for event in worker.events(HeartbeatSucceeded)] == [0, 0, 0]
+
+
+# ---- locks that ran out ----
+
+
+def test_a_lock_that_ran_out_is_taken_again_also_when_redis_is_full(
+    on_server: Callable[..., tuple[Supervised, RedisServer]],
+) -> None:
+    worker, _ = on_server()
+    job_id = worker.run(worker.slot)
+    worker.client.run(keep_lock(worker.keys[0], job_id, "not its token", LOCK_MS))  # the server knows the script now
+    worker.expire(job_id)
+    worker.redis.config_set("maxmemory", "1")
+    assert worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
+    assert worker.left_ms(job_id) > 20_000
+
+
+def test_a_lock_that_ran_out_is_not_taken_again_when_the_job_has_gone_back(worker: Supervised) -> None:
+    job_id = worker.run(worker.slot)
+    worker.expire(job_id)
+    worker.check.tick(0, 0)
+    assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
+    assert not worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
+    assert worker.left_ms(job_id) == -2
+
+
+def test_jobs_of_a_child_that_died_in_an_outage_go_back_at_once_although_their_locks_have_run_out(
+    worker: Supervised,
+) -> None:
+    killed, beside = worker.run(worker.slot, 0), worker.run(worker.other, 1)
+    culprit = Culprit(worker.slot.token, 1, killed, Cause.HARD_LIMIT, 1_000, retried=False, since_ms=mono_ms())
+    worker.expire(killed, 0)
+    worker.expire(beside, 1)
+    tokens = (worker.slot.token, worker.other.token)
+    jobs = ((0, tokens[0], killed), (1, tokens[1], beside))
+    worker.recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: culprit}, jobs))
+    assert worker.recovery.pending == 0
+    assert [event.job_id for event in worker.events(JobRecovered)] == [beside]
+    assert worker.app.queue("sms").get_job_state(beside) == "waiting"
+    assert worker.app.queue("mail").get_job_state(killed) == "failed"
+
+
+def test_a_child_that_hears_late_of_its_job_keeps_it_unless_another_worker_has_it(worker: Supervised) -> None:
+    wakeups = Wakeups()
+    source = JobSource(worker.app.broker, worker.queues, worker.bus, "worker", wakeups, worker.slots.orders)
+    try:
+        for mine in (True, False):
+            job_id = worker.app.queue("mail").add("held").id
+            fetched = source.client.run(source.fetch_call(0, worker.slot))
+            worker.redis.delete(worker.keys[0].lock(job_id))
+            if not mine:
+                worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
+            worker.slot.reserve(mono_ms() - LONG_AGO_MS - 1_000)
+            picked = source.picked(0, worker.slot, fetched)
+            assert (picked is not None) == mine
+            if picked is not None:
+                assert worker.left_ms(job_id) > 20_000
+                assert source.keeps(picked)
+    finally:
+        source.client.close()
+        wakeups.close()
