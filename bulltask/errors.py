@@ -16,7 +16,7 @@
     │   ├── BrokerAuthError    wrong password, or a command the ACL forbids
     │   ├── BrokerNotReady     it answers, but cannot serve now: LOADING, READONLY, MISCONF …
     │   ├── BrokerFull         maxmemory is reached and nothing may be evicted
-    │   ├── SlotElsewhere      another node of the Redis Cluster has the key
+    │   ├── BrokerMisconfigured  a cluster's node, a Sentinel, a database that is not there
     │   └── ScriptIntegrityError  a Lua script is not the one of the manifest
     ├── JobError               a script refused an operation on one job
     │   ├── JobNotFound        -1
@@ -83,6 +83,7 @@ __all__ = [
     "BrokerAuthError",
     "BrokerError",
     "BrokerFull",
+    "BrokerMisconfigured",
     "BrokerNotReady",
     "BrokerUnavailable",
     "BulltaskError",
@@ -204,23 +205,11 @@ class BrokerFull(BrokerError):
     """Redis has reached maxmemory and may not evict anything."""
 
 
-class SlotElsewhere(BrokerError):
-    """Another node of the Redis Cluster has the key.
-
-    Attributes:
-        slot: of the key.
-        host: the node's address, ``""`` for the host that was asked.
-        port: of the node.
-        moving: the slot is just on its way there.
-    """
-
-    slot = -1
-    host = ""
-    port = 0
-    moving = False
+class BrokerMisconfigured(BrokerError):
+    """The broker URL leads to a server that bulltask cannot use, or to a database that is not there."""
 
 
-REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError)
+REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError, BrokerMisconfigured)
 """Broker errors that pass, or that an operator cures, while the same call stays right; others come from the call."""
 
 

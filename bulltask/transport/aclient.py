@@ -12,15 +12,15 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, BrokerMisconfigured
 from bulltask.transport import faults
-from bulltask.transport.call import Call, command, packed_with_bodies
+from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.hello import TIME, check_kind, meeting
 
 __all__ = ["AsyncClient"]
 
 R = TypeVar("R")
-_TIME: Call[Any] = command("TIME")
 
 
 class AsyncClient:
@@ -80,7 +80,8 @@ class AsyncClient:
     async def _exchange(self, packed: Sequence[bytes], ends_ms: int | None = None) -> list[Any]:
         connection = await self._connected(ends_ms)
         if self._clock is not None and self._clock.due:
-            await self._sync_clock(connection, ends_ms)
+            asked = mono_ms()
+            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], ends_ms))[0], asked)
         return await self._round_trip(connection, packed, ends_ms)
 
     async def _round_trip(
@@ -129,9 +130,20 @@ class AsyncClient:
             raise
         self._connection = connection
         self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
-        if self._clock is not None:
-            await self._sync_clock(connection, ends_ms)
+        await self._meet(connection, ends_ms)
         return connection
+
+    async def _meet(self, connection: redis.asyncio.Connection, ends_ms: int | None) -> None:
+        """Look whether the server can be used, and set the clock; one round trip for both."""
+        asked = mono_ms()
+        said, *time = await self._round_trip(connection, [call.packed() for call in meeting(self._clock)], ends_ms)
+        try:
+            check_kind(said, self._endpoint)
+        except BrokerMisconfigured as exc:
+            await self._drop(exc, only=connection)
+            raise
+        if self._clock is not None:
+            self._set_clock(self._clock, time[0], asked)
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
         fault: BaseException = ConnectionError("the reader was stopped")
@@ -160,11 +172,8 @@ class AsyncClient:
         if connection is not None:
             await _abandon(connection)
 
-    async def _sync_clock(self, connection: redis.asyncio.Connection, ends_ms: int | None = None) -> None:
-        assert self._clock is not None
-        asked = mono_ms()
-        reply = self._judge(_TIME, (await self._round_trip(connection, [_TIME.packed()], ends_ms))[0])
-        self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
+    def _set_clock(self, clock: ServerClock, reply: Any, asked: int) -> None:
+        clock.set(self._judge(TIME, reply), asked, mono_ms())
 
     def _judge(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, faults.ERROR_REPLIES):

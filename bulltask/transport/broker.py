@@ -56,7 +56,8 @@ class Broker:
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
         self.config = config
-        self.endpoint = Endpoint.from_config(config, url)
+        endpoint = Endpoint.from_config(config, url)
+        self.endpoint = endpoint.in_a_cluster() if clustered else endpoint
         self.clock = ServerClock()
         self.pool = ClientPool(self.endpoint, self.clock)
         self._waiters = ClientPool(self.endpoint.waiting(RECHECK_MS), None)

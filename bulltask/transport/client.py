@@ -13,16 +13,16 @@ import redis
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BulltaskError
+from bulltask.errors import BrokerMisconfigured, BulltaskError
 from bulltask.transport import faults
-from bulltask.transport.call import Call, command, packed_with_bodies
+from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.deadline import set_deadline
 from bulltask.transport.endpoint import Endpoint
+from bulltask.transport.hello import TIME, check_kind, meeting
 
 __all__ = ["Client", "ClientPool"]
 
 R = TypeVar("R")
-_TIME: Call[Any] = command("TIME")
 _NUDGE_AFTER_S = 0.002  # the server counts from a little later than we do
 
 
@@ -148,7 +148,8 @@ class Client:
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
         connection = self._connected()
         if self._clock is not None and self._clock.due:
-            self._sync_clock(connection)
+            asked = mono_ms()
+            self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], asked)
         return self._round_trip(connection, packed)
 
     def _round_trip(
@@ -184,9 +185,20 @@ class Client:
                 connection.disconnect()
                 raise
             self._connection = connection
-            if self._clock is not None:
-                self._sync_clock(connection)
+            self._meet(connection)
         return self._connection
+
+    def _meet(self, connection: redis.Connection) -> None:
+        """Look whether the server can be used, and set the clock; one round trip for both."""
+        asked = mono_ms()
+        said, *time = self._round_trip(connection, [call.packed() for call in meeting(self._clock)])
+        try:
+            check_kind(said, self._endpoint)
+        except BrokerMisconfigured:
+            self.close()
+            raise
+        if self._clock is not None:
+            self._set_clock(self._clock, time[0], asked)
 
     def _until(self, timeout_ms: int) -> int:
         """When what begins now and may take ``timeout_ms`` has to be over (``mono_ms``)."""
@@ -196,11 +208,8 @@ class Client:
     def _left_ms(self) -> int | None:
         return None if self._ends_ms is None else max(1, self._ends_ms - mono_ms())
 
-    def _sync_clock(self, connection: redis.Connection) -> None:
-        assert self._clock is not None
-        asked = mono_ms()
-        reply = self._judge(_TIME, self._round_trip(connection, [_TIME.packed()])[0])
-        self._clock.set(int(reply[0]) * 1000 + int(reply[1]) / 1000, asked, mono_ms())
+    def _set_clock(self, clock: ServerClock, reply: Any, asked: int) -> None:
+        clock.set(self._judge(TIME, reply), asked, mono_ms())
 
     def _judge(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, BulltaskError, SlotElsewhere
+from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, BulltaskError
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.cluster_slots import Address, Errand, SlotMap, errands, slots
+from bulltask.transport.cluster_slots import Address, Errand, SlotElsewhere, SlotMap, errands, slots
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.faults import passes_in_a_cluster
 
@@ -42,7 +42,7 @@ class ClusterClient:
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
-        self._endpoint, self._clock = endpoint, clock
+        self._endpoint, self._clock = endpoint.in_a_cluster(), clock
         self._clients: dict[Address, Client] = {}
         self._map: SlotMap | None = None
         self._moved: dict[int, Address] = {}

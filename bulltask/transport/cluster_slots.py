@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from bulltask.errors import BrokerError, BrokerNotReady
 from bulltask.transport.call import Call, command
 
-__all__ = ["CROSS_SLOT", "Address", "Errand", "SlotMap", "errands", "slot_of", "slots"]
+__all__ = ["CROSS_SLOT", "Address", "Errand", "SlotElsewhere", "SlotMap", "errands", "slot_of", "slots"]
 
 Address = tuple[str, int]
 """Host and port of a node."""
@@ -29,6 +29,22 @@ CROSS_SLOT: Final = (
 _NO_KEY: Final = frozenset("ASKING CLIENT CLUSTER CONFIG DBSIZE EXEC HELLO INFO MULTI PING SCAN SCRIPT TIME".split())
 _SCRIPTS: Final = frozenset("EVAL EVALSHA EVAL_RO EVALSHA_RO".split())
 _SUBCOMMANDS: Final = frozenset("MEMORY OBJECT XINFO".split())
+
+
+class SlotElsewhere(BrokerError):
+    """Another node of the Redis Cluster has the key.
+
+    Attributes:
+        slot: of the key.
+        host: the node's address, ``""`` for the host that was asked.
+        port: of the node.
+        moving: the slot is just on its way there.
+    """
+
+    slot = -1
+    host = ""
+    port = 0
+    moving = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,21 @@ class Endpoint:
         url: ``redis://``, ``rediss://`` or ``unix://``; behind a ``?`` options of redis-py, among them those of TLS.
         connect_timeout_ms: time to connect.
         command_timeout_ms: time for a whole reply, or for all replies of a pipeline.
+        clustered: who uses it finds the way in a Redis Cluster; a node of one is refused otherwise.
     """
 
     url: SecretUrl
     connect_timeout_ms: int
     command_timeout_ms: int
+    clustered: bool
 
-    def __init__(self, url: str | SecretUrl, connect_timeout_ms: int, command_timeout_ms: int) -> None:
+    def __init__(
+        self, url: str | SecretUrl, connect_timeout_ms: int, command_timeout_ms: int, clustered: bool = False
+    ) -> None:
         object.__setattr__(self, "url", SecretUrl(url))
         object.__setattr__(self, "connect_timeout_ms", connect_timeout_ms)
         object.__setattr__(self, "command_timeout_ms", command_timeout_ms)
+        object.__setattr__(self, "clustered", clustered)
 
     @classmethod
     def from_config(cls, config: Config, url: str | SecretUrl) -> Endpoint:
@@ -74,6 +79,10 @@ class Endpoint:
         """The same user, options and timeouts for another server: a node of a cluster."""
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return replace(self, url=self.url.at(place))
+
+    def in_a_cluster(self) -> Endpoint:
+        """The same server for who finds the way in a cluster."""
+        return replace(self, clustered=True)
 
     @property
     def shown(self) -> str:

@@ -17,22 +17,24 @@ from bulltask.errors import (
     BrokerAuthError,
     BrokerError,
     BrokerFull,
+    BrokerMisconfigured,
     BrokerNotReady,
     BrokerUnavailable,
-    SlotElsewhere,
 )
 from bulltask.transport import grants, tls
-from bulltask.transport.cluster_slots import CROSS_SLOT
+from bulltask.transport.cluster_slots import CROSS_SLOT, SlotElsewhere
 
 __all__ = [
     "CONNECTION_FAULTS",
     "ERROR_REPLIES",
+    "cluster_node",
     "is_noscript",
     "is_wrong_type",
     "lost_with",
     "no_connection",
     "passes_in_a_cluster",
     "refused",
+    "sentinel",
     "worth_showing",
 ]
 
@@ -56,6 +58,7 @@ _CLUSTER_WAITS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, 
 _CODES: Final[Mapping[type, str]] = {exceptions.MovedError: "MOVED ", exceptions.AskError: "ASK "}
 _ELSEWHERE: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
+_NO_SELECT: Final = re.compile(r"unknown command '?select", re.IGNORECASE)
 _IN_EXEC: Final = "because of: NOPERM"
 
 
@@ -108,7 +111,9 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     if "max number of clients" in text:
         return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {text}")
     if any(said in text for said in _NO_DATABASE):
-        return BrokerError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
+        return BrokerMisconfigured(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
+    if _NO_SELECT.match(text):
+        return sentinel(url)
     return None
 
 
@@ -116,6 +121,22 @@ def _no_login(message: str) -> BrokerAuthError:
     error = BrokerAuthError(message)
     error.login = True
     return error
+
+
+def cluster_node(url: str) -> BrokerMisconfigured:
+    """The error for a node of a cluster, where its caller does not find its way in one."""
+    return BrokerMisconfigured(
+        f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
+        "(Spark's reads and writes do). Set broker_url to a server that is no part of a cluster"
+    )
+
+
+def sentinel(url: str) -> BrokerMisconfigured:
+    """The error for a Sentinel."""
+    return BrokerMisconfigured(
+        f"{url} is a Redis Sentinel, which stores no jobs, and bulltask does not ask Sentinels for the primary yet. "
+        "Set broker_url to the primary, or to a proxy that always leads to it"
+    )
 
 
 def lost_with(fault: BaseException) -> BaseException:

@@ -1,13 +1,16 @@
-"""What a server says of itself to everybody, whatever the ACL forbids."""
+"""What a server says of itself to everybody, whatever the ACL forbids; and whether it is one that can be used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bulltask.clock import ServerClock
+from bulltask.transport import faults
 from bulltask.transport.call import Call, command
+from bulltask.transport.endpoint import Endpoint
 
-__all__ = ["SILENT", "Hello", "hello"]
+__all__ = ["SILENT", "TIME", "Hello", "check_kind", "hello", "meeting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +20,12 @@ class Hello:
     Attributes:
         version: of Redis or Valkey; ``()`` where it is not known.
         clustered: the server is a node of a cluster.
+        sentinel: it is none, but a Sentinel.
     """
 
     version: tuple[int, ...] = ()
     clustered: bool = False
+    sentinel: bool = False
 
     @property
     def may_keep_from_writing(self) -> bool:
@@ -35,10 +40,44 @@ SILENT: Final = Hello()
 def hello() -> Call[Hello]:
     """Ask; nothing changes by it."""
 
-    def judge(reply: Any) -> Hello:
-        said = {bytes(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
-        version = said.get(b"version", b"").decode("ascii", "replace")
-        numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
-        return Hello(numbers, said.get(b"mode") == b"cluster")
+    return command("HELLO", judge=_judge)
 
-    return command("HELLO", judge=judge)
+
+def meeting(clock: ServerClock | None) -> tuple[Call[Any], ...]:
+    """What is asked on a new connection: what the server is, and what time it has, if there is a clock to set."""
+    return (_HELLO,) if clock is None else (_HELLO, TIME)
+
+
+def check_kind(reply: Any, endpoint: Endpoint) -> None:
+    """Refuse a server that cannot be used, before anything is sent that happens to work there.
+
+    Args:
+        reply: to ``HELLO``; an error says nothing, as of a proxy that does not know the word.
+        endpoint: where it is, and whether a node of a cluster will do.
+
+    Raises:
+        BrokerMisconfigured: it is a Sentinel, or a node of a cluster, in which who asks does not find the way.
+    """
+    said = _judge(reply)
+    if said.sentinel:
+        raise faults.sentinel(endpoint.shown)
+    if said.clustered and not endpoint.clustered:
+        raise faults.cluster_node(endpoint.shown)
+
+
+def _judge(reply: Any) -> Hello:
+    if not isinstance(reply, list):  # an error, or whatever a proxy says
+        return SILENT
+    said = dict(zip(reply[::2], reply[1::2], strict=False))
+    version = said.get(b"version", b"").decode("ascii", "replace")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    return Hello(numbers, said.get(b"mode") == b"cluster", said.get(b"mode") == b"sentinel")
+
+
+def _ms(reply: Any) -> float:
+    return int(reply[0]) * 1000 + int(reply[1]) / 1000
+
+
+_HELLO: Final[Call[Hello]] = hello()
+TIME: Final[Call[float]] = command("TIME", judge=_ms)
+"""The server's time in milliseconds."""

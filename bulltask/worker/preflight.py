@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bulltask.config import ENV_PREFIX, URL_FILE, Config
-from bulltask.errors import BrokerAuthError, BrokerError
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured
 from bulltask.names import wire_name
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
@@ -63,9 +63,11 @@ class Preflight:
         while True:
             try:
                 self._look()
-            except BrokerAuthError as exc:
+            except (BrokerAuthError, BrokerMisconfigured) as exc:
                 # One line for the operator; the way through bulltask's code says nothing more.
-                self._logger.error("Redis refused this worker", error=str(exc))  # noqa: TRY400
+                refused = isinstance(exc, BrokerAuthError)
+                event = "Redis refused this worker" if refused else "This worker cannot use this Redis"
+                self._logger.error(event, error=str(exc))  # noqa: TRY400
                 return Exit.BROKER_REFUSED
             except BrokerError as exc:
                 pause_ms = self._outage.failed(exc)

@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerFull,
+    BrokerMisconfigured,
+    BrokerNotReady,
+    BrokerUnavailable,
+)
 from bulltask.events import Bus, RedisAccepted, RedisRefused
 from bulltask.transport.keys import QueueKeys
 
 __all__ = ["Refusals"]
 
-_OF_THE_SERVER = (BrokerUnavailable, BrokerNotReady, BrokerFull)
+_OF_THE_SERVER = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerMisconfigured)
 
 
 @dataclass(slots=True)

@@ -29,12 +29,12 @@ from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
-from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
 from tests.support.driven import Driven
 from tests.support.hand import Hand
+from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
 
 pytestmark = pytest.mark.redis
 
@@ -538,10 +538,9 @@ def test_a_broken_queue_says_how_much_of_a_flow_was_added(flows: FlowProducer, r
 @pytest.fixture
 def cluster_url(server_factory: ServerFactory) -> str:
     """A cluster of one node, which has all slots."""
-    server = server_factory(extra=["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"])
+    server = server_factory(extra=CLUSTER_NODE)
+    give_all_slots(server)
     with redis.Redis.from_url(server.url) as plain:
-        plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-        wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
         plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
     return server.url
 
@@ -555,7 +554,7 @@ SLOTS = (
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
 def test_a_flow_across_slots_is_refused_on_a_cluster_with_the_cure(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
-    with FlowProducer(url) as flows, redis.Redis.from_url(cluster_url) as plain:
+    with admitted(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
         for _ in range(2):
             with pytest.raises(ConfigError, match=SLOTS):
                 flows.add(job("root", job("a", queue="parts"), queue="orders"))
@@ -563,7 +562,7 @@ def test_a_flow_across_slots_is_refused_on_a_cluster_with_the_cure(cluster_url: 
         assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
 
     async def main() -> None:
-        async with AsyncFlowProducer(url) as aflows:
+        async with admitted(AsyncFlowProducer(url)) as aflows:
             with pytest.raises(ConfigError, match=SLOTS):
                 await aflows.add(job("root", job("a", queue="parts"), queue="orders"))
 
@@ -571,7 +570,7 @@ def test_a_flow_across_slots_is_refused_on_a_cluster_with_the_cure(cluster_url: 
 
 
 def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: str) -> None:
-    with FlowProducer(cluster_url, prefix="{bull}") as flows:
+    with admitted(FlowProducer(cluster_url, prefix="{bull}")) as flows:
         tree = flows.add(job("root", job("a", queue="parts"), queue="orders"))
         assert tree.children[0].job.key == "{bull}:{parts}:a"
         read = flows.get_flow("orders", "root")
@@ -580,5 +579,8 @@ def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: s
 
 
 def test_a_queue_without_braces_has_no_slot_of_its_own(cluster_url: str) -> None:
-    with FlowProducer(cluster_url, queue_hash_tag=False) as flows, pytest.raises(ConfigError, match="bull:orders"):
+    with (
+        admitted(FlowProducer(cluster_url, queue_hash_tag=False)) as flows,
+        pytest.raises(ConfigError, match="bull:orders"),
+    ):
         flows.add(job("root", queue="orders"))

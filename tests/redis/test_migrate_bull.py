@@ -14,10 +14,10 @@ from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.outcome import Outcome
 from bulltask.migrate.survey import read_jobs
 from bulltask.queue.queue import Queue
-from bulltask.testing.wait import wait_until
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.scripts_bull import Moved, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
+from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
 
 pytestmark = pytest.mark.redis
 
@@ -161,10 +161,9 @@ def test_in_place_ids_stay(broker_url: str) -> None:
 
 
 def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFactory) -> None:
-    server = server_factory(extra=["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"])
-    with redis.Redis.from_url(server.url, decode_responses=True) as plain, Queue("mail", server.url) as queue:
-        plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-        wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
+    server = server_factory(extra=CLUSTER_NODE)
+    give_all_slots(server)
+    with redis.Redis.from_url(server.url, decode_responses=True) as plain, admitted(Queue("mail", server.url)) as queue:
         opts = '{"attempts":1,"delay":0,"timestamp":5}'
         for prefix in ("bull:mail", "old:{mail}"):
             plain.hset(f"{prefix}:1", mapping={"name": "n", "data": "{}", "opts": opts})

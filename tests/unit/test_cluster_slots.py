@@ -14,9 +14,9 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from bulltask.errors import BrokerError, BrokerNotReady, SlotElsewhere
+from bulltask.errors import BrokerError, BrokerNotReady
 from bulltask.transport.call import Call, command
-from bulltask.transport.cluster_slots import Errand, SlotMap, errands, slot_of, slots
+from bulltask.transport.cluster_slots import Errand, SlotElsewhere, SlotMap, errands, slot_of, slots
 from bulltask.transport.faults import passes_in_a_cluster, refused
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_history import span_end

@@ -16,7 +16,7 @@ from bulltask import embedded
 from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
 from bulltask.config import Config
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, BrokerNotReady, BrokerUnavailable
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
@@ -51,7 +51,7 @@ class Connection:
     """
 
     def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
-        self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url)
+        self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).in_a_cluster()
         self._patience_ms = patience_ms
         self._client = Client(self._endpoint, None)
         self._cluster: ClusterClient | None = None
@@ -126,7 +126,7 @@ class Connection:
         if self._hello is None:
             try:
                 self._hello = self._client.run(hello())
-            except (BrokerUnavailable, BrokerNotReady, BrokerAuthError):
+            except (BrokerUnavailable, BrokerNotReady, BrokerAuthError, BrokerMisconfigured):
                 raise
             except BrokerError:
                 self._hello = SILENT

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bulltask.errors import BrokerError, SlotElsewhere
+from bulltask.errors import BrokerError, BrokerMisconfigured
 from bulltask.queue.queue import Queue
 from bulltask.spark.sink.gathering import Look
 from bulltask.spark.sink.sending import Sums
@@ -21,6 +21,7 @@ from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts_stream import history
 from tests.support.hand import Hand
+from tests.support.other_servers import admitted
 from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -47,7 +48,7 @@ def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
     """Ids of ten jobs in each queue."""
     ids: dict[str, list[str]] = {}
     for name in queues:
-        with Queue(name, cluster.url_of(name)) as queue:
+        with admitted(Queue(name, cluster.url_of(name))) as queue:
             ids[name] = add(queue, 10)
     return ids
 
@@ -82,7 +83,7 @@ def test_jobs_that_have_ended_are_read_in_parallel(
     read: Callable[..., Any], reader_of: Callable[..., DataSourceReader], cluster: Cluster
 ) -> None:
     name = cluster.queues(1)[2]
-    with Queue(name, cluster.url_of(name)) as queue:
+    with admitted(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 20)
         hand = Hand(queue.link.broker, queue.link.broker.keys(name))
         ended = {hand.complete({"n": 1}) for _ in range(12)} | {hand.fail() for _ in range(8)}
@@ -127,7 +128,7 @@ def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
 
 def test_what_became_of_jobs_is_gathered(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
     name = queues[3]
-    with Queue(name, cluster.url_of(name)) as queue:
+    with admitted(Queue(name, cluster.url_of(name))) as queue:
         ids = add(queue, 3)
         hand = Hand(queue.link.broker, queue.link.broker.keys(name))
         hand.complete(5)
@@ -159,6 +160,5 @@ def test_another_database_than_the_first_is_refused(broker_url: str, read: Calla
 
 def test_who_knows_no_clusters_says_so(cluster: Cluster, queues: list[str]) -> None:
     other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
-    with Queue(queues[0], other) as queue, pytest.raises(SlotElsewhere, match="is a node of a cluster") as elsewhere:
+    with Queue(queues[0], other) as queue, pytest.raises(BrokerMisconfigured, match="is a node of a Redis Cluster"):
         queue.add("send", {})
-    assert elsewhere.value.port == int(cluster.url_of(queues[0]).rpartition(":")[2].partition("/")[0])

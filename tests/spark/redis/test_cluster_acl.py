@@ -16,6 +16,7 @@ from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts_fence import Fence
 from bulltask.transport.scripts_history import count_in
 from tests.support.certificates import Certificates
+from tests.support.other_servers import admitted
 from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -51,7 +52,7 @@ def queues(cluster: Cluster) -> list[str]:
     """A queue on each node, with five jobs."""
     names = cluster.queues(1)
     for name in names:
-        with Queue(name, cluster.url_of(name)) as queue:
+        with admitted(Queue(name, cluster.url_of(name))) as queue:
             add(queue, 5)
     return names
 

@@ -28,6 +28,7 @@ from bulltask.transport.inspect import STATES
 from bulltask.transport.scripts_history import count_in, job_fields, some_queues, span_end
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
+from tests.support.other_servers import admitted
 from tests.support.query import Query
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
@@ -62,7 +63,7 @@ def broker_url(cluster: Cluster) -> str:
 @pytest.fixture
 def ids(cluster: Cluster) -> list[str]:
     """Jobs of the queue ``mail``."""
-    with Queue("mail", cluster.url_of("mail")) as queue:
+    with admitted(Queue("mail", cluster.url_of("mail"))) as queue:
         return add(queue, 30)
 
 
@@ -203,7 +204,7 @@ def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
 ) -> None:
     first, second, _ = sorted(range(3), key=lambda number: cluster.servers[number].port)
     name = next(one for one in cluster.queues(1) if cluster.owner(cluster.slot(one)) == second)
-    with Queue(name, cluster.url_of(name)) as queue:
+    with admitted(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 1)
     begun = 0
 

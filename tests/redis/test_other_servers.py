@@ -1,0 +1,112 @@
+"""A node of a Redis Cluster, a Sentinel, a database that is not there: one clear error at once; nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import structlog
+
+from bulltask import App
+from bulltask.bus import Bus
+from bulltask.errors import BrokerMisconfigured
+from bulltask.queue import FlowJob, Queue, QueueEvents
+from bulltask.testing.server import RedisServer
+from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
+from bulltask.worker.preflight import Preflight
+from tests.conftest import ServerFactory
+from tests.support.other_servers import CLUSTER_NODE, give_all_slots, sentinel
+
+pytestmark = pytest.mark.redis
+
+KINDS = {
+    "cluster": r"127\.0\.0\.1:\d+/0 is a node of a Redis Cluster, which workers, senders.* do not support yet",
+    "sentinel": r"127\.0\.0\.1:\d+/0 is a Redis Sentinel, which stores no jobs",
+    "sentinel's database": r"127\.0\.0\.1:\d+/1 is a Redis Sentinel, which stores no jobs",
+    "database": r"127\.0\.0\.1:\d+/99 has no such database",
+}
+USES: list[Callable[[App], Any]] = [
+    lambda app: app.send_task("work"),
+    lambda app: app.flows().add(FlowJob("work", "mail")),
+    lambda app: app.queue("mail").add("work", {}),
+    lambda app: app.queue("mail").get_job_counts(),
+    lambda app: app.result("1").get(timeout=60),
+    lambda app: app.result("1").state,
+]
+ASYNC_USES: list[Callable[[App], Awaitable[Any]]] = [
+    lambda app: app.asend_task("work"),
+    lambda app: app.aqueue("mail").add("work", {}),
+    lambda app: app.aqueue("mail").get_job_counts(),
+    lambda app: app.result("1").aget(timeout=60),
+]
+
+
+@pytest.fixture(params=KINDS)
+def other(request: pytest.FixtureRequest, server_factory: ServerFactory, tmp_path: Path) -> Any:
+    """The URL of a server that cannot be used, and what is said of it."""
+    with ExitStack() as stack:
+        if request.param == "cluster":
+            server = server_factory(extra=CLUSTER_NODE)
+            give_all_slots(server)
+            url = server.url
+            stack.callback(assert_empty, server)
+        elif request.param == "database":
+            url = server_factory().url.removesuffix("0") + "99"
+        else:
+            url = stack.enter_context(sentinel(tmp_path))
+            url = url if request.param == "sentinel" else url.removesuffix("0") + "1"
+        yield url, KINDS[request.param]
+
+
+def assert_empty(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as plain:
+        assert plain.keys("*") == []
+
+
+def test_nobody_sends_to_it_or_reads_from_it(other: tuple[str, str]) -> None:
+    url, said = other
+    app = App("shop", url)
+    for use in USES:
+        with pytest.raises(BrokerMisconfigured, match=said):
+            use(app)
+    with pytest.raises(BrokerMisconfigured, match=said), QueueEvents("mail", url) as events:
+        next(iter(events))
+    app.close()
+
+
+async def test_nobody_does_so_with_asyncio(other: tuple[str, str]) -> None:
+    url, said = other
+    app = App("shop", url)
+    for use in ASYNC_USES:
+        with pytest.raises(BrokerMisconfigured, match=said):
+            await use(app)
+    await app.aclose()
+
+
+def test_a_worker_says_so_and_does_not_start(other: tuple[str, str]) -> None:
+    url, said = other
+    app = App("shop", url)
+    broker, config = app.broker, app.config
+    client = broker.client()
+    with structlog.testing.capture_logs() as lines:
+        logger = structlog.get_logger()
+        preflight = Preflight(client, [broker.keys("mail")], config, logger, Outage(Bus(), config))
+        assert preflight.run(lambda _: None, lambda: True) is Exit.BROKER_REFUSED
+    (line,) = lines
+    assert line["log_level"] == "error"
+    with pytest.raises(BrokerMisconfigured, match=said):
+        raise BrokerMisconfigured(line["error"])
+    client.close()
+    app.close()
+
+
+def test_a_proxy_that_does_not_know_hello_is_used(server_factory: ServerFactory) -> None:
+    server = server_factory(extra=["--rename-command", "HELLO", "HELLO-UNKNOWN"])
+    with Queue("mail", server.url) as queue:
+        queue.add("work", {})
+        assert queue.get_waiting_count() == 1
