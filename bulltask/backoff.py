@@ -7,21 +7,36 @@ same whoever runs the job. In all of them ``attempts_made`` counts the attempt t
 
 from __future__ import annotations
 
+import os
 import random as _random
-from collections.abc import Callable, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import floor, isfinite
+from pathlib import Path
 from typing import TypeGuard
 
 from bulltask.errors import ConfigError, DecodeError
+from bulltask.parsers import did_you_mean
 
-__all__ = ["Backoff", "CustomBackoff", "bullmq_delay_ms", "reconnect_delay_ms", "seed_delay_ms"]
+__all__ = [
+    "Backoff",
+    "CustomBackoff",
+    "bullmq_delay_ms",
+    "check_strategy",
+    "reconnect_delay_ms",
+    "seed_delay_ms",
+    "warn_of_long_delay",
+]
 
 CustomBackoff = Callable[[int, BaseException], float | timedelta]
 """A strategy of the user: ``(attempts_made, exception)`` to seconds or a ``timedelta``."""
 
-_BUILT_IN = frozenset({"fixed", "exponential"})
+_BUILT_IN = ("fixed", "exponential")
+_REASONABLE_MS = 3_600_000
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _DEFAULT_DELAY_MS = 1_000
 # Without a cap 2^n soon leaves what JSON and Lua can carry. Half of 2^53 leaves room for adding "now" to it.
 _LONGEST_MS = 2**52
@@ -100,6 +115,41 @@ class Backoff:
             )
         except ConfigError as error:
             raise DecodeError(f"{error} (in the stored backoff {value!r})") from error
+
+
+def check_strategy(kind: str, registered: Sequence[str]) -> None:
+    """Look whether whoever runs a job can know the strategy that its backoff names.
+
+    A worker of Node throws where it does not, and the job hangs in it; bulltask's would double the delay each time.
+
+    Args:
+        kind: the name.
+        registered: the setting ``backoff_strategies``.
+
+    Raises:
+        ConfigError: it is neither BullMQ's own nor registered.
+    """
+    known = (*_BUILT_IN, *registered)
+    if kind not in known:
+        raise ConfigError(
+            f"the backoff type {kind!r} is unknown; known are {', '.join(known)}{did_you_mean(kind, known)}. The "
+            "name of a strategy that your Node workers have belongs into the setting backoff_strategies"
+        )
+
+
+def warn_of_long_delay(delay_ms: int, name: str) -> None:
+    """Warn the user of a first delay of more than an hour: most are milliseconds where seconds were meant."""
+    if delay_ms > _REASONABLE_MS:
+        text = f"{name} is {delay_ms / 1000:g} s, more than an hour; delays are seconds in bulltask"
+        warnings.warn(text, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """How many frames away the user's code is, so that the warning names its line."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": of a dataclass
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

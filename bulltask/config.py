@@ -50,6 +50,7 @@ class Config:
     max_retries: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
+    backoff_strategies: tuple[str, ...]
     retry_jitter: float
     soft_time_limit_ms: int | None
     time_limit_ms: int | None

@@ -6,12 +6,12 @@ are seconds or ``timedelta``; what is stored is BullMQ's: milliseconds, and seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from bulltask.backoff import Backoff
+from bulltask.backoff import Backoff, check_strategy, warn_of_long_delay
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.codec import MAX_SAFE_INTEGER
 from bulltask.config import Config
@@ -96,8 +96,12 @@ FAILURE_FLAGS: Final[Mapping[str, str]] = {
 }
 
 
-def stored_options(given: Mapping[str, Any]) -> dict[str, object]:
+def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> dict[str, object]:
     """Return the options of :data:`STORED` under BullMQ's names; others and those that are ``None`` are left out.
+
+    Args:
+        given: the options.
+        strategies: the setting ``backoff_strategies``.
 
     Raises:
         ConfigError: a value is wrong, or two options exclude each other.
@@ -111,6 +115,10 @@ def stored_options(given: Mapping[str, Any]) -> dict[str, object]:
             continue
         if (wire := read(value, name)) is not None:
             found[stored] = wire
+    backoff = found.get("backoff")
+    if isinstance(backoff, dict):
+        check_strategy(backoff["type"], strategies)
+        warn_of_long_delay(backoff.get("delay", 0), "the delay of backoff")
     return found
 
 
@@ -185,7 +193,7 @@ def _text(value: Any, name: str) -> str:
 
 def _backoff(value: Any, name: str) -> dict[str, object]:
     if isinstance(value, Backoff):
-        return value.to_wire()
+        return {**value.to_wire(), "type": value.type}
     if not isinstance(value, Mapping):
         return {"type": "fixed", "delay": to_ms(value, name)}
     _known(value, {"type", "delay", "jitter", "max_delay"}, name)

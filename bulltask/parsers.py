@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms, zone_of
 from bulltask.errors import ConfigError
+from bulltask.names import MAX_NAME
 from bulltask.process import usable_cores
 from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
 
@@ -125,7 +126,9 @@ def worker_name(value: Any, name: str) -> str:
     """
     if value is None or value == "":
         return ""
-    if any(char.isspace() for char in plain_text(value, name)):
+    if len(plain_text(value, name)) > MAX_NAME:
+        raise ConfigError(f"{name} must have at most {MAX_NAME} characters, not {len(value)}: {value[:40]!r}…")
+    if any(char.isspace() for char in value):
         raise ConfigError(f"{name} must have no spaces, because Redis shows it as a connection's name: {value!r}")
     return str(value)
 

@@ -91,6 +91,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S("task_max_retries", "max_retries", integer(0, 1_000), 2, "retries after the first try (attempts - 1)"),
         _S("task_retry_backoff", "retry_backoff_ms", duration(), 1, "first delay of the exponential backoff"),
         _S("task_retry_backoff_max", "retry_backoff_max_ms", duration(1), 3_600, "longest delay between attempts"),
+        _S(
+            "backoff_strategies",
+            "backoff_strategies",
+            names_of,
+            (),
+            "names of backoff strategies that Node's workers have; a job may name these besides fixed and exponential",
+        ),
         _S("task_retry_jitter", "retry_jitter", jitter_share, True, "share by which delays vary; true is 0.2"),
         _S(
             "task_soft_time_limit",

@@ -15,6 +15,7 @@ from bulltask.clock import Duration, mono_ms, to_ms, zone_of
 from bulltask.errors import ConfigError, NothingPending
 from bulltask.failures import reason_of, trace_text
 from bulltask.job import ActiveJob
+from bulltask.names import MAX_NAME
 from bulltask.queue.fields import JobFields
 from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.queue.link import Link
@@ -52,6 +53,8 @@ class Taking:
         lock_ms = None if lock is None else to_ms(lock, "lock_duration")
         if lock_ms == 0:
             raise ConfigError("lock_duration must be longer than 0")
+        if len(worker) > MAX_NAME:
+            raise ConfigError(f"the name of a worker has at most {MAX_NAME} characters, not {len(worker)}")
         self._link, self._claim = link, Claim.of(link.broker.config, link.keys, token, worker, lock_ms)
         self._deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
         self._due_ms = self._limited_ms = 0

@@ -124,7 +124,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
         EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the job is wrong.
     """
     check_options(options)
-    stored = stored_options(options)
+    stored = stored_options(options, config.backoff_strategies)
     parent = link_to_parent(options.get("parent"), stored, config)
     encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
     check_size(encoded, stored, f"the data of job {name}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import uuid_utils
 
 from bulltask import codec
-from bulltask.backoff import Backoff, CustomBackoff
+from bulltask.backoff import Backoff, CustomBackoff, warn_of_long_delay
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config import Config
 from bulltask.errors import ConfigError
@@ -134,7 +134,9 @@ class TaskOptions:
 
     def _check_retries(self) -> None:
         _expiry(self.expires)
-        self._first_ms()
+        warn_of_long_delay(self._first_ms() or 0, "retry_backoff")
+        if self.default_retry_delay is not None:
+            warn_of_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")
         if self.max_retries is not None:
             _retries(self.max_retries)
         if self.retry_jitter is not None:
@@ -307,7 +309,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     said = {**_stored_names(task), **_stored_names(call)}
-    stored = stored_options(said) if said else {}
+    stored = stored_options(said, config.backoff_strategies) if said else {}
     parent, timestamp_ms = link_to_parent(call.parent, stored, config), stored.get("timestamp")
     options = JobOptions(
         attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,

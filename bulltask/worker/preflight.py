@@ -60,6 +60,12 @@ class Preflight:
             stopped: True when the worker was told to stop meanwhile.
         """
         self._look_at_environment()
+        if self._config.renew_ms > self._config.lock_ms // 2:
+            self._logger.warning(
+                "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail",
+                lock_renew_time=self._config.renew_ms / 1000,
+                lock_duration=self._config.lock_ms / 1000,
+            )
         while True:
             try:
                 self._look()

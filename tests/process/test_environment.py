@@ -26,3 +26,11 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
         ),
         ("BULLTASK_X", "An environment variable names no setting and is ignored"),
     ]
+
+
+def test_a_worker_warns_of_a_lock_that_few_failed_renewals_cost(stage: Stage) -> None:
+    worker = stage.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
+    worker.wait_for_line("Worker started")
+    complaints = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.complaints()]
+    event = "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail"
+    assert complaints == [(event, 16, 30)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from bulltask import App
 from bulltask.backoff import Backoff
 from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidName, PayloadTooLarge
 from bulltask.job_options import Deduplication
+from bulltask.queue.flow_plan import FlowJob
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.support.hand import Hand
@@ -43,7 +45,6 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"backoff": {"type": "fixed", "delay": 1, "jitter": 0.5, "max_delay": 60}},
         {"backoff": {"type": "fixed", "delay": 1_000, "jitter": 0.5, "maxDelay": 60_000}},
     ),
-    ({"backoff": {"type": "mine"}}, {"backoff": {"type": "mine"}}),
     (
         {"backoff": Backoff("exponential", 200, 0.1, None)},
         {"backoff": {"type": "exponential", "delay": 200, "jitter": 0.1}},
@@ -137,6 +138,9 @@ def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis)
         ({"backoff": {"delay": 1}}, ConfigError, "type of backoff"),
         ({"backoff": {"type": "fixed", "delay_ms": 1}}, ConfigError, "backoff does not know 'delay_ms'"),
         ({"backoff": -1}, ConfigError, "backoff"),
+        ({"backoff": {"type": "Fixed", "delay": 1}}, ConfigError, "'Fixed' is unknown.*; did you mean 'fixed'"),
+        ({"backoff": {"type": "mine"}}, ConfigError, "'mine' is unknown; known are fixed, exponential"),
+        ({"backoff": Backoff("mine")}, ConfigError, "'mine' is unknown"),
         ({"remove_on_complete": {"age": 1, "limit": 2}}, ConfigError, "does not know 'limit'"),
         ({"remove_on_complete": -2}, ConfigError, "remove_on_complete"),
         ({"remove_on_fail": "yes"}, ConfigError, "remove_on_fail"),
@@ -174,6 +178,48 @@ def test_what_is_refused_before_anything_is_sent(
     with pytest.raises(error, match=why):
         queue.add("n", {"text": "a long one"}, **said)  # type: ignore[typeddict-item, unused-ignore]
     assert redis_client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda app, said: app.send_task("n", **said),
+        lambda app, said: app.flows().add(FlowJob("n", "mail", options=said)),
+        lambda app, said: app.queue("mail").schedulers.upsert("s", name="n", options=said, every=60),
+        lambda app, said: app.queue("mail", default_job_options=said).add("n"),
+    ],
+    ids=["call", "flow", "scheduler", "default"],
+)
+def test_an_unknown_backoff_type_is_refused_whichever_way_the_job_is_sent(
+    app: App, redis_client: redis.Redis, send: Callable[[App, Any], object]
+) -> None:
+    with pytest.raises(ConfigError, match="'Fixed' is unknown"):
+        send(app, {"backoff": {"type": "Fixed", "delay": 1}})
+    assert redis_client.dbsize() == 0
+
+
+def test_a_registered_backoff_strategy_is_stored_by_its_name(broker_url: str, redis_client: redis.Redis) -> None:
+    app = App("shop", broker_url, backoff_strategies=["mine", "theirs"])
+    for backoff in ({"type": "mine"}, Backoff("theirs", 5, 0.0, None)):
+        job = app.queue("mail").add("n", backoff=backoff)
+        assert stored(redis_client, job.id)["backoff"]["type"] in {"mine", "theirs"}
+        sent = app.send_task("n", queue="mail", backoff=backoff)
+        assert stored(redis_client, sent.id)["backoff"]["type"] in {"mine", "theirs"}
+    app.close()
+
+
+@pytest.mark.parametrize("backoff", [3_601, {"type": "exponential", "delay": timedelta(hours=2)}])
+def test_a_backoff_of_more_than_an_hour_is_sent_with_a_warning(queue: Queue, backoff: Any) -> None:
+    with pytest.warns(UserWarning, match=r"delay of backoff is (3601|7200) s, more than an hour"):
+        queue.add("n", backoff=backoff)
+    queue.add("n", backoff=3_600)  # warnings are errors here
+
+
+@pytest.mark.parametrize("name", ["retry_backoff", "default_retry_delay"])
+def test_a_task_with_such_a_backoff_warns_of_the_line_where_it_is_defined(app: App, name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name} is 7200 s") as warned:
+        app.task(name="n", **{name: 7_200})(_anything)  # type: ignore[call-overload]
+    assert warned[0].filename == __file__
 
 
 def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:

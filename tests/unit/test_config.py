@@ -76,6 +76,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "retry_backoff_ms": 1_000,
         "retry_backoff_max_ms": 3_600_000,
         "retry_jitter": 0.2,
+        "backoff_strategies": (),
         "soft_time_limit_ms": None,
         "time_limit_ms": None,
         "unknown_task": "requeue",
@@ -241,6 +242,9 @@ def test_a_word_that_is_nearly_right_gets_a_hint() -> None:
 def test_a_workers_name_fits_into_a_connections_name() -> None:
     assert config(worker_name="mail-1").worker_name == "mail-1"
     assert config(worker_name=None).worker_name == ""
+    assert config(worker_name=255 * "x").worker_name == 255 * "x"
+    with pytest.raises(ConfigError, match="worker_name must have at most 255 characters, not 256"):
+        conf(worker_name=256 * "x")
     with pytest.raises(ConfigError, match="worker_name must have no spaces"):
         conf(worker_name="mail 1")
 
