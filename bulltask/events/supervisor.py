@@ -41,7 +41,8 @@ class JobStalled(Event):
     job_id: str
     queue: str
     lock_expired_at_ms: int | None
-    """Server's epoch milliseconds, ``None`` when that is not known."""
+    """Server's epoch milliseconds; that of the check before, if the lock was gone by then; ``None`` when a worker that
+    is not bulltask's has made that check."""
 
 
 @dataclass(frozen=True, slots=True)

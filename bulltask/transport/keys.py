@@ -33,6 +33,7 @@ class QueueKeys:
         "failed",
         "id",
         "limiter",
+        "lock_ends",
         "marker",
         "meta",
         "metrics_completed",
@@ -78,6 +79,7 @@ class QueueKeys:
         # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
         self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.own}revoked"
+        self.lock_ends = f"{self.own}lock-ends"
         self.retrying = f"{self.own}retrying"
 
     def job(self, job_id: str) -> str:

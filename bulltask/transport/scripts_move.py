@@ -23,6 +23,7 @@ __all__ = [
     "Ending",
     "find_by_token",
     "keep_lock",
+    "lock_ends",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
     "move_to_active",
@@ -260,6 +261,17 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
     return script_call(loader.official("moveStalledJobsToWait"), places, args, texts)
+
+
+def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:
+    """Own ``lockEnds``, after :func:`move_stalled_jobs_to_wait` with the same times: when the locks of the jobs that it
+    found ran out, by the server's clock; ``None`` where a worker that is not bulltask's has made the check before."""
+
+    def judge(reply: Any) -> list[int | None]:
+        return [None if end is None else int(end) for end in reply]
+
+    places = (keys.lock_ends, keys.stalled, keys.stalled_check)
+    return script_call(loader.own("lockEnds"), places, (keys.base, now_ms, 2 * interval_ms, *stalled), judge)
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:

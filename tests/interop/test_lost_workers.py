@@ -44,7 +44,7 @@ def test_the_job_of_a_killed_node_worker_is_run_by_ours(mail: SideBySide, sent_b
     worker = mail.worker(stalled_interval=1)
     assert mail.result(job).get(timeout=60) == 1
     mail.heard("stalled", job)
-    worker.wait_for_line("Job stalled", job_id=job)
+    assert worker.wait_for_line("Job stalled", job_id=job)[0]["lock_expired_at"] is not None
     seen = mail.seen(job)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 

@@ -13,6 +13,7 @@ from bulltask.clock import mono_ms
 from bulltask.events import Bus, Event, HeartbeatFailed, HeartbeatSucceeded, JobRecovered, JobStalled, RedisReconnected
 from bulltask.states import Cause
 from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
 from bulltask.transport.scripts_move import Claim, keep_lock, move_to_active
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
@@ -189,6 +190,36 @@ def test_a_lock_that_another_worker_has_is_told_of_once(worker: Supervised) -> N
         worker.heartbeat.tick(0, 0)
     assert worker.events(HeartbeatFailed) == [HeartbeatFailed("mail", (job_id,), LOST, 1)]
     assert [event.locks for event in worker.events(HeartbeatSucceeded)] == [0, 0, 0]
+
+
+# ---- stalled jobs ----
+
+
+def test_a_stalled_job_says_when_its_lock_ran_out(worker: Supervised) -> None:
+    seen, unseen, renewed = (worker.take(slot) for slot in (worker.slot, worker.other, worker.slot))
+    locks = [worker.keys[0].lock(job_id) for job_id in (seen, unseen, renewed)]
+    worker.redis.pexpire(locks[0], 200)
+    worker.redis.delete(locks[1])
+    before_ms, ends_ms = worker.app.now_ms(), worker.redis.pexpiretime(locks[0])
+    worker.check.tick(0, 0)
+    after_ms = worker.app.now_ms()
+    worker.check.tick(0, 0)  # a check that the one before shuts out changes nothing
+    wait_until(lambda: not worker.redis.exists(locks[0]), 10, "the end of the lock")
+    worker.redis.delete(worker.keys[0].stalled_check)
+    worker.check.tick(0, 0)
+    found = {event.job_id: event.lock_expired_at_ms for event in worker.events(JobStalled)}
+    assert found.keys() == {seen, unseen}
+    assert abs((found[seen] or 0) - int(ends_ms)) <= after_ms - before_ms + 5
+    assert before_ms <= (found[unseen] or 0) <= after_ms
+
+
+def test_a_stalled_job_does_not_say_it_where_another_worker_has_marked_the_job(worker: Supervised) -> None:
+    job_id = worker.take(worker.slot)
+    worker.expire(job_id)
+    worker.check.tick(0, 0)
+    assert worker.events(JobStalled) == [JobStalled(job_id, "mail", None)]
+    left: Any = worker.redis.pttl(worker.keys[0].lock_ends)
+    assert -2 <= left <= 2 * worker.check.interval_ms, "what is noted does not stay"
 
 
 # ---- locks that ran out ----

@@ -11,7 +11,7 @@ from bulltask.events import Bus, JobStalled, RedisReconnected, StalledCheckSkipp
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import move_stalled_jobs_to_wait
+from bulltask.transport.scripts_move import lock_ends, move_stalled_jobs_to_wait
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 
@@ -80,9 +80,13 @@ class StallCheck:
 
     def _check(self, index: int) -> None:
         keys = self._queues[index]
-        call = move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, self._clock.now_ms())
-        stalled = self._client.run(call)
+        now_ms = self._clock.now_ms()
+        stalled = self._client.run(move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, now_ms))
+        ends_ms: list[int | None] = [None] * len(stalled)
+        try:
+            ends_ms = self._client.run(lock_ends(keys, stalled, self._throttle_ms, now_ms))
+        finally:
+            for job_id, end_ms in zip(stalled, ends_ms, strict=True):
+                self._bus.emit(JobStalled(job_id, keys.queue, end_ms))
         self._outage.over()
         self._refusals.over(index)
-        for job_id in stalled:
-            self._bus.emit(JobStalled(job_id, keys.queue, None))
