@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
-from bulltask.lake.plural import counted
+from bulltask.lake.plural import counted, significant
 from bulltask.lake.queueing import Load, fewest_workers
 from bulltask.lake.size_classes import merged, moments
 
@@ -215,12 +215,12 @@ def _load_told(peak: _Minute, minutes: int, load: Load, factor: float) -> list[s
     seen = peak.load(1.0)
     return [
         f"The busiest of {counted(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {counted(peak.jobs, 'job')}, {peak.jobs / 60:.3g} in a second, of"
-        f" {counted(peak.attempts / peak.jobs, 'attempt', '.3g')} each.",
+        f" {counted(peak.jobs, 'job')}, {significant(peak.jobs / 60)} in a second, of"
+        f" {counted(peak.attempts / peak.jobs, 'attempt', significant)} each.",
         f"An attempt of them runs {_seconds(seen.run_s)} on average: that keeps"
-        f" {counted(seen.workers, 'worker', '.3g')} busy all the time.",
+        f" {counted(seen.workers, 'worker', significant)} busy all the time.",
         f"With the peak factor {factor:g}, for what comes in bursts and for growth:"
-        f" {counted(load.workers, 'worker', '.3g')}.",
+        f" {counted(load.workers, 'worker', significant)}.",
     ]
 
 
@@ -237,8 +237,8 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
     lines = [f"{told} (Erlang C)."]
     if load.variation > 1:
         lines.append(
-            f"Runs vary much (variance {load.variation:.3g} times the square of the mean; 1 is what the model assumes),"
-            " so long waits were taken to be longer in proportion."
+            f"Runs vary much (variance {significant(load.variation)} times the square of the mean; 1 is what the model"
+            " assumes), so long waits were taken to be longer in proportion."
         )
     return lines
 
@@ -246,7 +246,7 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
 def _seen_told(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
     lines = []
     if busy is not None:
-        ran = counted(busy, "attempt", ".3g")
+        ran = counted(busy, "attempt", significant)
         lines.append(f"Seen in {counted(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
     if left_out:
         lines.append(f"Left out: {counted(left_out, 'minute')} with lost events, which may have been busier.")
@@ -254,8 +254,9 @@ def _seen_told(minutes: int, busy: float | None, peak: int | None, left_out: int
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{significant(seconds * 1000)} ms" if seconds < 1 else f"{significant(seconds)} s"
 
 
 def _percent(share: float) -> str:
-    return f"{min(share * 100, 99.99):.4g} %"  # what is not all must not look so
+    percent = min(share * 100, 99.99)  # what is not all must not look so
+    return f"{percent:.4g} %" if percent >= 1 else f"{significant(percent)} %"

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from datetime import date
@@ -19,12 +20,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from bulltask.errors import LakeError
+from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Layout", "batch_of", "ingest_id", "listed", "partition_name", "partition_value"]
+__all__ = ["Layout", "batch_of", "check_local", "ingest_id", "listed", "partition_name", "partition_value"]
 
 _OWN: Final = "_pipeline"
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path of s3a://bucket is s3a:/bucket
 
 _ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\"#%'*/:=?\\{[]^"), 127)}
 """The characters that Spark escapes in the names of directories."""
@@ -46,14 +49,31 @@ def batch_of(ingest: str) -> tuple[str, int]:
     return query, int(number)
 
 
+def check_local(root: str | Path) -> None:
+    """See to it that a lake's root is a directory of a file system.
+
+    Raises:
+        ConfigError: it is a URL.
+    """
+    if _URL.match(str(root)):
+        raise ConfigError(
+            f"{root} is a URL, and a lake is a directory of a file system so far: object stores are not supported yet. "
+            "Name a directory that the driver and all executors share"
+        )
+
+
 class Layout:
     """Responsible for the names of a lake's directories.
 
     Args:
         root: the directory of the lake, which all that write or read it see under this name.
+
+    Raises:
+        ConfigError: it is a URL.
     """
 
     def __init__(self, root: str | Path) -> None:
+        check_local(root)
         self.root = Path(root)
 
     def check(self) -> None:

@@ -18,10 +18,15 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {_key(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     return value.isoformat() if isinstance(value, date) else value
+
+
+def _key(key: Any) -> str:
+    """A key as JSON has it; the percentile 50.0 is the percentile 50."""
+    return str(int(key)) if isinstance(key, float) and key.is_integer() else str(key)
 
 
 def _snapshot(snapshot: PastSnapshot) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.lake.compacting import CompactReport, compact
-from bulltask.lake.layout import Layout
+from bulltask.lake.layout import Layout, check_local
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
 from bulltask.lake.replacing import finish_intents
@@ -87,7 +87,7 @@ class Pipeline:
 
     Raises:
         TypeError: there is no such option.
-        ConfigError: an option is wrong.
+        ConfigError: an option is wrong, or the root is a URL.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Pipeline:
         if unknown := sorted(set(more) - set(PipelineOptions.__annotations__)):
             known = ", ".join(PipelineOptions.__annotations__)
             raise TypeError(f"unknown option {unknown[0]!r}; known are queues, {known}")
+        check_local(root)
         self.spark, self.layout = spark, Layout(Path(root).absolute())
         self._queues, self._more = queues, more
         self._max_open_ms = to_ms(more.get("max_open", timedelta(days=7)), "max_open")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -187,6 +188,20 @@ def test_one_of_a_thing_is_not_told_as_several() -> None:
     assert full.reasoning[2].endswith("for growth: 1 worker.")
     assert any(line.startswith("With 1 worker 99.") for line in few.reasoning)
     assert not any("1 jobs" in line or "1 workers" in line for line in (*found.reasoning, *few.reasoning))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "runs_ms", "told"),
+    [
+        (1, 5, "that keeps less than 0.001 workers busy all the time"),
+        (60, 3_600_000, "that keeps 3,6\\d\\d workers busy all the time"),
+        (120_000, 1, "120,000 jobs, 2,000 in a second"),
+    ],
+)
+def test_numbers_are_written_without_an_exponent(jobs: int, runs_ms: int, told: str) -> None:
+    found = recommend([minute(0, jobs, runs_ms)])
+    assert found is not None
+    assert re.search(told, " ".join(found.reasoning))
 
 
 def test_the_peak_factor_and_a_shorter_wait_ask_for_more() -> None:

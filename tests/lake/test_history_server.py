@@ -59,8 +59,8 @@ def test_every_question_is_answered_as_the_history_does(web: httpx.Client) -> No
     ]
     rate = web.get("/rate", params={"outcome": "failed", "every": "day", "since": "2026-11-20"})
     assert rate.json() == [{"at": "2026-11-20T00:00:00+00:00", "attempts": 1}]
-    latency = web.get("/latency", params={"metric": "wait", "percentiles": "0,99.9", "every": ""})
-    assert latency.json() == [{"at": None, "attempts": 1, "percentiles": {"0.0": 0.02, "99.9": 0.02}}]
+    latency = web.get("/latency", params={"metric": "wait", "percentiles": "0,50.0,99.9", "every": ""})
+    assert latency.json() == [{"at": None, "attempts": 1, "percentiles": {"0": 0.02, "50": 0.02, "99.9": 0.02}}]
 
 
 @pytest.mark.parametrize(("asked", "found"), [("mail", 3), ("{mail}", 3), ("{odd}", 1), ("odd", 0)])

@@ -17,6 +17,9 @@ from click.testing import CliRunner, Result
 from bulltask.cli import job, pipeline
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import options
+from bulltask.errors import ConfigError
+from bulltask.lake.history import History
+from bulltask.lake.layout import Layout
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 
@@ -178,3 +181,25 @@ def test_times_days_and_lengths_are_read_as_people_write_them() -> None:
     for read, text in [(options.days, "2026-11-22..2026-11-21"), (options.moment, "noon"), (options.seconds, "-1s")]:
         with pytest.raises(click.BadParameter):
             read(text)
+
+
+@pytest.mark.parametrize(
+    "root", ["s3a://bucket/lake", "gs://bucket/lake", "hdfs://head:9000/lake", "file:///data/lake"]
+)
+def test_a_root_that_is_a_url_is_refused_and_makes_no_directory(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["pipeline", "run", "--root", root],
+        ["pipeline", "gaps", "--root", root],
+        ["job", "list", "--lake", root],
+    ):
+        found = CliRunner().invoke(main, words)
+        assert found.exit_code == 2, found.output
+        assert f"{root} is a URL" in found.output
+    with pytest.raises(ConfigError, match="object stores are not supported yet"):
+        History(root)
+    with pytest.raises(ConfigError, match="object stores are not supported yet"):
+        Layout(Path(root))
+    assert not list(tmp_path.iterdir())

@@ -143,6 +143,8 @@ def test_percentiles_beside_each_other_share_one_axis() -> None:
         (Decimal("0.000049"), Unit.MONEY, "0.000049"),
         (Decimal(0), Unit.MONEY, "0"),
         (0.0042, Unit.NUMBER, "0.004"),
+        (0.00009, Unit.NUMBER, "< 0.0001"),
+        (-0.00009, Unit.NUMBER, "> -0.0001"),
         (["a", "b\n"], Unit.TEXTS, "a, b\\n"),
         (datetime(2026, 11, 22, 9, 8, 7, tzinfo=UTC), Unit.TIME, "2026-11-22 09:08:07"),
         (False, Unit.FLAG, "no"),

@@ -111,6 +111,19 @@ def test_what_a_terminal_or_a_spreadsheet_would_obey_is_text(run: Run) -> None:
     assert {row["name"] for row in json.loads(run("errors", "--format", "json").output)} == {"=send()"}
 
 
+@pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
+def test_no_table_has_what_moves_a_cursor_or_turns_text_around(run: Run, lake: LakeBuilder, kind: str) -> None:
+    evil = "\x1b[31m \x9b2J \u202e \r\n \x07"
+    lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_key": evil, "count": 1,
+                              "sample_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
+    shown = run("errors", "--format", kind).output
+    assert not set(shown) & {"\x1b", "\x9b", "\u202e", "\r", "\x07"}
+    if kind == "json":
+        assert evil in {row["name"] for row in json.loads(shown)}
+    else:
+        assert "\\x1b[31m \\x9b2J \\u202e \\r\\n \\x07" in shown.replace("&#91;", "[").replace("&#92;", "\\")
+
+
 def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     rows = json.loads(run("capacity", "--format", "json").output)
     assert all(row["workers"] >= 2 for row in rows)

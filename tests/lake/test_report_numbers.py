@@ -13,9 +13,10 @@ import pytest
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.layout import Layout
 from bulltask.lake.report import grids, topics
-from bulltask.lake.report.data import Axis, read
+from bulltask.lake.report.data import LINES, Axis, read
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
+from bulltask.lake.report.views import notes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
@@ -208,6 +209,27 @@ def test_means_of_a_queue_are_over_all_minutes_peaks_over_none(lake: LakeBuilder
     assert (queue.busy_peak, queue.capacity, queue.wait_p95) == (5, 4, 700)
     assert (queue.utilisation_mean, queue.utilisation_peak) == (0.1875, 0.75)
     assert values(reported(lake), "backlog") == {"mail": [6, 6, 6, 0]}
+
+
+def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder) -> None:
+    rows = [
+        queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6),
+        queue_minute("10:01", arrivals=3, departures=8_000, backlog_delta=-7_997, complete=False),  # behind a backfill
+        queue_minute("10:03", departures=6, backlog_delta=-6),
+        queue_minute("10:02", queue="images", arrivals=2, backlog_delta=2),
+    ]
+    report = reported(lake.gold("capacity_minute", rows))
+    assert {queue.queue: queue.backlog for queue in report.queues} == {"mail": None, "images": 2}
+    assert values(report, "backlog") == {"mail": [6, None, None, None], "images": [0, 0, 2, 2]}
+    assert any("not known from there on" in note for note in notes(report))
+
+
+def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
+    busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(LINES)]
+    idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
+    lines = values(reported(lake.gold("capacity_minute", busy + idle)), "backlog")
+    assert lines["2 others"] == [1, None]
+    assert lines["q0"] == [1, 1]
 
 
 def gap(after: str | None, first: str | None, found: str, **values: Any) -> dict[str, Any]:

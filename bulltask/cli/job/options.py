@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bulltask.cli.pipeline.options import moment, seconds
+from bulltask.cli.pipeline.options import LakeDirectory, moment, seconds
 
 __all__ = ["lake_option", "when"]
 
@@ -22,7 +22,7 @@ def lake_option(*, required: bool) -> Callable[[F], F]:
         "--lake",
         required=required,
         envvar="BULLTASK_LAKE",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=LakeDirectory(file_okay=False, path_type=Path),
         help="Directory of the pipeline's tables (its --root); else BULLTASK_LAKE.",
     )
 

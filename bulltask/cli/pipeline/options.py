@@ -15,12 +15,14 @@ import click
 from bulltask import embedded
 from bulltask.cli.loading import app_options, load_app
 from bulltask.config import Conf
-from bulltask.errors import MissingExtra
+from bulltask.errors import ConfigError, MissingExtra
+from bulltask.lake.layout import check_local
 from bulltask.urls import SecretUrl
 
 __all__ = [
     "EXIT_LOST",
     "EXIT_LOST_FAIL",
+    "LakeDirectory",
     "Source",
     "day",
     "days",
@@ -107,13 +109,25 @@ def seconds(text: str) -> float:
     return length
 
 
+class LakeDirectory(click.Path):
+    """The type of an option that names a lake: a directory, no URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the directory."""
+        try:
+            check_local(value)
+        except ConfigError as exc:
+            self.fail(str(exc), param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def root_option(function: F) -> F:
     """Give a command ``--root``, which its parameter ``root`` gets."""
     return click.option(
         "--root",
         required=True,
         envvar="BULLTASK_LAKE",
-        type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+        type=LakeDirectory(file_okay=False, resolve_path=True, path_type=Path),
         help="Directory of the tables; else BULLTASK_LAKE.",
     )(function)
 

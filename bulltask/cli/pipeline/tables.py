@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bulltask.lake.plural import counted
+from bulltask.lake.report.wording import one_line
 from bulltask.lake.status import SetAside
 
 __all__ = ["as_table", "set_aside_lines"]
@@ -17,6 +18,7 @@ _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head, in columns as wide as they must be; columns of numbers stand to the right."""
+    rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
     right = [bool(rows) and all(_NUMBER.fullmatch(row[place]) for row in rows) for place in range(len(head))]
     lines = [

@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bulltask.lake.report.wording import Unit, one_line, written
+from bulltask.lake.report.wording import CONTROL, Unit, one_line, written
 
 __all__ = ["Column", "Grid", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
 
@@ -106,11 +106,16 @@ def as_json(grid: Grid) -> str:
     """Return a JSON list of objects: numbers as they are, times as ISO 8601, money as text."""
     names = [column.name for column in grid.columns]
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in grid.rows]
-    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    lines = json.dumps(rows, indent=2, ensure_ascii=False).split("\n")
+    # JSON leaves some of what a terminal obeys as it is, but has escapes for it too.
+    return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
 
 
 def as_csv(grid: Grid) -> str:
-    """Return CSV with a head. A text that a spreadsheet would take for a formula gets ``'`` in front."""
+    """Return CSV with a head, each row on a line.
+
+    A text that a spreadsheet would take for a formula gets ``'`` in front; control characters are shown as ``\\x1b``.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in grid.columns])
@@ -126,4 +131,6 @@ def _plain(value: Any) -> Any:
 
 def _csv_cell(value: Any) -> Any:
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    return f"'{text}" if isinstance(text, str) and text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
+    if not isinstance(text, str):
+        return text
+    return f"'{one_line(text)}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else one_line(text)

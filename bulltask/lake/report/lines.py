@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from bulltask.lake.report.data import LINES, Axis, Data, Sizes
-from bulltask.lake.report.tallies import QueueTally
+from bulltask.lake.report.tallies import QueueTally, incomplete_minutes
 from bulltask.lake.size_classes import merged, percentile
 
 __all__ = ["Line", "backlog", "busy", "percentiles", "rates"]
@@ -69,9 +69,21 @@ def busy(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]:
 
 
 def backlog(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]:
-    """Return by how much each queue has grown since the axis begins."""
+    """Return by how much each queue has grown since the axis begins, up to its first lost event.
+
+    Behind that nobody knows: of a job whose beginning was lost, only the end would count.
+    """
     lines = _by_queue(data, axis, tallies, "backlog_delta_sum", 1)
-    return [Line(line.label, list(accumulate(value or 0 for value in line.values)), line.others) for line in lines]
+    known = {line.label: axis.points for line in lines}
+    incomplete = incomplete_minutes(data)
+    for tally in tallies:
+        label = tally.queue if tally.queue in known else lines[-1].label
+        first = min((axis.place(minute) for minute in incomplete.get(tally.queue, ())), default=axis.points)
+        known[label] = min(known[label], max(first, 0))
+    for line in lines:
+        sums = list(accumulate(value or 0 for value in line.values))
+        line.values = [*sums[: known[line.label]], *([None] * (axis.points - known[line.label]))]
+    return lines
 
 
 def _by_queue(data: Data, axis: Axis, tallies: Sequence[QueueTally], column: str, divisor: int) -> list[Line]:

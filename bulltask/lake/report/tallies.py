@@ -91,7 +91,7 @@ class QueueTally:
         queue: its name.
         arrivals: jobs added.
         departures: jobs done, or removed before.
-        backlog: how much longer the queue has become.
+        backlog: how much longer the queue has become; ``None`` where events were lost, as nobody knows then.
         busy_mean: attempts that ran at a time, on average from the first to the last minute of the report.
         busy_peak: the most that ran at one moment.
         utilisation_mean: part of the workers that was busy, likewise.
@@ -104,7 +104,7 @@ class QueueTally:
     queue: str
     arrivals: int
     departures: int
-    backlog: int
+    backlog: int | None
     busy_mean: float
     busy_peak: int | None
     utilisation_mean: float
@@ -161,7 +161,7 @@ def by_queue(data: Data, minutes: int) -> list[QueueTally]:
                 queue=found["queue"],
                 arrivals=row["arrivals_sum"] or 0,
                 departures=row["departures_sum"] or 0,
-                backlog=row["backlog_delta_sum"] or 0,
+                backlog=None if incomplete.get(found["queue"]) else row["backlog_delta_sum"] or 0,
                 busy_mean=(row["busy_workers_sum"] or 0) / max(minutes, 1),
                 busy_peak=row["peak_workers_max"],
                 utilisation_mean=(row["utilisation_sum"] or 0) / max(minutes, 1),

@@ -133,7 +133,8 @@ def notes(report: Report) -> list[str]:
         "Jobs done are those completed or failed for good. Events do not tell why an attempt that is made again had"
         " failed, so failures have the last reason only.",
         "Wasted is the time of attempts that ended in a retry, a stall or a failure.",
-        "Backlog is jobs added minus jobs done since the beginning of the charts; jobs that are delayed are in it.",
+        "Backlog is jobs added minus jobs done since the beginning of the charts; jobs that are delayed are in it."
+        " Where events of a queue were lost, it is not known from there on.",
     ]
     if report.data.built_at is not None:
         found.append(f"The gold tables were built {report.data.built_at:%Y-%m-%d %H:%M} UTC.")

@@ -9,11 +9,11 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["ABSENT", "Unit", "one_line", "written"]
+__all__ = ["ABSENT", "CONTROL", "Unit", "one_line", "written"]
 
 ABSENT: Final = "\N{EN DASH}"
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """What moves a cursor, hides or turns text: no terminal and no page is to be taken in by the name of a task."""
 
 
@@ -44,7 +44,7 @@ def written(value: Any, unit: Unit) -> str:
 
 def one_line(text: str) -> str:
     """Return a text without what would break a line or move a cursor: that is shown as ``\\n`` or ``\\x1b``."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _number(value: float) -> str:
@@ -54,7 +54,11 @@ def _number(value: float) -> str:
         return f"{value:,.0f}"
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     text = f"{value:.{digits}f}"
-    return (text.rstrip("0").rstrip(".") if digits else text) if float(text) else f"{value:.1g}"
+    if float(text):
+        return text.rstrip("0").rstrip(".") if digits else text
+    if abs(value) < 0.0001:  # which would be written with an exponent
+        return "< 0.0001" if value > 0 else "> -0.0001"
+    return f"{value:.1g}"
 
 
 _LENGTHS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
