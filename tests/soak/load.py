@@ -1,0 +1,167 @@
+"""Who sends: bulltask at a bounded rate through the proxy, and Node.js beside it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from bulltask import App
+from bulltask.errors import BulltaskError
+from bulltask.queue import FlowJob
+from tests.interop.node_bridge import NodeBridge, NodeError
+
+__all__ = ["RUNS", "Ledger", "NodeLoad", "Producer", "Sent"]
+
+Outcome = Literal["completed", "failed", "either"]
+RUNS = {"flaky": 2, "aflaky": 2, "stops_its_loop": 2, "kills_its_child": 2}
+"""Tasks whose first run does not end well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An acknowledged job: its kind, its queue, how it must end, and how often it must run for that."""
+
+    kind: str
+    queue: str
+    outcome: Outcome
+    runs: int = 1
+
+
+class Ledger:
+    """Responsible for what was acknowledged; several threads write.
+
+    Attributes:
+        jobs: acknowledged jobs by id.
+        refused: sends that raised, by kind of error.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Sent] = {}
+        self.refused: Counter[str] = Counter()
+
+    def send(self, sent: Sent, send: Callable[[], list[str]]) -> None:
+        """Call ``send``, which returns the ids of the acknowledged jobs."""
+        try:
+            ids = send()
+        except (BulltaskError, NodeError, TimeoutError) as exc:
+            self.refused[type(exc).__name__] += 1
+            return
+        for job_id in ids:
+            self.jobs[job_id] = sent
+
+
+class Producer(threading.Thread):
+    """Sends jobs of all kinds until it is told to stop.
+
+    Args:
+        app: sends.
+        ledger: what was acknowledged.
+        rate: calls in a second.
+        dice: chooses.
+    """
+
+    def __init__(self, app: App, ledger: Ledger, rate: float, dice: random.Random) -> None:
+        super().__init__(name="producer", daemon=True)
+        self._app, self._ledger, self._pause_s, self._dice = app, ledger, 1 / rate, dice
+        self._over = threading.Event()
+        self._ways: list[tuple[int, Callable[[], None]]] = [
+            (30, lambda: self.one("plain", "main")),
+            (15, lambda: self.one("nap", "main")),
+            (4, lambda: self.one("plain", "main", ms=400)),
+            (6, lambda: self.one("nap", "main", ms=800)),
+            (10, lambda: self.one("plain", "main", priority=dice.randint(1, 9))),
+            (10, lambda: self.one("nap", "narrow", ms=50)),
+            (5, lambda: self.one("plain", "narrow", ms=20)),
+            (8, lambda: self.one("plain", "main", countdown=dice.uniform(0.1, 6))),
+            (6, lambda: self.one("flaky", "main")),
+            (6, lambda: self.one("aflaky", "main")),
+            (3, lambda: self.one("broken", "main", "failed")),
+            (5, lambda: self.one("plain", "shared")),
+            (2, self._bulk),
+            (3, self._flow),
+        ]
+
+    def run(self) -> None:
+        """Send, at no more than the rate."""
+        weights, ways = zip(*self._ways, strict=True)
+        while not self._over.wait(self._pause_s):
+            self._dice.choices(ways, weights)[0]()
+
+    def stop(self) -> None:
+        """Stop sending, and wait for the last reply."""
+        self._over.set()
+        self.join()
+
+    def one(
+        self,
+        task: str,
+        queue: str,
+        outcome: Outcome = "completed",
+        *,
+        countdown: float | None = None,
+        priority: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Send one job."""
+        options: dict[str, Any] = {"queue": queue, "max_retries": 20}
+        options |= {"countdown": countdown} if countdown else {}
+        options |= {"priority": priority} if priority else {}
+        kind = task + ("-delayed" if countdown else "-priority" if priority else "")
+        self._ledger.send(
+            Sent(kind, queue, outcome, RUNS.get(task, 1)),
+            lambda: [self._app.send_task(task, kwargs=arguments, **options).id],
+        )
+
+    def _bulk(self) -> None:
+        jobs = [self._app.build_job("plain", (), {"ms": 1}, {"queue": "main"}) for _ in range(20)]
+        self._ledger.send(
+            Sent("plain-bulk", "main", "completed"), lambda: [sent.id for sent in self._app.send_many(jobs)]
+        )
+
+    def _flow(self) -> None:
+        children = [FlowJob("plain", "main", {"ms": 1}), FlowJob("nap", "narrow", {"ms": 1})]
+
+        def send() -> list[str]:
+            with self._app.flows() as flows:
+                return [flows.add(FlowJob("plain", "main", {"ms": 1}, {}, children)).job.id]
+
+        self._ledger.send(Sent("flow", "main", "completed"), send)
+
+
+class NodeLoad(threading.Thread):
+    """A worker of Node.js on ``shared``, and a sender to our queues.
+
+    Args:
+        node: the official client, on a way of its own to Redis.
+        ledger: what was acknowledged.
+    """
+
+    def __init__(self, node: NodeBridge, ledger: Ledger) -> None:
+        super().__init__(name="node", daemon=True)
+        self._node, self._ledger, self._over = node, ledger, threading.Event()
+        node.call(
+            "worker.start", queue="{shared}", processor="echo", opts={"lockDuration": 4000, "maxStalledCount": 20}
+        )
+
+    def run(self) -> None:
+        """Send a job to each of two queues, twice a second."""
+        turn = 0
+        while not self._over.wait(0.5):
+            turn += 1
+            queue, task = ("main", "nap") if turn % 2 else ("shared", "plain")
+            self._ledger.send(Sent(f"{task}-of-node", queue, "completed"), partial(self._add, queue, task, turn))
+
+    def stop(self) -> None:
+        """Stop sending; the worker goes on."""
+        self._over.set()
+        self.join(30)
+
+    def _add(self, queue: str, task: str, turn: int) -> list[str]:
+        opts = {"attempts": 20, "backoff": 100, "jobId": f"node-{turn}"}
+        job = self._node.call("queue.add", queue=f"{{{queue}}}", name=task, data={"ms": 5}, opts=opts, timeout=30)
+        return [str(job["id"])]
