@@ -240,10 +240,8 @@ class ActiveJob:
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         opts = _object(raw, b"opts", job_id)
-        if b"parent" in raw:
-            parent = _object(raw, b"parent", job_id)
-            if not (isinstance(parent.get("id"), str) and isinstance(parent.get("queueKey"), str)):
-                raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
+        if b"parent" in raw or b"parentKey" in raw:
+            _check_parent(raw, job_id)
         return cls(
             queue=queue,
             id=job_id,
@@ -362,6 +360,15 @@ class ActiveJob:
         """How many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
         limit = self.opts.get("stackTraceLimit")
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
+
+
+def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
+    parent = _object(raw, b"parent", job_id)
+    if b"parent" in raw and not (isinstance(parent.get("id"), str) and isinstance(parent.get("queueKey"), str)):
+        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
+    # BullMQ's scripts look for the colon in a time that grows with the square of the length: Redis stands still.
+    if b":" not in raw.get(b"parentKey", b":"):
+        raise DecodeError(f"field parentKey of job {job_id} is not the key of a job: {raw[b'parentKey'][:40]!r}")
 
 
 def _object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "ending", "fenced", "official", "own", "retrying"]
+__all__ = ["Script", "ending", "fenced", "guarded", "official", "own", "retrying"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 
@@ -106,6 +106,22 @@ def ending(name: str) -> Script:
         ScriptIntegrityError: as of :func:`official` and :func:`own`.
     """
     return _around(own(name), official("moveToFinished"), b"finish")
+
+
+@cache
+def guarded(name: str, guard: str) -> Script:
+    """Return an official script behind an own one that deals with malformed jobs, under the official name.
+
+    As in :func:`fenced`, the official text is there byte for byte, as ``official(KEYS, ARGV)``, and both are one step.
+
+    Args:
+        name: the official script.
+        guard: the own one.
+
+    Raises:
+        ScriptIntegrityError: as of :func:`official` and :func:`own`.
+    """
+    return replace(_around(own(guard), official(name), b"official"), name=name)
 
 
 @cache

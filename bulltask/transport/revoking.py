@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from bulltask.config import Config
-from bulltask.errors import DecodeError
+from bulltask.errors import REPAIRABLE, BrokerError, DecodeError
 from bulltask.job import ActiveJob
 from bulltask.states import Revocation
 from bulltask.transport import scripts_revoke
@@ -13,8 +14,12 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.scripts_add import add_kept_job
+from bulltask.transport.scripts_move import Claim, move_to_finished
+from bulltask.transport.scripts_set_aside import malformed, set_aside
 
 __all__ = ["revoke"]
+
+_HOLDER: Final = "revoked"  # of the lock that is held for one step
 
 
 def revoke(
@@ -31,11 +36,26 @@ def revoke(
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
     job = _options_of(keys, job_id, (yield from ask(options)))
-    found = yield from ask(scripts_revoke.revoke(keys, job, config, now_ms(), terminate=terminate))
+    try:
+        found = yield from ask(scripts_revoke.revoke(keys, job, config, now_ms(), terminate=terminate))
+    except BrokerError as exc:
+        if isinstance(exc, REPAIRABLE) or not (yield from _set_aside(keys, job, config, now_ms(), exc)):
+            raise
+        return Revocation.REVOKED
     if found is Revocation.REVOKED and job.deduplication_id:
         # BullMQ 5.72 and newer may have put another job aside until this one has ended
         yield from ask(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
     return found
+
+
+def _set_aside(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+    """End a job at which the script stopped half-way, if the job's hash is to blame."""
+    claim, ending = (
+        Claim.of(config, keys, _HOLDER, ""),
+        malformed(str(exc), job.keep("removeOnFail", config.keep_failed)),
+    )
+    finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+    return (yield from ask(set_aside(keys, finish, _HOLDER, only_malformed=True)))
 
 
 def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> ActiveJob:

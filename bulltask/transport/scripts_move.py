@@ -105,7 +105,9 @@ def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
     options = {"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker or None}
     if claim.limiter is not None:
         options["limiter"] = claim.limiter
-    return script_call(loader.official("moveToActive"), places, (keys.base, now_ms, pack(options)), read_fetch)
+    return script_call(
+        loader.guarded("moveToActive", "promoting"), places, (keys.base, now_ms, pack(options)), read_fetch
+    )
 
 
 def move_to_finished(
@@ -156,7 +158,7 @@ def move_to_finished(
         raise_for(reply, job_id, keys.name)
         return read_fetch(reply)
 
-    return script_call(loader.official("moveToFinished"), places, args, judge)
+    return script_call(loader.guarded("moveToFinished", "promoting"), places, args, judge)
 
 
 def move_to_delayed(
@@ -202,7 +204,7 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
         keys.stalled,
     )
     args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
-    return script_call(loader.official("retryJob"), places, args, _refusal(keys, job_id))
+    return script_call(loader.guarded("retryJob", "promoting"), places, args, _refusal(keys, job_id))
 
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
@@ -260,7 +262,7 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.events,
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(loader.official("moveStalledJobsToWait"), places, args, texts)
+    return script_call(loader.guarded("moveStalledJobsToWait", "stalling"), places, args, texts)
 
 
 def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:

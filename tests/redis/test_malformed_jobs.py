@@ -26,11 +26,13 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts_move import Claim, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
+from bulltask.worker.supervisor.stall_check import StallCheck
 from tests.support.child import Child
 
 pytestmark = pytest.mark.redis
 
 Put = Callable[..., str]
+Look = Callable[[], None]
 
 
 @pytest.fixture
@@ -111,6 +113,17 @@ def take(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[..., s
         return token
 
     return taken
+
+
+@pytest.fixture
+def look_for_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_client: Any) -> Look:
+    """Have a supervisor look once; a job must be found twice."""
+
+    def look() -> None:
+        redis_client.delete(keys.stalled_check)
+        StallCheck(app.broker, [keys], lambda _index: True, client, Bus(), Outage(Bus(), app.config)).tick(0, 0)
+
+    return look
 
 
 def of(heard: list[Event], kind: type[Event]) -> list[Any]:
@@ -244,3 +257,76 @@ def test_a_limit_of_kept_jobs_that_is_no_number_removes_nothing(
     put("job", opts=json.dumps({"removeOnComplete": kept}))
     assert child.run_waiting() == 1
     assert redis_client.hget(keys.job("job"), "returnvalue") == '"done"'
+
+
+def test_a_malformed_delayed_job_takes_no_other_with_it_when_it_is_promoted(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    # BullMQ's script takes all that are due out of `delayed`, and stops at the second.
+    jobs = [put("a"), put("b-nan", priority="-nan"), put("c-text", value="not a hash"), put("d"), put("e", priority=5)]
+    redis_client.delete(keys.wait)
+    redis_client.zadd(keys.delayed, {job_id: at for at, job_id in enumerate(jobs)})
+    child.run_waiting()
+    assert {event.job_id for event in of(heard, JobCompleted)} == {"a", "b-nan", "d", "e"}
+    (told,) = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
+    assert (told["jobId"], told["prev"]) == ("c-text", "delayed")
+    assert "its hash is malformed: WRONGTYPE" in told["failedReason"]
+
+
+def test_a_malformed_job_that_has_stalled_does_not_vanish_and_hides_no_other(
+    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any, look_for_stalled_jobs: Look
+) -> None:
+    put("a-count", stc="many")
+    put("b-opts", opts="{")
+    put("c-list", opts="5")
+    put("d-text", value="not a hash")
+    put("e-lock")
+    put("f-sound")
+    redis_client.lpush(keys.lock("e-lock"), "not a lock")
+    redis_client.rename(keys.wait, keys.active)
+    look_for_stalled_jobs()
+    look_for_stalled_jobs()
+    child.run_waiting()
+    assert redis_client.llen(keys.active) == 0
+    assert {event.job_id for event in of(heard, JobCompleted)} == {"a-count", "e-lock", "f-sound"}
+    told = {entry["jobId"] for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"}
+    assert told == {"b-opts", "c-list", "d-text"}
+
+
+def test_a_lock_that_is_no_lock_hides_no_job_of_a_dead_child(
+    keys: QueueKeys, take: Callable[..., str], recover: Callable[..., int], redis_client: Any
+) -> None:
+    redis_client.lpush(keys.active, "other")
+    redis_client.lpush(keys.lock("other"), "not a lock")
+    assert recover(take("mine")) == 0
+    assert redis_client.lrange(keys.active, 0, -1) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"atm": "many"}, "field atm of job bad is not a number: b'many'"),
+        ({"atm": str(2**63 - 1)}, "field atm of job bad is not a number"),
+        ({"priority": "nan"}, "field priority of job bad is not a number"),
+        ({"opts": "[]"}, "field opts of job bad is not a JSON object"),
+        ({"parent": "{"}, "field parent of job bad is not valid JSON"),
+        ({"parent": '{"id":5}'}, "field parent of job bad has no id and queueKey"),
+        ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not the key of a job"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_job_that_cannot_be_read_or_ended_is_not_run_and_fails_with_the_reason(
+    keys: QueueKeys, put: Put, child: Child, redis_client: Any, fields: dict[str, str], problem: str
+) -> None:
+    put("bad", **fields)
+    assert child.run_waiting() == 1
+    assert redis_client.zrange(keys.failed, 0, -1) == ["bad"]
+    assert redis_client.hget(keys.job("bad"), "failedReason").startswith(problem)
+    assert redis_client.llen(keys.active) == redis_client.exists(keys.lock("bad")) == 0
+
+
+def test_a_malformed_job_can_be_revoked(app: App, keys: QueueKeys, put: Put, redis_client: Any) -> None:
+    put("bad", atm="many")
+    assert app.queue("mail").revoke("bad") == "revoked"
+    assert redis_client.zrange(keys.failed, 0, -1) == ["bad"]
+    assert redis_client.llen(keys.wait) == redis_client.llen(keys.active) == 0

@@ -15,7 +15,8 @@ for i = 2, #ARGV do
 end
 local found = {}
 for _, id in ipairs(redis.call("LRANGE", KEYS[1], 0, -1)) do
-  local token = redis.call("GET", ARGV[1] .. id .. ":lock")
+  -- pcall: another job's lock may be no string, and must not hide ours. A table is no token.
+  local token = redis.pcall("GET", ARGV[1] .. id .. ":lock")
   if token and wanted[token] then
     found[#found + 1] = token
     found[#found + 1] = id

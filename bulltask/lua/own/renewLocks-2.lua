@@ -28,7 +28,7 @@ local renewed = {}
 for i = 3, #ARGV, 2 do
   local token, id = ARGV[i], ARGV[i + 1]
   local lock = ARGV[1] .. id .. ":lock"
-  local holder = redis.call("GET", lock)
+  local holder = redis.pcall("GET", lock)  -- one that is no string is held by nobody here
   if holder == token then
     redis.call("PEXPIRE", lock, ARGV[2])
     renewed[#renewed + 1] = id

@@ -53,6 +53,10 @@ end
 
 local function has_parent_or_none()
   local sound, parent = is_map("parent")
+  local key = call("HGET", job, "parentKey")
+  if key and not string.find(key, ":", 1, true) then
+    return false
+  end
   return sound and (not parent or (type(parent.id) == "string" and type(parent.queueKey) == "string"))
 end
 
@@ -96,7 +100,7 @@ if not made then
   call("HDEL", job, "atm")
 end
 if not parent then
-  call("HDEL", job, "parent")
+  call("HDEL", job, "parent", "parentKey")
 end
 local done, reply = pcall(finish, places, args)
 if done then

@@ -139,13 +139,17 @@ class Pair:
 def called_scripts() -> Iterator[set[str]]:
     """Note the names of the official scripts that bulltask calls."""
     called: set[str] = set()
-    official = loader.official
+    official, guarded = loader.official, loader.guarded
 
     def note(name: str) -> Script:
         called.add(name)
         return official(name)
 
-    with mock.patch.object(loader, "official", note):
+    def note_guarded(name: str, guard: str) -> Script:
+        called.add(name)
+        return guarded(name, guard)
+
+    with mock.patch.object(loader, "official", note), mock.patch.object(loader, "guarded", note_guarded):
         yield called
 
 

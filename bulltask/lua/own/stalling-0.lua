@@ -1,0 +1,69 @@
+--[[
+  Lets no malformed job vanish when it has stalled, or keep others from being found.
+
+  BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and takes each of them out of `active`
+  before it reads it. At a key that is no hash, a counter `stc` that is no integer, or options that are not JSON, it
+  stops with an error: that job is in no list any more, and the others are not looked at. So these are dealt with
+  before: such a counter begins anew; a job with such options waits again, and whoever takes it next says what is wrong;
+  one whose key is no hash leaves the queue, as in setAside. A lock that is no string never runs out, and is removed.
+
+  It is the end of a script, not a whole one: in front of it the text of moveStalledJobsToWait stands as the function
+  `official(KEYS, ARGV)` (bulltask.lua.loader.guarded).
+
+  ARGV[1]  of the official script, and not used here: how often a job may stall
+  ARGV[2]  key prefix of the queue
+  returns  ids of the jobs that wait again
+  event    those of the official script; waiting and stalled for what is malformed, or failed
+]]
+local call, places, prefix, back = redis.call, KEYS, ARGV[2], {}
+local stalled, active, events = places[1], places[3], places[8]
+
+local function is_sound(job)
+  if type(redis.pcall("HINCRBY", job, "stc", 1)) == "table" then
+    call("HDEL", job, "stc")
+  else
+    call("HINCRBY", job, "stc", -1)
+  end
+  local opts = call("HGET", job, "opts")
+  if not opts then
+    return true
+  end
+  local known, value = pcall(cjson.decode, opts)
+  return known and type(value) == "table"
+end
+
+local function put_back(id)
+  local paused = call("HEXISTS", places[5], "paused") == 1
+  call("RPUSH", paused and places[6] or places[2], id)
+  if not paused then
+    call("ZADD", places[7], 0, "0")
+  end
+  call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", "active")
+  call("XADD", events, "*", "event", "stalled", "jobId", id)
+  back[#back + 1] = id
+end
+
+if call("EXISTS", places[4]) == 0 then
+  for _, id in ipairs(call("SMEMBERS", stalled)) do
+    local job = prefix .. id
+    local kind, lock = call("TYPE", job)["ok"], call("TYPE", job .. ":lock")["ok"]
+    if lock ~= "none" and lock ~= "string" then
+      call("DEL", job .. ":lock")
+    end
+    if kind ~= "none" and call("EXISTS", job .. ":lock") == 0 and not (kind == "hash" and is_sound(job)) then
+      call("SREM", stalled, id)
+      if call("LREM", active, 1, id) > 0 then
+        if kind == "hash" then
+          put_back(id)
+        else
+          local reason = "the job was set aside, because its hash is malformed: its key is a " .. kind
+          call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
+        end
+      end
+    end
+  end
+end
+for _, id in ipairs(official(KEYS, ARGV)) do
+  back[#back + 1] = id
+end
+return back

@@ -1,0 +1,222 @@
+"""Jobs as no client of BullMQ writes them: every part of a job, with every kind of wrong value, in every place."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bulltask.transport.keys import QueueKeys
+
+__all__ = ["Malformed", "malformed_job", "store"]
+
+Text = str | bytes
+
+_FIELDS: Final = (
+    "name data opts timestamp delay priority atm ats stc processedOn finishedOn progress returnvalue failedReason "
+    "stacktrace defa parentKey parent rjk nrjid deid pb bulltask:crashes"
+).split()
+_OPTIONS: Final = (
+    "attempts backoff delay lifo priority removeOnComplete removeOnFail kl stackTraceLimit de repeat repeatJobKey "
+    "prevMillis jobId timestamp parent sizeLimit fpof bulltask"
+).split()
+_OWN_OPTIONS: Final = "v expires ttl softTimeLimit timeLimit headers".split()
+_RULE: Final = "every pattern tz startDate endDate limit count offset utc immediately jobId key".split()
+_NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "1e308", "1e400", "-1", "1.5", "01", "0x10", " 1", "1 ", "٣", "-0")
+_LARGE: Final = (2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, 10**400)
+_DEEP: Final = (20, 600, 1_200, 100_000)
+_SIDE_KEYS: Final = ("lock", "dependencies", "unsuccessful", "processed", "failed", "logs")
+_KINDS: Final = ("string", "list", "set", "zset", "stream")
+_PLACES: Final = ("wait", "wait", "wait", "wait", "prioritized", "delayed", "active")
+
+
+@dataclass(slots=True)
+class Malformed:
+    """A job with something wrong.
+
+    Attributes:
+        id: its id, which need not be UTF-8.
+        place: where it waits: ``wait``, ``prioritized``, ``delayed`` (and due), or ``active`` (its worker is gone).
+        wrong: what is wrong with it, in words.
+        fields: of its hash.
+        kind: what its key is, ``hash`` for nearly all.
+        side: other keys of its own that have a wrong type, by their ends.
+    """
+
+    id: bytes
+    place: str
+    wrong: list[str] = field(default_factory=list)
+    fields: dict[str, Text] = field(default_factory=dict)
+    kind: str = "hash"
+    side: dict[str, str] = field(default_factory=dict)
+
+    def note(self, what: str, value: object) -> None:
+        """Remember what is wrong."""
+        text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+        self.wrong.append(f"{what}={text if len(text) < 60 else f'{text[:20]}…({len(text)})'}")
+
+
+def malformed_job(dice: random.Random, number: int, task: str, now_ms: int) -> Malformed:
+    """Make the job of that number; it names ``task``, unless that is what is wrong with it."""
+    job = Malformed(_id(dice, number), dice.choice(_PLACES))
+    options: dict[str, Any] = {"attempts": dice.choice([0, 1, 3])}
+    job.fields = {"name": task, "data": "{}", "timestamp": str(now_ms), "delay": "0", "priority": "0"}
+    for _ in range(dice.choice([1, 1, 1, 2, 3])):
+        _BREAKERS[dice.choice(tuple(_BREAKERS))](dice, job, options)
+    job.fields.setdefault("opts", json.dumps(options))
+    if job.fields["opts"] == _MISSING:
+        del job.fields["opts"]
+    return job
+
+
+def store(redis: Any, keys: QueueKeys, job: Malformed, now_ms: int) -> None:
+    """Write a job as another program might have, into its place."""
+    key = keys.base.encode() + job.id
+    if job.kind == "hash":
+        if job.fields:
+            redis.hset(key, mapping=job.fields)
+    else:
+        _MAKE[job.kind](redis, key)
+    for end, kind in job.side.items():
+        place = keys.base.encode() + end[1:].encode() if end.startswith("/") else key + b":" + end.encode()
+        _MAKE[kind](redis, place)
+    if job.place == "prioritized":
+        redis.zadd(keys.prioritized, {job.id: 2**32})
+    elif job.place == "delayed":
+        redis.zadd(keys.delayed, {job.id: now_ms * 4096})
+    else:
+        redis.lpush(keys.base + job.place, job.id)
+
+
+# ---- what may be wrong -----------------------------------------------------------------------------------------------
+
+_MISSING: Final = "\0missing"
+
+
+def _id(dice: random.Random, number: int) -> bytes:
+    kinds = [b"bad-%d", b"bad-%d", b"bad-%d", b"b\xc3\xa4d-%d", b"b\xff\xfe-%d", b"a:b:c:d:%d", b"x" * 300 + b"-%d"]
+    return dice.choice(kinds) % number
+
+
+def _text(dice: random.Random) -> Text:
+    """What may stand in a field."""
+    return dice.choice(
+        [
+            lambda: dice.choice(_NUMBERS),
+            lambda: str(dice.choice(_LARGE)),
+            lambda: dice.choice(["", "text", "null", "true", "[]", "{}", "{", '"text"', "5", "NaN", '{"a":NaN}']),
+            lambda: dice.choice([b"\xff\xfe\x00", b'{"a":"\xff"}', b"\xed\xa0\x80", b"\x00"]),
+            lambda: dice.choice([r'"\ud800"', r'{"\ud800":"\udfff"}', '[{"id":null}]', '{"id":5,"queueKey":[]}']),
+            lambda: "[" * (depth := dice.choice(_DEEP)) + "]" * depth,
+            lambda: '{"a":' * (depth := dice.choice(_DEEP)) + "1" + "}" * depth,
+            lambda: "x" * 200_000,
+            lambda: json.dumps(_json(dice)),
+        ]
+    )()
+
+
+def _json(dice: random.Random) -> Any:
+    """What may stand in the options."""
+    return dice.choice(
+        [
+            lambda: dice.choice([None, True, False, "", "text", "5", "\ud800", [], {}, [None], -1, 0, 1.5, -0.0]),
+            lambda: dice.choice(_LARGE),
+            lambda: dice.choice([1e308, -1e308, 1e-300]),
+            lambda: {dice.choice(["age", "count", "limit", "type", "delay", "jitter", "id"]): _json(dice)},
+            lambda: {"type": dice.choice(["fixed", "exponential", "custom", 5, ""]), "delay": _json(dice)},
+            lambda: {name: _json(dice) for name in dice.sample(_RULE, 3)},
+            lambda: _nested(dice.choice(_DEEP[:3])),
+        ]
+    )()
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(min(depth, 900)):
+        value = [value]
+    return value
+
+
+def _break_field(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    name = dice.choice(_FIELDS)
+    if dice.random() < 0.2:
+        job.fields.pop(name, None)
+        if name == "opts":
+            job.fields[name] = _MISSING
+        job.note(name, "missing")
+    else:
+        job.fields[name] = value = _text(dice)
+        job.note(name, value)
+
+
+def _break_option(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    name = dice.choice(_OPTIONS)
+    options[name] = value = _json(dice)
+    job.note(f"opts.{name}", json.dumps(value))
+
+
+def _break_own_option(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    own = options["bulltask"] = {"v": 1, dice.choice(_OWN_OPTIONS): _json(dice)}
+    job.note("opts.bulltask", json.dumps(own))
+
+
+def _break_rule(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    rule = options["repeat"] = {name: _json(dice) for name in dice.sample(_RULE, dice.randint(1, 3))}
+    if dice.random() < 0.5:
+        job.fields["rjk"] = "series"
+    job.note("opts.repeat", json.dumps(rule))
+
+
+def _break_parent(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    parent = {"id": dice.choice(["none", "", 5, None]), "queueKey": dice.choice(["bull:{none}", "", 5, None, "x" * 99])}
+    parent[dice.choice(["fpof", "cpof", "idof", "rdof", "more"])] = _json(dice)
+    job.fields["parent"] = json.dumps(parent)
+    if dice.random() < 0.7:
+        job.fields["parentKey"] = dice.choice(["bull:{none}:none", "", "none", ":", "bull:{none}:"])
+    job.note("parent", job.fields["parent"])
+
+
+def _break_key(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    job.kind = dice.choice([*_KINDS, "none"])
+    job.note("key", job.kind)
+
+
+def _break_side_key(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    end = dice.choice(_SIDE_KEYS)
+    # A lock that is a string and never runs out is that of a job that runs, as far as anybody can tell.
+    kind = dice.choice(_KINDS[1:] if end == "lock" else _KINDS)
+    job.side[end] = kind
+    job.note(f":{end}", kind)
+
+
+def _break_deduplication(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    name = f"dd-{dice.getrandbits(32)}"
+    job.fields["deid"], options["de"] = name, {"id": name}
+    job.side[f"/de:{name}"] = kind = dice.choice(_KINDS[1:])
+    job.note("de:", kind)
+
+
+_Breaker = Callable[[random.Random, Malformed, dict[str, Any]], None]
+_BREAKERS: Final[dict[str, _Breaker]] = {
+    "field": _break_field,
+    "field again": _break_field,
+    "option": _break_option,
+    "option again": _break_option,
+    "own option": _break_own_option,
+    "rule": _break_rule,
+    "parent": _break_parent,
+    "key": _break_key,
+    "side key": _break_side_key,
+    "deduplication": _break_deduplication,
+}
+
+_MAKE: Final[dict[str, Callable[[Any, bytes], Any]]] = {
+    "none": lambda redis, key: redis.delete(key),
+    "string": lambda redis, key: redis.set(key, "text"),
+    "list": lambda redis, key: redis.lpush(key, "text"),
+    "set": lambda redis, key: redis.sadd(key, "text"),
+    "zset": lambda redis, key: redis.zadd(key, {"text": 1}),
+    "stream": lambda redis, key: redis.xadd(key, {"text": "1"}),
+}
