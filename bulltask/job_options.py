@@ -6,6 +6,7 @@ are seconds or ``timedelta``; what is stored is BullMQ's: milliseconds, and seco
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +17,7 @@ from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.codec import MAX_SAFE_INTEGER
 from bulltask.config import Config
 from bulltask.errors import ConfigError, PayloadTooLarge
-from bulltask.job import MAX_PRIORITY, ParentLink
+from bulltask.job import MAX_PRIORITY, JobOptions, ParentLink
 from bulltask.keeping import keep_option
 from bulltask.names import qualified_name
 
@@ -29,8 +30,10 @@ __all__ = [
     "ParentLike",
     "check_priority",
     "check_size",
+    "check_together",
     "link_to_parent",
     "stored_options",
+    "text_chars",
 ]
 
 
@@ -87,6 +90,10 @@ BackoffLike = Backoff | Mapping[str, Any] | Duration
 
 ParentLike = HasAddress | Mapping[str, str]
 """A job, or ``{"id": …, "queue": …}``."""
+
+_LONGEST_REST: Final = 1_000
+_LONGEST_ESCAPE: Final = 6
+"""Bytes of JSON: of options without texts of the sender's own, and of a character in such a text."""
 
 FAILURE_FLAGS: Final[Mapping[str, str]] = {
     "fail_parent_on_failure": "fpof",
@@ -159,15 +166,47 @@ def check_priority(value: object) -> int:
     return value
 
 
-def check_size(data: bytes, stored: Mapping[str, object], what: str) -> None:
-    """Compare a job's encoded data with its own ``size_limit``.
+def text_chars(options: JobOptions) -> int:
+    """Return how many characters of the sender's own the options have; the rest of them is short."""
+    chars = len(options.headers)
+    for said in options.more.values():
+        for part in said.values() if isinstance(said, Mapping) else (said,):
+            chars += len(part) if isinstance(part, str) else 0
+    return chars
+
+
+def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -> None:
+    """Compare a job's encoded data with its own ``size_limit``, and data and options together with ``max_payload``.
+
+    Args:
+        data: encoded; alone it is within ``limit``.
+        options: of the job.
+        limit: the setting ``max_payload``; ``None`` for no limit.
+        what: how messages call the data.
 
     Raises:
-        PayloadTooLarge: it is longer; the message calls it ``what``.
+        PayloadTooLarge: one of them is longer.
     """
-    most = stored.get("sizeLimit")
+    most = options.more.get("sizeLimit")
     if isinstance(most, int) and len(data) > most:
         raise PayloadTooLarge(f"{what} has {len(data):,} bytes of JSON, over the job's size_limit of {most:,}")
+    # The options are encoded only where that can matter: it takes longer than all else that a send does here.
+    if limit is not None and len(data) + _LONGEST_REST + _LONGEST_ESCAPE * text_chars(options) > limit:
+        check_together(data, options.to_wire(0), limit, what)
+
+
+def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: str) -> None:
+    """Compare a job's encoded data and stored options together with ``max_payload``.
+
+    Raises:
+        PayloadTooLarge: they are longer; the message calls the data ``what``.
+    """
+    rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
+    if len(data) + rest > limit:
+        raise PayloadTooLarge(
+            f"{what} ({len(data):,} bytes of JSON) and the job's options with its headers ({rest:,}) are together more "
+            f"than the limit of {limit:,}; store them elsewhere and send a reference, or raise max_payload"
+        )
 
 
 def _number(low: int) -> Callable[[Any, str], int]:

@@ -78,7 +78,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("broker_reconnect_delay", "reconnect_delay_ms", duration(1), 0.1, "first pause before a reconnect"),
         _S("broker_reconnect_delay_max", "reconnect_delay_max_ms", duration(1), 3, "longest pause"),
-        _S("max_payload", "max_payload", integer(1), 10_000_000, "bytes of JSON of one call or one result"),
+        _S(
+            "max_payload",
+            "max_payload",
+            integer(1),
+            10_000_000,
+            "bytes of JSON: of a job's data and options, of a result",
+        ),
         _S("max_events", "max_events", integer(100), 10_000, "length of a queue's event stream, where none is set"),
         _S(
             "max_logs",

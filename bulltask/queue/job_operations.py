@@ -11,7 +11,7 @@ from typing import Any, Final
 from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, JobNotFound, LockMismatch
-from bulltask.job_options import check_priority
+from bulltask.job_options import check_priority, check_together
 from bulltask.queue.answers import ChildFailures, Dependencies
 from bulltask.queue.fields import JobFields
 from bulltask.transport import scripts_job as scripts
@@ -55,6 +55,7 @@ def set_data(job: JobFields, data: Any) -> Operation[None]:
     """Replace the data."""
     limit = job.link.broker.config.max_payload
     encoded = codec.encode(data, what=f"the data of job {job.id}", limit=limit)
+    check_together(encoded, job.opts, limit, f"the data of job {job.id}")
     yield from ask(scripts.update_data(job.link.keys, job.id, encoded))
     job.change(data=codec.decode(encoded), data_text=encoded.decode())
 

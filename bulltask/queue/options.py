@@ -127,14 +127,15 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     stored = stored_options(options, config.backoff_strategies)
     parent = link_to_parent(options.get("parent"), stored, config)
     encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
-    check_size(encoded, stored, f"the data of job {name}")
+    job_options = _job_options(name, options, stored, config)
+    check_size(encoded, job_options, config.max_payload, f"the data of job {name}")
     job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")
     return NewJob(
         queue=queue,
         id=str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id),
         name=check_job_name(name),
         data=encoded,
-        options=_job_options(name, options, stored, config),
+        options=job_options,
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
         chosen=job_id is not None,

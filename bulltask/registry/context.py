@@ -171,6 +171,7 @@ class Context:
 
         Raises:
             EncodeError: it is no plain JSON.
+            PayloadTooLarge: it is, with the job's options, longer than ``max_payload``.
             JobNotFound: the job was removed meanwhile.
             BrokerError: Redis could not be told.
         """

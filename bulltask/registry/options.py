@@ -263,7 +263,7 @@ class JobPlan:
     """All that was said about a call but its arguments; good for any number of jobs.
 
     Attributes:
-        max_payload: most bytes of data that the app allows, ``None`` for any number.
+        max_payload: most bytes of data and options that the app allows, ``None`` for any number.
     """
 
     name: str
@@ -285,7 +285,7 @@ class JobPlan:
         """
         what = f"the arguments of task {self.name}"
         encoded = codec.encode(data, what=what, limit=self.max_payload)
-        check_size(encoded, self.options.more, what)
+        check_size(encoded, self.options, self.max_payload, what)
         new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
         return NewJob(
             self.queue,

@@ -13,6 +13,7 @@ from bulltask.clock import ServerClock
 from bulltask.config import Config
 from bulltask.errors import BrokerNotReady, BrokerUnavailable
 from bulltask.job import NewJob
+from bulltask.job_options import text_chars
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
@@ -28,8 +29,8 @@ BULK: Final = 1_000
 """Most jobs in one round trip."""
 
 BULK_BYTES: Final = 4_000_000
-"""Most bytes of data in one round trip, unless a single job has more: a thousand large jobs would take longer than
-any call may, and more memory than Redis gives one client."""
+"""Most bytes of data and headers in one round trip, unless a single job has more: a thousand large jobs would take
+longer than any call may, and more memory than Redis gives one client."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """What ``meta.version`` of a queue says; boards show it."""
@@ -147,10 +148,11 @@ def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     part: list[NewJob] = []
     size = 0
     for job in jobs:
-        if part and (len(part) == BULK or size + len(job.data) > BULK_BYTES):
+        its_size = len(job.data) + text_chars(job.options)
+        if part and (len(part) == BULK or size + its_size > BULK_BYTES):
             yield part
             part, size = [], 0
         part.append(job)
-        size += len(job.data)
+        size += its_size
     if part:
         yield part

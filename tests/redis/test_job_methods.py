@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from bulltask.errors import (
     JobNotInState,
     LockMismatch,
     ParentNotFound,
+    PayloadTooLarge,
     ResultTimeout,
     TaskError,
 )
@@ -89,10 +91,22 @@ def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(br
     job = app.queue("mail").add("n")
     running = ActiveJob.from_hash("mail", job.id, [b"opts", b"{}"])
     keys, broker = app.broker.keys("mail"), app.broker
-    reporter = JobReporter(running, keys, broker.pool, broker.loop_client, app.config.max_logs)
+    reporter = JobReporter(running, keys, broker.pool, broker.loop_client, app.config)
     for number in range(5):
         reporter.log(f"line {number}")
     assert job.get_logs().lines == ("line 2", "line 3", "line 4")
+    app.close()
+
+
+def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) -> None:
+    app = App("writing", broker_url, max_payload=1_000)
+    job = app.queue("mail").add("n")
+    options = json.dumps({"tm": 600 * "x"}).encode()
+    running = ActiveJob.from_hash("mail", job.id, [b"opts", options])
+    reporter = JobReporter(running, app.broker.keys("mail"), app.broker.pool, app.broker.loop_client, app.config)
+    with pytest.raises(PayloadTooLarge, match="together more than the limit of 1,000"):
+        reporter.update_data(600 * b"1")
+    reporter.update_data(300 * b"1")
     app.close()
 
 

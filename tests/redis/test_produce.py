@@ -16,6 +16,8 @@ import redis
 from bulltask import App, AsyncResult, JobState
 from bulltask.clock import wall_ms
 from bulltask.errors import BrokerFull, BrokerNotReady, BrokerUnavailable, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.queue.flow_plan import FlowJob
+from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport import produce
 from bulltask.transport.aclient import AsyncClient
@@ -420,10 +422,47 @@ def test_one_bad_call_of_many_sends_none_of_them(broker_url: str, redis_client: 
 def test_the_limit_of_a_payload_is_the_apps(broker_url: str, redis_client: redis.Redis) -> None:
     app = App("producer", broker_url, max_payload=1_000)
     work = app.task(name="work")(lambda x: None)
-    work.delay("x" * (1_000 - len('{"x":""}')))
+    options: Any = redis_client.hget(app.broker.keys("default").job(work.delay("x").id), "opts")
+    room = 1_000 - len(options) - len('{"x":""}')
+    work.delay("x" * room)
+    with pytest.raises(PayloadTooLarge, match=r"the arguments of task work \(.*\) and the job's options .* of 1,000"):
+        work.delay("x" * (room + 1))
     with pytest.raises(PayloadTooLarge, match="the arguments of task work is 1,001 bytes of JSON"):
         work.delay("x" * (1_001 - len('{"x":""}')))
     app.close()
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda app, text: app.send_task("work", [text], headers={"h": text}),
+        lambda app, text: app.send_task("work", [text], telemetry_metadata=text),
+        lambda app, text: app.send_task("work", [text], deduplication=text),
+        lambda app, text: app.send_many([app.task(name="many")(lambda x: None).s(text).set(headers={"h": text})]),
+        lambda app, text: app.queue("mail").add("work", text, headers={"h": text}),
+        lambda app, text: app.queue("mail").add("work", text, telemetry_metadata=text),
+        lambda app, text: app.queue("mail").add("work", "", headers={"h": text}, telemetry_metadata=text),
+        lambda app, text: app.flows().add(FlowJob("work", "mail", text, options={"telemetry_metadata": text})),
+        lambda app, text: app.queue("mail").schedulers.upsert("s", data=text, options={"headers": text}, every=60),
+    ],
+)
+def test_the_limit_is_of_data_and_options_together(
+    broker_url: str, redis_client: redis.Redis, send: Callable[[App, str], object]
+) -> None:
+    app = App("producer", broker_url, max_payload=10_000)
+    with pytest.raises(PayloadTooLarge, match="together more than the limit of 10,000"):
+        send(app, 6_000 * "x")
+    assert redis_client.dbsize() == 0
+    send(app, 4_000 * "x")
+    app.close()
+
+
+def test_a_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) -> None:
+    with Queue("mail", broker_url, max_payload=10_000) as queue:
+        job = queue.add("work", headers={"h": 6_000 * "x"})
+        with pytest.raises(PayloadTooLarge, match="together more than the limit of 10,000"):
+            job.update_data(6_000 * "x")
+        job.update_data(3_000 * "x")
 
 
 # --- a way that breaks ------------------------------------------------------------------------------------------------

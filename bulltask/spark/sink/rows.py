@@ -167,7 +167,7 @@ class JobMaker:
             raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
         what = f"the data of job {name}"
         encoded = codec.encode(value, what=what, limit=self.config.max_payload)
-        check_size(encoded, self.alike.options.more, what)
+        check_size(encoded, self.alike.options, self.config.max_payload, what)
         return encoded
 
 

@@ -111,7 +111,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     def reporter(job: ActiveJob) -> Reporter:
         # Asked for late: the loop's client is made by the loop's own thread.
         keys = broker.keys(job.queue)
-        return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config.max_logs)  # noqa: PLW0108
+        return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
     def is_locked(job: ActiveJob, token: str) -> bool:
         return broker.pool.run(keep_lock(broker.keys(job.queue), job.id, token, config.lock_ms))

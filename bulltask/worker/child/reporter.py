@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bulltask.config import Config
 from bulltask.job import ActiveJob
+from bulltask.job_options import check_together
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
@@ -24,7 +26,7 @@ class JobReporter:
         keys: its queue.
         pool: sync clients: a task may report from threads of its own.
         aclient: gives the async client of the child's event loop.
-        max_logs: how many lines the log keeps where the job does not say; ``None``: all.
+        config: how large a job may be, and how many lines its log keeps where the job does not say.
     """
 
     def __init__(
@@ -33,10 +35,9 @@ class JobReporter:
         keys: QueueKeys,
         pool: ClientPool,
         aclient: Callable[[], AsyncClient],
-        max_logs: int | None,
+        config: Config,
     ) -> None:
-        self._job, self._keys, self._pool, self._aclient = job, keys, pool, aclient
-        self._max_logs = max_logs
+        self._job, self._keys, self._pool, self._aclient, self._config = job, keys, pool, aclient, config
 
     def update_progress(self, progress: bytes) -> None:
         """Store the progress (JSON) and tell listeners."""
@@ -56,11 +57,11 @@ class JobReporter:
 
     def update_data(self, data: bytes) -> None:
         """Replace the job's data."""
-        self._pool.run(update_data(self._keys, self._job.id, data))
+        self._pool.run(self._data_call(data))
 
     async def aupdate_data(self, data: bytes) -> None:
         """:meth:`update_data` on the child's event loop."""
-        await self._aclient().run(update_data(self._keys, self._job.id, data))
+        await self._aclient().run(self._data_call(data))
 
     def children_values(self) -> dict[str, Any]:
         """Return values of the job's children that have completed."""
@@ -70,5 +71,9 @@ class JobReporter:
         """:meth:`children_values` on the child's event loop."""
         return await self._aclient().run(children_values(self._keys, self._job.id))
 
+    def _data_call(self, data: bytes) -> Call[None]:
+        check_together(data, self._job.opts, self._config.max_payload, f"the data of job {self._job.id}")
+        return update_data(self._keys, self._job.id, data)
+
     def _log_call(self, line: str) -> Call[int]:
-        return add_log(self._keys, self._job.id, line, self._job.opts.get("kl"), self._max_logs)
+        return add_log(self._keys, self._job.id, line, self._job.opts.get("kl"), self._config.max_logs)
