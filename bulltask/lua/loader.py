@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "ending", "fenced", "guarded", "official", "own", "retrying"]
+__all__ = ["Script", "ending", "fenced", "guarded", "official", "own", "retrying", "waking"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 
@@ -132,6 +132,17 @@ def retrying() -> Script:
         ScriptIntegrityError: as of :func:`official`.
     """
     return _around(own("retryFailed"), official("moveJobsToWait"), b"retry")
+
+
+@cache
+def waking(script: Script) -> Script:
+    """Return own ``wakeNext`` around a script that moves a job out of ``active``: it is there byte for byte, as
+    ``move(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: as of :func:`own`.
+    """
+    return _around(own("wakeNext"), script, b"move")
 
 
 def _around(outer: Script, inner: Script, function: bytes) -> Script:

@@ -32,6 +32,7 @@ __all__ = [
     "move_to_waiting_children",
     "renew_locks",
     "retry_job",
+    "wake_next",
 ]
 
 R = TypeVar("R")
@@ -274,6 +275,13 @@ def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms:
 
     places = (keys.lock_ends, keys.stalled, keys.stalled_check)
     return script_call(loader.own("lockEnds"), places, (keys.base, now_ms, 2 * interval_ms, *stalled), judge)
+
+
+def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
+    """Own ``wakeNext`` around a call that moves a job out of ``active`` and takes no other: in a queue with a global
+    maximum, a worker that was refused for it is woken in the same step."""
+    assert move.script is not None
+    return script_call(loader.waking(move.script), (keys.meta, keys.marker, *move.places), move.words, move.judge)
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:

@@ -131,6 +131,21 @@ def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: Sid
         job.get(timeout=60)
 
 
+def test_a_place_that_a_closing_node_worker_leaves_is_taken_within_seconds(mail: SideBySide) -> None:
+    """Node tells nobody: its last job asks for no other, and BullMQ sets no marker when a job ends."""
+    mail.call("setGlobalConcurrency", 1)
+    theirs = mail.node_worker("sleep", {"ms": 2_000})
+    first = mail.add("echo")
+    mail.stream.wait_for(timeout=60, event="active", jobId=first)
+    mail.worker(drain_delay=60)
+    wait_until(lambda: any("b" in client["flags"] for client in mail.redis.client_list()), 60.0, "a refused child")
+    second = mail.send("echo")
+    mail.node.call("worker.close", worker=theirs)
+    second.get(timeout=60)
+    ended, started = mail.seen(first)["finishedOn"], mail.seen(second.id)["processedOn"]
+    assert started - ended <= at_this_pace(1_500)
+
+
 def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide) -> None:
     mail.call("setGlobalRateLimit", 2, 400)
     mail.worker(children=2)

@@ -27,7 +27,7 @@ from bulltask.process import end_if_forked
 from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts_move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job, wake_next
 from bulltask.transport.scripts_queue import limit_now
 from bulltask.transport.scripts_read import add_log
 from bulltask.transport.scripts_revoke import end_revoked
@@ -75,8 +75,13 @@ class Settler:
         self._claims, self._pid = Claims(config, worker_id), os.getpid()
 
     def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
-        """The call that writes ``outcome``; only finishing can take the next job in the same step."""
+        """The call that writes ``outcome``; only ``moveToFinished`` can take the next job in the same step."""
         end_if_forked(self._pid)  # whatever code of users has forked unseen, a copy settles nothing
+        call = self._call(picked, outcome, fetch_next)
+        takes_next = fetch_next and call.script is not None and call.script.name == "moveToFinished"
+        return call if takes_next else wake_next(picked.keys, call)
+
+    def _call(self, picked: Picked, outcome: Outcome, fetch_next: bool) -> Call[Any]:
         job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():

@@ -29,6 +29,10 @@ __all__ = ["JobSource", "Woken"]
 
 
 _PAUSE_MS: Final = 60_000
+_MAXIMUM_MS: Final = 1_000
+"""A queue with a global maximum is asked again this often: other clients tell nobody when a job of theirs has left."""
+_LOOK_MS: Final = 5_000
+"""So often a child looks whether a queue has one."""
 
 
 class Woken(Interrupt):
@@ -59,6 +63,7 @@ class JobSource:
         self._aside = SettingAside(self.client, self._clock, self._config, bus)
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.rotation.queues)}
         self._unsure: set[Slot] = set()
+        self._longest_ms, self._look_at_ms = self._config.drain_delay_ms, 0
         self.closing = False
         self._waiting = False
 
@@ -222,7 +227,9 @@ class JobSource:
 
     def _wait(self) -> None:
         waitable = self.rotation.waitable()
-        wait_ms = self.rotation.wait_ms(self._config.drain_delay_ms)
+        if mono_ms() >= self._look_at_ms:
+            self._look_for_maxima()
+        wait_ms = self.rotation.wait_ms(self._longest_ms)
         if not waitable:
             self._wakeups.wait(wait_ms)
             self.rotation.open_all()
@@ -241,6 +248,13 @@ class JobSource:
             self.rotation.open_all()
         else:
             self.rotation.marked(self._queues[popped[0]], popped[1])
+
+    def _look_for_maxima(self) -> None:
+        """A fetch does not say whether it found no job or was refused for the queue's global maximum."""
+        asked = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.rotation.queues])
+        drain_ms = self._config.drain_delay_ms
+        self._longest_ms = min(drain_ms, _MAXIMUM_MS) if any(isinstance(most, bytes) for most in asked) else drain_ms
+        self._look_at_ms = mono_ms() + _LOOK_MS
 
     def _restore_markers(self) -> None:
         """A wait was cut off: the marker may have been handed to this child, and another worker should hear of it."""

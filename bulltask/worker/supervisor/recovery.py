@@ -153,6 +153,10 @@ class Recovery:
             except Exception as exc:
                 if not self._aside.blame(keys, token, job_id, exc):
                     raise
+            # The scripts set no marker for a prioritized job, nor when one leaves a queue that is at its maximum, and
+            # workers that wait would not hear of it. Not in one round trip: a script that the server has to learn first
+            # runs after what was sent behind it.
+            self._client.run(command("ZADD", keys.marker, 0, "0"))
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
         orphans, most = remains.orphans, self._config.max_crashes
@@ -172,9 +176,6 @@ class Recovery:
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         self._client.run(move_from_active_to_wait(keys, job_id, token))
-        # The script sets no marker for a prioritized job, and a worker that waits would not hear of it. Not in one
-        # round trip: a script that the server has to learn first runs after what was sent behind it.
-        self._client.run(command("ZADD", keys.marker, 0, "0"))
         if orphans.wanted:
             self._bus.emit(JobReturned(job_id, keys.queue, "", "its child was stopped before the job had ended"))
         else:

@@ -1,0 +1,95 @@
+"""A queue with a global maximum: when a job leaves, the next one starts at once, whoever runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.pace import at_this_pace
+from tests.support.stage import Stage
+from tests.support.streams import Entry
+
+pytestmark = pytest.mark.process
+
+PATIENT = {"drain_delay": 60}
+"""Nobody looks for jobs by himself: whoever waits must be woken, or know that the maximum kept it from a job."""
+
+SHORT = """
+import asyncio
+
+@app.task(name="short")
+async def short():
+    await asyncio.sleep(0.1)
+"""
+
+WAYS_OUT = ("return", "fail", "retry", "retry later", "delay", "give back", "die")
+
+LEAVING = """
+import asyncio, os
+
+def leave(self, how):
+    if self.request.deliveries > 1:
+        return
+    match how:
+        case "fail":
+            raise ValueError
+        case "retry" | "retry later":
+            raise self.retry(countdown=0 if how == "retry" else 0.5)
+        case "delay":
+            self.move_to_delayed(delay=0.5)
+        case "give back":
+            self.move_to_wait()
+        case "die":
+            os._exit(1)
+
+@app.task(bind=True, name="sync")
+def sync(self, how):
+    leave(self, how)
+
+@app.task(bind=True, name="async")
+async def on_the_loop(self, how):
+    await asyncio.sleep(0)
+    leave(self, how)
+"""
+
+
+def idle_ms(stage: Stage) -> list[int]:
+    """How long nobody ran a job, each time one had left."""
+    left: Entry | None = None
+    gaps = []
+    for entry in stage.events.all():
+        if entry["event"] == "active":
+            gaps += [entry.ms - left.ms] if left else []
+            left = None
+        elif entry["event"] in {"completed", "failed", "delayed"} or entry.fields.get("prev") == "active":
+            left = entry
+    return gaps
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_async_jobs_follow_each_other_at_once_in_a_queue_with_a_global_concurrency_of_one(
+    stage: Stage, workers: int
+) -> None:
+    stage.app.queue("default").set_global_concurrency(1)
+    for _ in range(workers):
+        stage.worker(SHORT, children=2, settings=PATIENT)
+    stage.wait_until_idle(2 * workers)
+    jobs = [stage.app.send_task("short") for _ in range(5)]
+    for job in jobs:
+        job.get(timeout=60)
+    gaps = idle_ms(stage)
+    stage.note(idle_ms=gaps)
+    assert sum(gaps) <= at_this_pace(500)
+
+
+def test_the_next_job_starts_within_a_second_however_the_one_before_it_has_left(stage: Stage) -> None:
+    stage.app.queue("default").set_global_concurrency(1)
+    for _ in range(2):
+        stage.worker(LEAVING, children=2, settings=PATIENT)
+    stage.wait_until_idle(4)
+    jobs = [stage.app.send_task(name, kwargs={"how": how}) for how in WAYS_OUT for name in ("async", "sync")]
+    last = [stage.app.send_task("async", kwargs={"how": "return"}) for _ in range(2)]
+    for job in [*jobs, *last]:
+        stage.events.wait_for(event="failed" if job in jobs[2:4] else "completed", jobId=job.id)
+    gaps = idle_ms(stage)
+    stage.note(idle_ms=gaps)
+    assert max(gaps) <= at_this_pace(1000)
