@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from bulltask.lake.report import topics
 from bulltask.lake.report.making import make_report
 from bulltask.lake.report.markdown import markdown
 from bulltask.lake.report.numbers import Report
@@ -243,3 +244,15 @@ def test_a_reason_as_long_as_a_book_is_cut(lake: LakeBuilder) -> None:
     page = html(full(lake, reason="x" * 1_000_000))
     assert len(page) < 4_000_000
     assert "x" * 5_000 not in re.search(r"<pre>(.*?)</pre>", page, re.DOTALL)[1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("letters", [120, 5_000])
+def test_a_long_name_is_shortened_and_breaks_where_a_line_ends(lake: LakeBuilder, letters: int) -> None:
+    """A browser has shown it: the style lets every text break, and no name is longer than a few lines of a phone."""
+    report = full(lake, name="com.example." + "n" * letters, queue="queue." + "q" * 240)
+    page, text = Parsed(html(report)), markdown(report)
+    shown = [*page.texts, *text.splitlines(), *(attrs.get("aria-label") or "" for _, attrs in page.tags)]
+    assert not any(re.search("n{121}|q{121}", line) for line in shown)
+    assert any(line.startswith("com.example.nnn") and "n…n" in line for line in shown)
+    assert re.search(r"body \{[^}]*overflow-wrap: anywhere", html(report))
+    assert topics.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "for programs it is whole"

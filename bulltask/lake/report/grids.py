@@ -28,7 +28,7 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Whether it stands to the left, as texts do."""
-        return self.unit in {Unit.TEXT, Unit.TEXTS, Unit.TIME, Unit.FLAG}
+        return self.unit in {Unit.TEXT, Unit.NAME, Unit.TEXTS, Unit.TIME, Unit.FLAG}
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from bulltask.lake.report.data import LINES, Axis, Data, Sizes
 from bulltask.lake.report.tallies import QueueTally, incomplete_minutes
+from bulltask.lake.report.wording import shortened
 from bulltask.lake.size_classes import merged, percentile
 
 __all__ = ["Line", "backlog", "busy", "percentiles", "rates"]
@@ -74,22 +75,21 @@ def backlog(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]
     Behind that nobody knows: of a job whose beginning was lost, only the end would count.
     """
     lines = _by_queue(data, axis, tallies, "backlog_delta_sum", 1)
-    known = {line.label: axis.points for line in lines}
-    incomplete = incomplete_minutes(data)
-    for tally in tallies:
-        label = tally.queue if tally.queue in known else lines[-1].label
+    known, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
+    for place, tally in enumerate(tallies):
+        line = min(place, len(lines) - 1)  # the last one may stand for several
         first = min((axis.place(minute) for minute in incomplete.get(tally.queue, ())), default=axis.points)
-        known[label] = min(known[label], max(first, 0))
-    for line in lines:
-        sums = list(accumulate(value or 0 for value in line.values))
-        line.values = [*sums[: known[line.label]], *([None] * (axis.points - known[line.label]))]
+        known[line] = min(known[line], max(first, 0))
+    for one, points in zip(lines, known, strict=True):
+        sums = accumulate(value or 0 for value in one.values[:points])
+        one.values = [*sums, *([None] * (axis.points - points))]
     return lines
 
 
 def _by_queue(data: Data, axis: Axis, tallies: Sequence[QueueTally], column: str, divisor: int) -> list[Line]:
     many = len(tallies) > LINES
     shown = [tally.queue for tally in tallies[: LINES - 1 if many else LINES]]
-    lines = {queue: Line(queue, [0.0] * axis.points) for queue in shown}
+    lines = {queue: Line(shortened(queue), [0.0] * axis.points) for queue in shown}
     rest = Line(f"{len(tallies) - len(shown)} others", [0.0] * axis.points, others=True)
     for row in data.queues.select(["queue", "at", column]).to_pylist():
         values, place = lines.get(row["queue"], rest).values, axis.place(row["at"])

@@ -14,7 +14,7 @@ from bulltask.lake.report.data import Axis, Data
 from bulltask.lake.report.lines import Line, backlog, busy, percentiles, rates
 from bulltask.lake.report.tallies import MOST, QueueTally, TaskTally, by_queue, by_task, incomplete_minutes, topped
 from bulltask.lake.report.topics import Cost, Failure, Reason, costs, failures, reasons
-from bulltask.lake.report.wording import Unit, written
+from bulltask.lake.report.wording import Unit, shortened, written
 
 __all__ = ["Alert", "Figure", "Report", "report"]
 
@@ -145,13 +145,13 @@ def _topped_costs(prices: Sequence[Cost]) -> list[Cost]:
 def _alerts(data: Data, build: str) -> list[Alert]:
     found = []
     if data.axis is None:
-        of = f" of {', '.join(data.period.queues)}" if data.period.queues else ""
+        of = f" of {', '.join(map(shortened, data.period.queues))}" if data.period.queues else ""
         found.append(Alert("empty", f"No jobs{of} on {data.period.title}", _instead(data, build)))
     lost = incomplete_minutes(data)
     if minutes := len({minute for each in lost.values() for minute in each}):
         events = sum(gap.lost for gap in data.gaps)
         least = "" if all(gap.exact for gap in data.gaps) else "at least "
-        names = ", ".join(sorted(queue for queue, each in lost.items() if each))
+        names = ", ".join(sorted(shortened(queue) for queue, each in lost.items() if each))
         told = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
         found.append(
             Alert(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bulltask.lake.report.data import Data, TaskKey
+from bulltask.lake.report.wording import shortened
 from bulltask.lake.size_classes import Counts, merged, percentile
 
 __all__ = [
@@ -132,7 +133,10 @@ def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
     """Return what to call tasks: their names, with the queue where two queues have one of the same name."""
     keys = list(keys)
     often = Counter(name for _, name in keys)
-    return {(queue, name): (name or UNKNOWN) + (f" ({queue})" if often[name] > 1 else "") for queue, name in keys}
+    return {
+        (queue, name): shortened(name or UNKNOWN) + (f" ({shortened(queue)})" if often[name] > 1 else "")
+        for queue, name in keys
+    }
 
 
 def topped(tallies: Sequence[TaskTally], most: int = MOST) -> list[TaskTally]:

@@ -32,8 +32,8 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-_QUEUE: Final = Column("queue", "Queue", Unit.TEXT)
-_NAME: Final = Column("name", "Task", Unit.TEXT)
+_QUEUE: Final = Column("queue", "Queue", Unit.NAME)
+_NAME: Final = Column("name", "Task", Unit.NAME)
 
 
 @dataclass(frozen=True, slots=True)

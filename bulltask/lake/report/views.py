@@ -13,7 +13,7 @@ from bulltask.lake.report.grids import Column, Grid
 from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.tallies import QueueTally
 from bulltask.lake.report.topics import Cost, Failure, Reason
-from bulltask.lake.report.wording import Unit, written
+from bulltask.lake.report.wording import Unit, shortened, written
 
 __all__ = ["ROWS", "advised", "errors_in_short", "notes", "queues_shown", "steps", "tables", "told"]
 
@@ -65,7 +65,7 @@ def _reasons(found: Sequence[Reason]) -> Grid:
                 one.error_key,
                 one.count,
                 one.share,
-                list(dict.fromkeys(task.name for task in one.tasks))[:_NAMED],
+                list(dict.fromkeys(shortened(task.name) for task in one.tasks))[:_NAMED],
                 one.first_seen,
                 one.last_seen,
             ]
@@ -112,7 +112,7 @@ def told(advice: Advice) -> str:
 
 def queues_shown(report: Report, most: int = 8) -> str:
     """Return the names of the report's queues, or how many they are."""
-    names = sorted(tally.queue for tally in report.queues) or list(report.data.period.queues)
+    names = [shortened(name) for name in sorted(tally.queue for tally in report.queues) or report.data.period.queues]
     if not names:
         return "all queues"
     return (

@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["ABSENT", "CONTROL", "Unit", "one_line", "written"]
+__all__ = ["ABSENT", "CONTROL", "Unit", "one_line", "shortened", "written"]
 
 ABSENT: Final = "\N{EN DASH}"
 
@@ -17,10 +17,16 @@ CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u206
 """What moves a cursor, hides or turns text: no terminal and no page is to be taken in by the name of a task."""
 
 
+_LONGEST_NAME: Final = 120
+_NAME_BEGIN, _NAME_END = 70, 49
+"""Characters of a name that is too long to be shown whole."""
+
+
 class Unit(StrEnum):
     """What a number counts, or that it is something else."""
 
     TEXT = "text"
+    NAME = "name"
     TEXTS = "texts"
     COUNT = "count"
     NUMBER = "number"
@@ -45,6 +51,11 @@ def written(value: Any, unit: Unit) -> str:
 def one_line(text: str) -> str:
     """Return a text without what would break a line or move a cursor: that is shown as ``\\n`` or ``\\x1b``."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(name: str) -> str:
+    """Return the name of a task or a queue as readers need it: of a long one the beginning and the end."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_NAME_BEGIN]}…{name[-_NAME_END:]}"
 
 
 def _number(value: float) -> str:
@@ -95,6 +106,7 @@ def _time(value: datetime) -> str:
 
 _WRITERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
     Unit.TEXT: lambda value: one_line(str(value)),
+    Unit.NAME: lambda value: shortened(one_line(str(value))),
     Unit.TEXTS: lambda value: ", ".join(one_line(str(text)) for text in value) or ABSENT,
     Unit.COUNT: lambda value: f"{value:,}",
     Unit.NUMBER: _number,
