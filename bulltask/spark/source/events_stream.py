@@ -1,11 +1,12 @@
 """The stream reader of events: batch after batch, each planned from the last one's end.
 
 Spark keeps the end of each batch, asks for the next one, and after a crash asks for the same one again. So the reader
-remembers nothing: what is lost is worked out from positions and from the streams as they are.
+remembers nothing but what it has logged: what is lost is worked out from positions and from the streams as they are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +35,7 @@ from bulltask.spark.source.positions import (
     starting,
 )
 from bulltask.spark.source.queues import Found, look_for_queues, no_stream, tell
+from bulltask.spark.source.rings import limits_of
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.spans import Span, spans_of
 from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
@@ -42,6 +44,8 @@ from bulltask.transport.scripts_history import SPAN, span_end
 from bulltask.transport.scripts_stream import exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
+
+_log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 _PATIENCE_MS: Final = 60_000
 """So long a server may be away, to be started again and to read its files, until a stream that runs ends for it."""
@@ -75,6 +79,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, arrow_schema(schema)
         self._target: Mapping[str, Facts | None] | None = None
         self._told = set[str]()  # queues that are set aside
+        self._limits: dict[str, int] = {}  # how many events each ring kept when the batch before was planned
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins with each queue."""
@@ -108,6 +113,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = decode(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             found = self._find(connection)
+            self._compare_limits(connection, found.queues)
             queues = {keys.name for keys in found.queues}
             if self._options.every:
                 queues.update(before.keys() - found.aside)  # those that have vanished, with what was not read of them
@@ -178,6 +184,19 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         facts = facts_of(connection, queues, foreign)
         self._tell({keys.name: no_stream(keys) for keys in foreign or ()})
         return facts
+
+    def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:
+        """Log rings that were made shorter since the batch before."""
+        for keys, limit in zip(queues, limits_of(connection, queues), strict=True):
+            if limit < (before := self._limits.get(keys.name, limit)):
+                _log.warning(
+                    "[BULLTASK_RING_SHORTENED] queue %s: opts.maxLenEvents was %s and is %s now, so its stream holds "
+                    "events for a shorter time. Node's new Queue() sets 10,000 unless it is given "
+                    "streams.events.maxLen: give it %s there, and set it again",
+                    keys.queue,
+                    *(f"{number:,}" for number in (before, limit, before)),
+                )
+            self._limits[keys.name] = limit
 
     def _tell(self, aside: Mapping[str, str]) -> None:
         tell({queue: why for queue, why in aside.items() if queue not in self._told})

@@ -18,7 +18,7 @@ from bulltask.transport.call import command
 from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
 
-__all__ = ["Look", "look_at_rings", "redis_version"]
+__all__ = ["Look", "limits_of", "look_at_rings", "redis_version"]
 
 _RECENT_MS: Final = 10_000
 _MOST: Final = 1_000_000
@@ -44,13 +44,18 @@ def look_at_rings(connection: Connection, options: ReadOptions) -> Look:
     """
     found, foreign = look_for_queues(connection, options), list[QueueKeys]()
     every = facts_of(connection, found.queues, foreign)
-    limits = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in found.queues])
     rings = []
-    for keys, limit, facts in zip(found.queues, limits, every, strict=True):
+    for keys, limit, facts in zip(found.queues, limits_of(connection, found.queues), every, strict=True):
         if keys not in foreign:
             rate = None if facts is None else _rate(connection, keys, facts)
-            rings.append((keys, Ring(keys.queue, facts.length if facts else 0, _limit(limit), rate), facts))
+            rings.append((keys, Ring(keys.queue, facts.length if facts else 0, limit, rate), facts))
     return Look(rings, set_aside({**found.aside, **{keys.name: no_stream(keys) for keys in foreign}}))
+
+
+def limits_of(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
+    """Return how many events the ring of each queue keeps at the most."""
+    said = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in queues])
+    return list(map(_limit, said))
 
 
 def redis_version(connection: Connection) -> str | None:

@@ -176,3 +176,23 @@ def test_two_queues_that_are_called_alike_stop_a_query_of_all_that_does_not_skip
     redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
     with pytest.raises(ConfigError, match="both would be called 'mail'"):
         Query(broker_url, queue="*")
+
+
+def test_a_ring_that_somebody_shortens_while_a_query_runs_is_named_once(
+    broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(redis_client, 5)
+    meta = "bull:{mail}:meta"
+    redis_client.hset(meta, "opts.maxLenEvents", 747_000)
+    query = Query(broker_url)
+    query.run_dry()
+    redis_client.hset(meta, mapping={"opts.maxLenEvents": 10_000, "version": "bullmq:5.62.0"})  # as Node's new Queue()
+    query.run_dry()
+    query.run_dry()
+    [message] = caplog.messages
+    assert message.startswith("[BULLTASK_RING_SHORTENED] queue mail: opts.maxLenEvents was 747,000 and is 10,000 now")
+    redis_client.hset(meta, "opts.maxLenEvents", 747_000)
+    query.run_dry()
+    redis_client.hdel(meta, "opts.maxLenEvents")
+    query.run_dry()
+    assert len(caplog.messages) == 2
