@@ -330,3 +330,13 @@ def test_a_malformed_job_can_be_revoked(app: App, keys: QueueKeys, put: Put, red
     assert app.queue("mail").revoke("bad") == "revoked"
     assert redis_client.zrange(keys.failed, 0, -1) == ["bad"]
     assert redis_client.llen(keys.wait) == redis_client.llen(keys.active) == 0
+
+
+def test_a_job_whose_lock_never_runs_out_looks_like_one_that_runs(
+    keys: QueueKeys, put: Put, look_for_stalled_jobs: Look, redis_client: Any
+) -> None:
+    redis_client.set(keys.lock(put("held")), "somebody")
+    redis_client.rename(keys.wait, keys.active)
+    look_for_stalled_jobs()
+    look_for_stalled_jobs()
+    assert redis_client.lrange(keys.active, 0, -1) == ["held"]

@@ -21,7 +21,7 @@ from bulltask.events import (
     SchedulingFailed,
     UnknownTaskSeen,
 )
-from bulltask.foreign import counter
+from bulltask.foreign import MOST, counter
 from bulltask.job import ActiveJob
 from bulltask.process import end_if_forked
 from bulltask.states import REVOKED
@@ -157,7 +157,7 @@ class Settler:
         It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
         was lost in the meantime and another worker has the job, or Redis has forgotten everything.
         """
-        wanted, may_be_gone = picked.job.attempts_made + 1, self._is_removed_soon(picked.job)
+        wanted, may_be_gone = min(picked.job.attempts_made + 1, MOST), self._is_removed_soon(picked.job)
 
         def judge(reply: Any) -> bool:
             name, made = reply
