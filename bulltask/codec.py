@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
 
-__all__ = ["MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
+__all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value of plain JSON. Tuples are accepted by :func:`encode` and come back as lists."""
@@ -30,6 +30,10 @@ ON_SURROGATE: Final = "bulltask.surrogate"
 Those that stand for bytes that are no UTF-8 (``surrogateescape``: an id that another program made) become these bytes
 again. A lone one that came out of a JSON escape becomes U+FFFD, as when Node writes it.
 """
+
+MAX_LEVELS: Final = 500
+"""Most lists and objects in each other. Python reads and writes some 950, less the deeper its own stack is; to say a
+limit is to have it in every process alike."""
 
 # Nothing that contains itself comes so far: the check before it has met it.
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
@@ -53,7 +57,9 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
             raise EncodeError(f"{what}{problem}")
         text = _dumps(value)
     except RecursionError:
-        raise EncodeError(f"{what} is nested too deeply for JSON, or contains itself") from None
+        raise EncodeError(f"{what} contains itself, or is {_TOO_DEEP}") from None
+    if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
+        raise EncodeError(f"{what} is {_TOO_DEEP}")
     try:
         data = text.encode()
     except UnicodeEncodeError:  # a lone surrogate: legal in a JSON escape, not in UTF-8
@@ -70,14 +76,20 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
     """Return the value of a JSON text; ``None`` for a missing one.
 
     Raises:
-        DecodeError: it is not JSON (the message names ``what`` and the position).
+        DecodeError: it is not JSON (the message names ``what`` and the position), or nested too deeply.
     """
     if data is None:
         return None
     try:
-        return _loads(data if isinstance(data, str) else data.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as exc:
+        text = data if isinstance(data, str) else data.decode("utf-8", "surrogatepass")
+        value = _loads(text)
+    except ValueError as exc:
         raise DecodeError(f"{what} is not valid JSON: {exc}") from exc
+    except RecursionError:
+        raise DecodeError(f"{what} is {_TOO_DEEP}") from None
+    if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
+        raise DecodeError(f"{what} is {_TOO_DEEP}")
+    return value
 
 
 def decode_text(data: bytes | None) -> str:
@@ -100,6 +112,9 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+_TOO_DEEP: Final = f"nested deeper than the {MAX_LEVELS} levels that bulltask takes: send it as a text of its own"
+_CONTAINERS: Final = (dict, list, tuple)
+
 # json.loads() with an option builds a new decoder in every call, which costs more than decoding a job.
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
@@ -113,12 +128,30 @@ def _loads(text: str) -> Any:
     return value if end == len(text) else _decoder.decode(text)
 
 
+def _is_too_deep(value: object) -> bool:
+    """Whether there are more levels than :data:`MAX_LEVELS`; found level by level, as the stack may be too short."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        level = [
+            part
+            for whole in level
+            if isinstance(whole, _CONTAINERS)
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(part, _CONTAINERS)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _problem(value: Any) -> str | None:
     """What plain JSON cannot carry, with the way to it; ``None`` when all is well."""
-    check = _CHECKS.get(type(value))
-    if check is None:  # a subclass, such as an enum's member
-        check = next((check for kind, check in _CHECKS.items() if isinstance(value, kind)), _of_another_type)
-    return check(value)
+    return (_CHECKS.get(type(value)) or _check_of(value))(value)
+
+
+def _check_of(value: object) -> Callable[[Any], str | None]:
+    """The check of a value of another type: a subclass, such as an enum's member, or none that JSON has."""
+    return next((check for kind, check in _CHECKS.items() if isinstance(value, kind)), _of_another_type)
 
 
 def _of_atom(_: object) -> None:
@@ -139,15 +172,16 @@ def _of_dict(value: dict[Any, Any]) -> str | None:
     for key, item in value.items():
         if not isinstance(key, str):
             return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
-        # The way is put together on the way back: most calls have no problem, and then no text is made.
-        if type(item) not in _ATOMS and (found := _problem(item)) is not None:
+        # The way is put together on the way back: most calls have no problem, and then no text is made. A level is one
+        # call, so that MAX_LEVELS take half of Python's stack.
+        if (kind := type(item)) not in _ATOMS and (found := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
             return f"[{key!r}]{found}"
     return None
 
 
 def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
     for index, item in enumerate(value):
-        if type(item) not in _ATOMS and (found := _problem(item)) is not None:
+        if (kind := type(item)) not in _ATOMS and (found := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
             return f"[{index}]{found}"
     return None
 

@@ -98,6 +98,16 @@ def test_children_are_found_whatever_became_of_them(flows: FlowProducer, hand: H
     assert found.job.deferred_failure == "child bull:{q}:fails failed"
 
 
+def test_a_flow_may_be_deeper_than_pythons_stack(flows: FlowProducer) -> None:
+    flow = FlowJob("leaf", "q")
+    for _ in range(1_050):
+        flow = FlowJob("n", "q", children=[flow])
+    added = flows.add(flow)
+    read = flows.get_flow("q", added.job.id, depth=1_100)
+    assert [node.job.id for node in read.walk()] == [node.job.id for node in added.walk()]  # type: ignore[union-attr]
+    assert sum(1 for _ in added.walk()) == 1_051
+
+
 @pytest.mark.parametrize(("depth", "levels"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
 def test_as_many_levels_are_read_as_are_asked_for(flows: FlowProducer, depth: int, levels: int) -> None:
     flows.add(job("l1", job("l2", job("l3", job("l4")))))

@@ -7,7 +7,7 @@ import json
 import traceback
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -35,6 +35,8 @@ OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000,
 FOREIGN = {"backoff": {"type": "exponential", "delay": 1_000}}
 
 app = App("verdict")
+deep_app = App("deep")
+deep_app.task(name="t")(lambda x: None)
 
 
 class UnknownError(Exception):
@@ -303,6 +305,16 @@ def raised_by(function: Any, *args: Any) -> BaseException:
 
 def nothing_is_reported(_: ActiveJob) -> Any:
     pytest.fail("nothing is reported")
+
+
+def test_a_job_that_is_nested_too_deeply_fails_for_good_before_its_task_is_called() -> None:
+    for levels in (600, 960, 100_000):
+        nested = replace(job(FOREIGN), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
+        attempts = Attempts(deep_app, nothing_is_reported, cast(Any, None), cast(Any, None))
+        outcome = attempts.begin(nested)
+        assert isinstance(outcome, Failed)
+        assert outcome.category == "permanent"
+        assert outcome.reason.startswith("data of job id-1 is nested deeper than the 500 levels that bulltask takes")
 
 
 def test_the_traceback_begins_with_the_users_own_code() -> None:
