@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
+from bulltask.parsers import queue_name
 
 __all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
 
@@ -36,8 +37,13 @@ def rate_limits(value: Any, name: str) -> Limits:
     Raises:
         ConfigError: it is something else.
     """
-    if isinstance(value, str):
-        return _by_queue(value, name)
+    limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
+    for queue in limits.keys() - {EVERY_QUEUE}:
+        queue_name(queue, f"a key of {name}")
+    return limits
+
+
+def _of_mapping(value: Any, name: str) -> Limits:
     if not isinstance(value, Mapping):
         raise _wrong(value, name)
     if value.keys() & _PARTS and not any(_is_limit(part) for part in value.values()):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from bulltask.clock import to_ms, zone_of
-from bulltask.errors import ConfigError
-from bulltask.names import MAX_NAME
+from bulltask.errors import ConfigError, InvalidName
+from bulltask.names import MAX_NAME, check_queue_name
 from bulltask.process import usable_cores
 from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
 
@@ -32,12 +34,15 @@ __all__ = [
     "names_of",
     "optional",
     "plain_text",
+    "queue_name",
     "spark_settings",
     "time_zone",
     "url",
     "worker_name",
 ]
 
+_NUMBER: Final = re.compile(r"\d+", re.ASCII)
+_DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
 WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """What a text may say for true and false."""
@@ -118,6 +123,18 @@ def plain_text(value: Any, name: str) -> str:
     return value
 
 
+def queue_name(value: Any, name: str) -> str:
+    """Return a text that can be the name of a queue.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    try:
+        return check_queue_name(value)
+    except InvalidName as exc:
+        raise ConfigError(f"{name} must be the name of a queue, not {value!r}: {exc}") from exc
+
+
 def worker_name(value: Any, name: str) -> str:
     """Return a name that Redis can show as that of a connection, or nothing.
 
@@ -181,15 +198,35 @@ def url(value: Any, name: str) -> SecretUrl:
     """
     value = SecretUrl(value) if isinstance(value, str) else value
     if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
-        shown = value if isinstance(value, SecretUrl) else repr(value)
+        shown = str(value) or "empty" if isinstance(value, SecretUrl) else repr(value)
         raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}; it is {shown}")
     if value.is_ambiguous:
         raise ConfigError(
             f"{name} cannot be read: in its user and password write / as %2F, ? as %3F, # as %23, @ as %40, [ as %5B "
             f"and ] as %5D; it is {value}"
         )
+    _check_place(value, name)
     _check_tls(value, name)
     return value
+
+
+def _check_place(value: SecretUrl, name: str) -> None:
+    """Where the driver cannot read a database it takes number 0, and says nothing."""
+    try:
+        parts = urlsplit(str(value))
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if value.scheme in {"redis", "rediss"}:
+        if port == 0:
+            raise ConfigError(f"{name} must have a host and a port from 1 to 65535, or none for 6379; it is {value}")
+        if not _DATABASE.fullmatch(parts.path):
+            raise ConfigError(
+                f"{name} must end with the number of a database, as in redis://host:6379/0, or with none for 0; it is "
+                f"{value}"
+            )
+    if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
+        raise ConfigError(f"{name} must have the number of a database as its db; it is {value}")
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:

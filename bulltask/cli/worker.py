@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.loading import app_options, load_app
+from bulltask.names import check_queue_name
 from bulltask.parsers import names_of
 from bulltask.settings import LOG_LEVELS
 from bulltask.urls import SecretUrl
@@ -92,8 +93,12 @@ def command(
     if include:
         found.conf.override("include", [*names_of(found.conf.include, "include"), *names_of(include, "-I")])
     found.load_tasks()
-    left_out = names_of(exclude_queues or "", "-X")
-    served = [name for name in (names_of(queues or "", "-Q") or default_queues(found)) if name not in left_out]
+    left_out = _queues(exclude_queues, "-X")
+    served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in left_out]
     if not served:
         raise click.UsageError("no queue is left to serve: -X leaves out all of them")
     ctx.exit(run_worker(found, served, spec=spec, origin=origin))
+
+
+def _queues(text: str | None, flag: str) -> tuple[str, ...]:
+    return tuple(map(check_queue_name, names_of(text or "", flag)))

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from bulltask.clock import ServerClock
 from bulltask.config import Config
-from bulltask.names import wire_name
+from bulltask.names import check_queue_name, wire_name
 from bulltask.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
@@ -77,10 +77,14 @@ class Broker:
         )
 
     def keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue, by the user's spelling."""
+        """The keys of a queue, by the user's spelling.
+
+        Raises:
+            InvalidName: no queue can have that name.
+        """
         found = self._keys.get(queue)
         if found is None:
-            name = wire_name(queue, hash_tag=self.config.queue_hash_tag)
+            name = wire_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
             found = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
         return found
 

@@ -13,6 +13,7 @@ from bulltask.app import App
 from bulltask.bus import Bus
 from bulltask.events import WorkerRestarting, WorkerStarted
 from bulltask.limits import EVERY_QUEUE
+from bulltask.names import check_queue_name
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
@@ -62,7 +63,10 @@ def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None,
 
     Raises:
         ConfigError: a setting is wrong.
+        InvalidName: no queue can have that name.
     """
+    for queue in queues:
+        check_queue_name(queue)
     origin = origin or Origin()
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)

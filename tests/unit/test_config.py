@@ -274,6 +274,44 @@ def test_a_word_about_tls_that_would_not_count_is_refused(url: str, says: str) -
         config(broker_url=url)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (
+            "redis://:pw@h/shop",
+            r"must end with the number of a database, as in redis://.*; it is redis://\*\*\*@h/shop",
+        ),
+        ("redis://h/x", "must end with the number of a database"),
+        ("rediss://h/-1", "must end with the number of a database"),
+        ("redis://h/0/1", "must end with the number of a database"),
+        ("redis://h/ 1", "must end with the number of a database"),
+        ("redis://h/²", "must end with the number of a database"),
+        ("redis://h?db=shop", "must have the number of a database as its db"),
+        ("unix:///tmp/r.sock?db=shop", "must have the number of a database as its db"),
+        ("redis://h:port/0", "must have a host and a port from 1 to 65535"),
+        ("redis://h:99999/0", "must have a host and a port from 1 to 65535"),
+        ("redis://[::1/0", "must have a host and a port from 1 to 65535"),
+        ("", "must start with redis://.*; it is empty"),
+    ],
+)
+def test_a_broker_url_whose_database_or_port_is_none_is_refused(url: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"broker_url {says}"):
+        conf(broker_url=url)
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "redis://h/15/", "redis://h:1/", "redis://[::1]:2/3", "redis://h?db=2"])
+def test_a_broker_url_may_name_its_database(url: str) -> None:
+    assert config(broker_url=url).broker_url == url
+
+
+@pytest.mark.parametrize(
+    "settings", [{"task_default_queue": "a:b"}, {"limiter": {"a:b": "1/s"}}, {"limiter": "a:b=1/s"}]
+)
+def test_a_setting_names_queues_as_everything_else_does(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"queue name 'a:b' has a ':'"):
+        conf(**settings)
+
+
 def test_a_wrong_broker_url_is_shown_without_its_password() -> None:
     with pytest.raises(ConfigError) as refused:
         conf(broker_url="amqp://guest:secret@host//")

@@ -1,0 +1,46 @@
+"""Words of a command line or a call that cannot mean anything: an error before anything is sent or started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bulltask import App
+from bulltask.cli.main import main
+from bulltask.errors import InvalidName
+from bulltask.worker.run import run_worker
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The words that name an app."""
+    (tmp_path / "shop.py").write_text("from bulltask import App\napp = App('shop', 'redis://127.0.0.1:1/0')\n")
+    monkeypatch.chdir(tmp_path)
+    return "shop:app"
+
+
+@pytest.mark.parametrize("words", [["-b", "", "revoke"], ["revoke", "-b", ""], ["worker", "-b", ""]])
+def test_an_empty_broker_is_not_taken_for_none(shop: str, words: list[str]) -> None:
+    done = CliRunner().invoke(main, [*words, "-A", shop, *(["some-id"] if "revoke" in words else [])])
+    assert done.exit_code == 1
+    assert "broker_url must start with redis://, rediss://, unix://, embedded://; it is empty" in done.output
+
+
+@pytest.mark.parametrize("flag", ["-Q", "-X"])
+@pytest.mark.parametrize("name", ["a:b", "{}", "x" * 256])
+def test_a_worker_takes_the_names_of_queues_that_app_queue_takes(shop: str, flag: str, name: str) -> None:
+    app = App("shop", "redis://127.0.0.1:1/0")
+    with pytest.raises(InvalidName) as refused:
+        app.queue(name)
+    done = CliRunner().invoke(main, ["worker", "-A", shop, flag, f"mail,{name}"])
+    assert done.exit_code == 1
+    assert str(refused.value) in done.output
+    with pytest.raises(InvalidName):
+        run_worker(app, ["mail", name])
+    with pytest.raises(InvalidName):
+        app.result("1", queue=name).get(timeout=1)
+    app.close()
