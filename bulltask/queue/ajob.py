@@ -108,10 +108,15 @@ class AsyncJob(JobFields):
         return None if record is None else AsyncJob(self._link, record, self.token if token is None else token)
 
     async def move_to_failed(
-        self, error: BaseException | str, token: str | None = None, *, fetch_next: bool = False
+        self,
+        error: BaseException | str,
+        token: str | None = None,
+        *,
+        countdown: Duration | None = None,
+        fetch_next: bool = False,
     ) -> AsyncJob | None:
         """As :meth:`bulltask.queue.job.Job.move_to_failed`."""
-        record = await self._link.arun(by_hand.fail(self, error, token, fetch_next=fetch_next))
+        record = await self._link.arun(by_hand.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
         return None if record is None else AsyncJob(self._link, record, self.token if token is None else token)
 
     async def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:

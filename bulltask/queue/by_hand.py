@@ -10,9 +10,9 @@ from datetime import tzinfo
 from typing import Any, Final
 
 from bulltask import codec
-from bulltask.categories import ErrorCategory, explicit_category
+from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import Duration, mono_ms, to_ms, zone_of
-from bulltask.errors import ConfigError, NothingPending
+from bulltask.errors import ConfigError, NothingPending, Retry
 from bulltask.failures import reason_of, trace_text
 from bulltask.job import ActiveJob
 from bulltask.names import MAX_NAME
@@ -128,19 +128,24 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
 
 
 def fail(
-    job: JobFields, error: BaseException | str, token: str | None, *, fetch_next: bool
+    job: JobFields, error: BaseException | str, token: str | None, *, countdown: Duration | None, fetch_next: bool
 ) -> Operation[JobRecord | None]:
     """End an attempt that failed; the result is the next job."""
-    reason, trace = _said(error)
+    chosen_ms = None if countdown is None else to_ms(countdown, "countdown")
     active, now_ms, claim = _active(job), job.link.now_ms(), _claim(job, token)
-    made = active.attempts_made + 1
-    fields = active.failure_fields(reason, trace)
-    if made >= active.attempts or job.is_discarded or _is_permanent(error):
+    made, attempts = active.attempts_made + 1, active.attempts
+    if isinstance(error, Retry):  # code that is a task elsewhere has said self.retry()
+        chosen_ms = error.delay_ms if chosen_ms is None else chosen_ms
+        attempts = attempts if error.max_retries is None else min(attempts, error.max_retries + 1)
+        error = error.exc or error
+    fields = active.failure_fields(*_said(error))
+    if made >= attempts or job.is_discarded or _is_permanent(error):
         keep = active.keep("removeOnFail", job.link.broker.config.keep_failed)
         ending = Ending(False, fields[1].encode(), keep, active.attempts, fields)
         found = yield from _finish(job, active, ending, token, fetch_next=fetch_next)
     else:
-        found, keys, delay_ms = None, job.link.keys, active.retry_delay_ms(made)
+        found, keys = None, job.link.keys
+        delay_ms = _retry_delay_ms(active, error, now_ms) if chosen_ms is None else chosen_ms
         if delay_ms:
             call = scripts.move_to_delayed(keys, job.id, claim.token, delay_ms, failure=fields, now_ms=now_ms)
         else:
@@ -222,6 +227,12 @@ def _active(job: JobFields) -> ActiveJob:
         scheduler_id=known.scheduler_id or "",
         stacktrace=codec.encode(list(known.stacktrace)),
     )
+
+
+def _retry_delay_ms(active: ActiveJob, error: BaseException | str, now_ms: int) -> int:
+    """The job's own backoff, or what the error asks for where that is longer; as in a worker."""
+    asked_ms = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
+    return max(active.retry_delay_ms(active.attempts_made + 1), asked_ms or 0)
 
 
 def _said(error: BaseException | str) -> tuple[str, str]:

@@ -173,7 +173,12 @@ class Job(JobFields):
         return None if record is None else Job(self._link, record, self.token if token is None else token)
 
     def move_to_failed(
-        self, error: BaseException | str, token: str | None = None, *, fetch_next: bool = False
+        self,
+        error: BaseException | str,
+        token: str | None = None,
+        *,
+        countdown: Duration | None = None,
+        fetch_next: bool = False,
     ) -> Job | None:
         """End an attempt that failed: as in Node, the job is tried again while it has attempts left.
 
@@ -181,8 +186,11 @@ class Job(JobFields):
         a worker of bulltask asks besides (is the error a passing one?) is the caller's affair here.
 
         Args:
-            error: the reason; an exception is stored with its traceback.
+            error: the reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
+                ``TransientError(retry_after=…)`` may say when the job is tried again.
             token: of its lock; the one with which it was taken if left out.
+            countdown: seconds or ``timedelta`` before the next attempt, instead of the job's backoff and of what the
+                error says; 0 is at once. It gives the job no further attempt.
             fetch_next: take the next job in the same step, with the same token; not while it is tried again.
 
         Returns:
@@ -190,10 +198,10 @@ class Job(JobFields):
 
         Raises:
             DecodeError: its ``backoff`` cannot be read.
-            ConfigError: no token is known.
+            ConfigError: no token is known, or ``countdown`` is no length of time.
             LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
         """
-        record = self._link.run(by_hand.fail(self, error, token, fetch_next=fetch_next))
+        record = self._link.run(by_hand.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
         return None if record is None else Job(self._link, record, self.token if token is None else token)
 
     def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:

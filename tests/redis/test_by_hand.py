@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 import redis
@@ -20,6 +21,8 @@ from bulltask.errors import (
     LockMissing,
     PendingChildren,
     PermanentError,
+    Retry,
+    TransientError,
 )
 from bulltask.failures import REASON_CHARS
 from bulltask.queue.aqueue import AsyncQueue
@@ -28,6 +31,7 @@ from bulltask.queue.queue import Queue
 from bulltask.states import JobState
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
+from tests.support.pace import at_this_pace
 
 pytestmark = pytest.mark.redis
 
@@ -187,6 +191,57 @@ def test_a_failure_is_stored_and_told_in_part_where_it_is_long(
     assert [stored["failedReason"]] == told == [job.failed_reason]
     assert len(told[0]) == REASON_CHARS
     assert len(stored["stacktrace"]) < 2 * REASON_CHARS
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "delay_ms"),
+    [
+        ("no", {"countdown": 60}, 60_000),
+        ("no", {"countdown": timedelta(hours=2)}, 7_200_000),
+        (ValueError("no"), {"countdown": 0.5}, 500),
+        (ValueError("no"), {"countdown": 0}, 0),
+        (TransientError("no", retry_after=90), {}, 90_000),
+        (TransientError("no", retry_after=1), {}, 10_000),
+        (TransientError("no", retry_after=90), {"countdown": 5}, 5_000),
+        (Retry(delay_ms=70_000), {}, 70_000),
+        (Retry(delay_ms=70_000, exc=ValueError("no")), {"countdown": 5}, 5_000),
+        (Retry(), {}, 10_000),
+    ],
+)
+def test_the_delay_of_a_retry_may_be_chosen(
+    queue: Queue, redis_client: redis.Redis, error: BaseException | str, said: dict[str, Any], delay_ms: int
+) -> None:
+    made = queue.add("a", attempts=3, backoff=10)
+    job = taken(queue)
+    before_ms = int(queue.link.broker.clock.now_ms())
+    assert job.move_to_failed(error, **said) is None
+    assert (job.delay_ms, job.attempts_made) == (delay_ms, 1)
+    if delay_ms:
+        due_ms = float(cast(Any, redis_client.zscore(queue.link.keys.delayed, made.id))) / 4096
+        assert before_ms + delay_ms <= due_ms + 1 < before_ms + delay_ms + at_this_pace(5_000)
+    else:
+        assert made.is_waiting()
+    made.refresh()
+    assert (made.attempts_made, made.failed_reason) == (1, job.failed_reason)
+
+
+def test_a_chosen_delay_is_no_further_attempt(queue: Queue) -> None:
+    first, second = queue.add("a", attempts=1), queue.add("b", attempts=5)
+    taken(queue).move_to_failed("no", countdown=60)
+    assert first.is_failed()
+    taken(queue).move_to_failed(Retry(max_retries=0, exc=ValueError("enough")))
+    assert second.is_failed()
+    second.refresh()
+    assert second.failed_reason == "enough"
+
+
+@pytest.mark.parametrize("countdown", [-1, "60", float("nan")])
+def test_a_delay_that_is_none_leaves_the_job_active(queue: Queue, countdown: Any) -> None:
+    queue.add("a", attempts=2)
+    job = taken(queue)
+    with pytest.raises(ConfigError, match="countdown must be"):
+        job.move_to_failed("no", countdown=countdown)
+    assert job.is_active()
 
 
 def test_without_a_backoff_it_waits_again_at_once(queue: Queue) -> None:
