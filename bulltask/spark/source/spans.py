@@ -52,6 +52,11 @@ class Due:
     count: int | None
     any: bool = False
 
+    def __add__(self, other: Due) -> Due:
+        """What there must be of two queues that are called alike."""
+        counts = (self.count, other.count)
+        return Due(None if None in counts else sum(filter(None, counts)), any=self.any or other.any)
+
     def is_met(self, read: int, lost: int, gaps: int) -> bool:
         """Whether so many events read, and so many lost in so many gaps, are what there must be."""
         return self.count in {None, read + lost} and (not self.any or read + gaps > 0)

@@ -9,7 +9,9 @@ added, so the two ends of a batch say how many rows there must be.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bulltask.errors import LakeError
@@ -42,9 +44,12 @@ def check_whole(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *
     begin = begin_of(None if number == 0 else _offset(layout, number - 1), end)
     if begin is None:  # a checkpoint whose first batch an older bulltask has planned
         return
+    every: defaultdict[str, Due] = defaultdict(partial(Due, 0))
     for name, upto in decode(end).items():
-        queue = user_name(name, hash_tag=hash_tag) or name
-        must, seen = due(begin.get(name), upto), found.get(queue, _NONE)
+        # Two may be called alike: of one that was set aside the offset keeps its place.
+        every[user_name(name, hash_tag=hash_tag) or name] += due(begin.get(name), upto)
+    for queue, must in every.items():
+        seen = found.get(queue, _NONE)
         if not must.is_met(seen.events, seen.lost, seen.gaps):
             raise LakeError(
                 f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} must have {_shown(must)} of queue {queue!r}, and its "
