@@ -44,6 +44,7 @@ class QueueKeys:
         "pc",
         "prefix",
         "prioritized",
+        "probe",
         "queue",
         "repeat",
         "retrying",
@@ -80,6 +81,7 @@ class QueueKeys:
         self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.own}revoked"
         self.lock_ends = f"{self.own}lock-ends"
+        self.probe = f"{self.own}probe"  # it never exists
         self.retrying = f"{self.own}retrying"
 
     def job(self, job_id: str) -> str:

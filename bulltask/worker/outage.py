@@ -57,8 +57,8 @@ class Outage:
         if lost and not self._lost:
             self._lost = True
             self._bus.emit(RedisDisconnected(str(exc)))
-        elif not lost and str(exc) not in self._told:
-            self._told.add(str(exc))
+        elif not lost and (fault := str(exc).partition(" script: ")[0]) not in self._told:  # whichever script met it
+            self._told.add(fault)
             self._bus.emit(RedisRefused("", str(exc)))
         self._attempt += 1
         if self._lost:

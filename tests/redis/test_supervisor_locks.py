@@ -10,7 +10,17 @@ import redis
 
 from bulltask import App
 from bulltask.clock import mono_ms
-from bulltask.events import Bus, Event, HeartbeatFailed, HeartbeatSucceeded, JobRecovered, JobStalled, RedisReconnected
+from bulltask.events import (
+    Bus,
+    Event,
+    HeartbeatFailed,
+    HeartbeatSucceeded,
+    JobRecovered,
+    JobStalled,
+    RedisAccepted,
+    RedisReconnected,
+    RedisRefused,
+)
 from bulltask.states import Cause
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -20,6 +30,7 @@ from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.supervisor.culprits import Culprit
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.presence import Presence
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.stall_check import StallCheck
 from bulltask.worker.wakeups import Wakeups
@@ -157,8 +168,9 @@ def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_rig
     for job_id in jobs:
         worker.expire(job_id)
     worker.check.tick(0, 0)
-    assert worker.events(JobStalled) == [], "a check would have had the worker's own jobs run twice"
     worker.outage.over()
+    worker.check.tick(0, 0)
+    assert worker.events(JobStalled) == [], "a check would have had the worker's own jobs run twice"
     heartbeat.tick(0, 0)
     assert [worker.left_ms(job_id) > 20_000 for job_id in jobs] == [True, True]
     assert heartbeat.interval_ms == usual_ms
@@ -167,10 +179,44 @@ def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_rig
     assert worker.events(JobStalled) == []
 
 
-def test_after_an_outage_that_locks_may_not_have_outlived_a_check_waits_for_other_workers(worker: Supervised) -> None:
+@pytest.mark.parametrize("fault", ["read-only", "full"])
+def test_a_redis_that_takes_no_writes_is_told_once_although_it_answers(
+    on_server: Callable[..., tuple[Supervised, RedisServer]], fault: str
+) -> None:
+    worker, _ = on_server()
+    presence = Presence(worker.app.broker, worker.queues, "worker", worker.outage)
+    job_id = worker.run(worker.slot)
+    worker.heartbeat.tick(0, 0)
+    if fault == "full":
+        worker.redis.config_set("maxmemory", "1")
+    else:
+        worker.redis.replicaof("127.0.0.1", "1")  # nothing is there
+    try:
+        for _ in range(3):
+            for service in (worker.heartbeat, worker.check, presence):
+                service.tick(0, 0)
+        assert len(worker.events(RedisRefused)) == 1
+        assert worker.events(RedisAccepted) == []
+        if fault == "full":
+            worker.redis.config_set("maxmemory", "0")
+        else:
+            worker.redis.replicaof("NO", "ONE")
+        presence.tick(0, 0)
+        assert len(worker.events(RedisAccepted)) == 1
+        worker.redis.pexpire(worker.keys[0].lock(job_id), 5_000)
+        worker.heartbeat.tick(0, 0)
+        assert worker.left_ms(job_id) > 20_000
+    finally:
+        presence.close()
+
+
+@pytest.mark.parametrize("over", [RedisReconnected(3, LOCK_MS), RedisAccepted("", 3, LOCK_MS)])
+def test_after_an_outage_that_locks_may_not_have_outlived_a_check_waits_for_other_workers(
+    worker: Supervised, over: Event
+) -> None:
     of_another = worker.take(worker.slot)
     worker.expire(of_another)
-    worker.bus.emit(RedisReconnected(3, LOCK_MS))
+    worker.bus.emit(over)
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == []
 

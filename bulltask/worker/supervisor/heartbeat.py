@@ -117,7 +117,8 @@ class Heartbeat:
             elif not self._away:
                 self._outage.failed(exc)
             return exc
-        self._outage.over()
+        if self._away:  # otherwise it says little: what the others need a full Redis may refuse
+            self._outage.over()
         self._refusals.over(index)
         self._tell_gone(keys, [view for view in views if view.job_id in lost])
         self._bus.emit(HeartbeatSucceeded(keys.queue, len(pairs) - len(lost), mono_ms() - started_ms))

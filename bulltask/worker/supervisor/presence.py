@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import command
+from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.worker.outage import Outage
 
@@ -19,6 +19,8 @@ SUPERVISOR_TIMEOUT_MS: Final = 3_000
 
 class Presence:
     """Responsible for one connection per queue that carries the worker's name, and for noticing that Redis is away.
+
+    While there is an outage a ``PING`` is not enough: a Redis that is read-only or full answers it.
 
     BullMQ recognises a worker by the name of a connection (PROTOCOL 4.2), and a connection has one name.
 
@@ -37,6 +39,7 @@ class Presence:
             for queue in queues
         ]
         self._outage = outage
+        self._no_write: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Keep the connections alive."""
@@ -46,7 +49,18 @@ class Presence:
         except BrokerError as exc:
             self._outage.failed(exc)
         else:
-            self._outage.over()
+            if not self._outage.is_on or self._takes_writes():
+                self._outage.over()
+
+    def _takes_writes(self) -> bool:
+        """Whether a Redis that answers a ``PING`` would also change something, if there were anything to change."""
+        try:
+            self._clients[0].run(self._no_write)
+        except (BrokerNotReady, BrokerFull):
+            return False
+        except BrokerError:
+            return True  # that is no answer to this question
+        return True
 
     def close(self) -> None:
         """Disappear."""

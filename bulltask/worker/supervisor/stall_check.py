@@ -7,7 +7,7 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
-from bulltask.events import Bus, JobStalled, RedisReconnected, StalledCheckSkipped
+from bulltask.events import Bus, JobStalled, RedisAccepted, RedisReconnected, StalledCheckSkipped
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -27,8 +27,9 @@ class StallCheck:
     Every worker of a queue checks; a key in Redis lets one check per interval through (PROTOCOL 4.5). A cycle that is
     still under way when the next is due makes that one fall out, and it is counted (seed 002 §4).
 
-    After an outage locks have run out although their workers live. So a queue whose locks this worker could not renew
-    is left alone until it has, and after a long outage the first check waits, for the other workers to do the same.
+    After an outage locks have run out although their workers live. So nothing is checked while one is on; a queue whose
+    locks this worker could not renew is left alone until it has; and after a long outage the first check waits, for the
+    other workers to do the same.
 
     Args:
         broker: clock and settings.
@@ -58,13 +59,14 @@ class StallCheck:
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         bus.subscribe(RedisReconnected, self._wait_for_others)
+        bus.subscribe(RedisAccepted, self._wait_for_others)
 
     def tick(self, _now_ms: int, missed: int, /) -> None:
         """Check every queue once."""
         if missed:
             for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
-        if mono_ms() < self._not_before_ms:
+        if self._outage.is_on or mono_ms() < self._not_before_ms:
             return
         try:
             for index in range(len(self._queues)):
@@ -74,7 +76,7 @@ class StallCheck:
         except BrokerError as exc:  # the other queues would each wait for the same time-out
             self._outage.failed(exc)
 
-    def _wait_for_others(self, event: RedisReconnected) -> None:
+    def _wait_for_others(self, event: RedisReconnected | RedisAccepted) -> None:
         if event.duration_ms >= self._may_expire_ms:
             self._not_before_ms = mono_ms() + _PATIENCE_MS
 
@@ -88,5 +90,4 @@ class StallCheck:
         finally:
             for job_id, end_ms in zip(stalled, ends_ms, strict=True):
                 self._bus.emit(JobStalled(job_id, keys.queue, end_ms))
-        self._outage.over()
         self._refusals.over(index)
