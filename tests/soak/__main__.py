@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -111,6 +112,7 @@ def main(
     directory = directory or Path(tempfile.mkdtemp(prefix="bulltask-soak-"))
     names = [name for name in sorted(FAULTS) if name not in without and (not only or name in only)]
     click.echo(f"seed {seed}, {minutes:g} minutes, {len(names)} faults, files in {directory}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and everything that was started ends
     mark = uuid.uuid4().hex
     with Scene(directory, workers, rate, seed, mark) as scene:
         scene.start()
@@ -119,6 +121,7 @@ def main(
         wait_for_the_end(scene, 120)
         found, again = audit(scene), runs_again(scene)
         found.problems["stopping"] += scene.fleet.stop()
+        found.problems["sends that raised no BulltaskError"] += scene.ledger.raw
         found.problems["supervisors that died by themselves"] += scene.fleet.deaths
     leftovers = Leftovers(mark, directory)
     left = leftovers.find(set())

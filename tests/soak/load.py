@@ -38,11 +38,13 @@ class Ledger:
     Attributes:
         jobs: acknowledged jobs by id.
         refused: sends that raised, by kind of error.
+        raw: those that raised what they should not.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, Sent] = {}
         self.refused: Counter[str] = Counter()
+        self.raw: list[str] = []
 
     def send(self, sent: Sent, send: Callable[[], list[str]]) -> None:
         """Call ``send``, which returns the ids of the acknowledged jobs."""
@@ -50,6 +52,9 @@ class Ledger:
             ids = send()
         except (BulltaskError, NodeError, TimeoutError) as exc:
             self.refused[type(exc).__name__] += 1
+            return
+        except Exception as exc:  # noqa: BLE001 - a send raises BulltaskError, whatever becomes of the connection
+            self.raw.append(f"{sent.kind}: {exc!r}")
             return
         for job_id in ids:
             self.jobs[job_id] = sent
