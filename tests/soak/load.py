@@ -149,6 +149,8 @@ class NodeLoad(threading.Thread):
     def __init__(self, node: NodeBridge, ledger: Ledger) -> None:
         super().__init__(name="node", daemon=True)
         self._node, self._ledger, self._over = node, ledger, threading.Event()
+        for queue in ("main", "shared"):
+            node.call("queue.getJobCounts", queue=f"{{{queue}}}")  # made now, for it resets the length of the stream
         node.call(
             "worker.start", queue="{shared}", processor="echo", opts={"lockDuration": 4000, "maxStalledCount": 20}
         )

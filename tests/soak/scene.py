@@ -36,7 +36,6 @@ SETTINGS: Final = {
     # A job that was innocently in the way of many faults is not to fail for that.
     "max_stalled_count": 100,
     "max_crashes": 100,
-    "max_events": 5_000_000,
     "task_retry_backoff": 0.2,
 }
 
@@ -99,6 +98,8 @@ class Scene:
         self._stack.callback(self.fleet.close)
         self._producer = Producer(self._sender, self.ledger, rate, random.Random(seed + 1))
         self._node = NodeLoad(enter(NodeBridge.to(self.url)), self.ledger) if shutil.which("node") else None
+        for queue in QUEUES:  # all events are read in the end
+            self.redis.hset(self.keys(queue).meta, "opts.maxLenEvents", 5_000_000)
 
     def start(self) -> None:
         """Let everything run."""
