@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import floor, isfinite
 from pathlib import Path
+from reprlib import repr as _short  # of what is nested as deeply as it may be, the built-in one raises
 from typing import TypeGuard
 
 from bulltask.errors import ConfigError, DecodeError
@@ -67,12 +68,12 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
-            raise ConfigError(f"backoff type must be a name such as 'fixed' or 'exponential', not {self.type!r}")
+            raise ConfigError(f"backoff type must be a name such as 'fixed' or 'exponential', not {_short(self.type)}")
         _check_ms("delay", self.delay_ms)
         if self.max_delay_ms is not None:
             _check_ms("max delay", self.max_delay_ms)
         if not _is_number(self.jitter) or not 0 <= self.jitter <= 1:
-            raise ConfigError(f"backoff jitter must be a number from 0 to 1, not {self.jitter!r}")
+            raise ConfigError(f"backoff jitter must be a number from 0 to 1, not {_short(self.jitter)}")
         if self.type == "fixed" and self.max_delay_ms is not None:
             object.__setattr__(self, "jitter", 0.0)
 
@@ -103,7 +104,7 @@ class Backoff:
         if _is_number(value):
             value = {"type": "fixed", "delay": value}
         if not isinstance(value, Mapping):
-            raise DecodeError(f"backoff must be a number of milliseconds or an object, not {value!r}")
+            raise DecodeError(f"backoff must be a number of milliseconds or an object, not {_short(value)}")
         cap = value.get("maxDelay")
         jitter = value.get("jitter")
         try:
@@ -114,7 +115,7 @@ class Backoff:
                 max_delay_ms=None if cap is None else _stored_ms("maxDelay", cap),
             )
         except ConfigError as error:
-            raise DecodeError(f"{error} (in the stored backoff {value!r})") from error
+            raise DecodeError(f"{error} (in the stored backoff {_short(value)})") from error
 
 
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
@@ -159,7 +160,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _check_ms(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
-        raise ConfigError(f"backoff {name} must be whole milliseconds from 0 to 2^52, not {value!r}")
+        raise ConfigError(f"backoff {name} must be whole milliseconds from 0 to 2^52, not {_short(value)}")
 
 
 def _stored_ms(name: str, value: object) -> int:
@@ -167,7 +168,7 @@ def _stored_ms(name: str, value: object) -> int:
     if value is None:
         return 0
     if not _is_number(value):
-        raise DecodeError(f"backoff {name} must be a number of milliseconds, not {value!r}")
+        raise DecodeError(f"backoff {name} must be a number of milliseconds, not {_short(value)}")
     return min(max(0, round(value)), _LONGEST_MS)
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from reprlib import repr as _short
 from typing import Any, TypedDict, Unpack
 
 from bulltask import codec
@@ -104,7 +105,7 @@ class Repeat:
         if (pattern is None) == (every is None) or not isinstance(pattern, str | None):
             raise DecodeError("opts.repeat must have either a pattern or an interval (every)")
         if every is not None and every < 1:
-            raise DecodeError(f"opts.repeat.every must be 1 ms or more, not {wire['every']!r}")
+            raise DecodeError(f"opts.repeat.every must be 1 ms or more, not {_short(wire['every'])}")
         tz = wire.get("tz") or ("UTC" if wire.get("utc") is True else None)
         return cls(
             pattern=pattern,
@@ -275,7 +276,7 @@ def _number(wire: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if (found := number(value)) is None:
-        raise DecodeError(f"opts.repeat.{name} is no number: {value!r}")
+        raise DecodeError(f"opts.repeat.{name} is no number: {_short(value)}")
     return found
 
 
@@ -287,7 +288,7 @@ def _moment(wire: Mapping[str, Any], name: str) -> int | None:
     try:
         return to_epoch_ms(datetime.fromisoformat(value))
     except ValueError as exc:
-        raise DecodeError(f"opts.repeat.{name} is no date: {value!r}") from exc
+        raise DecodeError(f"opts.repeat.{name} is no date: {_short(value)}") from exc
 
 
 def _int(raw: Mapping[str, str], name: str) -> int | None:

@@ -18,13 +18,14 @@ _LARGEST: Final = sys.float_info.max
 def pack(value: object) -> bytes:
     """Return ``value`` as MessagePack.
 
-    Integers of more than 64 bits become floats, as they are in Node.
+    Integers of more than 64 bits become floats, as they are in Node. Bytes become a text: the type that MessagePack has
+    for them is none that Redis reads.
 
     Raises:
         EncodeError: it cannot be written, for it is nested too deeply.
     """
     try:
-        packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE)
+        packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)
     except (ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise EncodeError(f"options cannot be packed for Redis: {exc}") from exc
     return packed

@@ -7,6 +7,7 @@ from typing import Any
 
 from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.foreign import counter
 from bulltask.lua import loader
 from bulltask.record import Finished, JobSnapshot
 from bulltask.states import JobState
@@ -86,7 +87,7 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
         failed_reason=codec.decode_text(reason),
         stacktrace=_traces(stacktrace),
         progress=codec.decode(progress, what=f"progress of job {job_id}"),
-        attempts_made=int(made or 0),
+        attempts_made=_count(made),
     )
 
 
@@ -112,6 +113,13 @@ def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
         return {state: int(count) for state, count in zip(states, reply, strict=True)}
 
     return script_call(loader.official("getCounts"), (keys.base,), tuple(states), judge)
+
+
+def _count(raw: bytes | None) -> int:
+    try:
+        return counter(raw or b"0")
+    except ValueError:
+        return 0
 
 
 def _traces(raw: bytes | None) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bulltask.foreign import counter
 from bulltask.transport.scripts_move import CRASHES
 
 __all__ = ["ALONE", "FEW", "UNSEEN_CRASHES", "company_allowed", "is_convicted"]
@@ -47,7 +48,10 @@ def company_allowed(fields: Sequence[bytes], max_crashes: int) -> int:
     crashes = dict(zip(fields[::2], fields[1::2], strict=False)).get(_FIELD)
     if crashes is None:  # a value that looks like the name
         return 0
-    return ALONE if not crashes.isdigit() or int(crashes) >= min(2, max_crashes) else FEW
+    try:
+        return ALONE if counter(crashes) >= min(2, max_crashes) else FEW
+    except ValueError:  # nobody knows how many
+        return ALONE
 
 
 def is_convicted(crashes: int, max_crashes: int, *, company: int, running: bool) -> bool:

@@ -76,7 +76,7 @@ def test_every_malformed_job_ends_with_a_reason_and_every_good_one_completes(sta
     settings = {"stalled_interval": 1, "task_unknown": "fail", "lock_duration": 5, "log_level": "warning"}
     worker = stage.worker(TASKS, children=2, settings=settings)
     ends = Ends(raw, stage.keys)
-    wait_until(lambda: not ends.left(), 20, "no job that waits or is active")
+    wait_until(lambda: not ends.left(), 60, "no job that waits or is active")
     # A job of a series whose next one cannot be added is put off and tried again, as in Node.
     put_off = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
     ended = ends.told("completed", "failed") | (ends.members("delayed") & put_off)

@@ -184,6 +184,7 @@ def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_
     assert of(heard, RedisRefused) == []
     assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
     assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
+    assert {redis_client.hget(keys.job(job), "atm") for job in malformed} == {"1"}
     assert redis_client.lrange(keys.active, 0, -1) == ["sound"]
     told = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
     assert [entry["jobId"] for entry in told] == [*malformed, "text"]
@@ -340,3 +341,38 @@ def test_a_job_whose_lock_never_runs_out_looks_like_one_that_runs(
     look_for_stalled_jobs()
     look_for_stalled_jobs()
     assert redis_client.lrange(keys.active, 0, -1) == ["held"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "becomes"),
+    [("fpof", "failed"), ("cpof", "completed"), ("idof", "completed"), ("rdof", "completed"), ("", "waiting_children")],
+)
+def test_a_parent_hears_of_a_child_that_is_set_aside_as_the_childs_options_say(
+    keys: QueueKeys, put: Put, child: Child, redis_client: Any, flag: str, becomes: str
+) -> None:
+    put("parent")
+    redis_client.delete(keys.wait)
+    redis_client.zadd(keys.waiting_children, {"parent": 1})
+    redis_client.sadd(keys.dependencies("parent"), keys.job("bad"))
+    link = {"id": "parent", "queueKey": keys.base[:-1], **({flag: True} if flag else {})}
+    put("bad", ats="many", parent=json.dumps(link), parentKey=keys.job("parent"))
+    child.run_waiting()
+    child.run_waiting()
+    assert redis_client.zrange(getattr(keys, becomes), 0, -1)[-1:] == ["parent"]
+    assert "bad" in redis_client.zrange(keys.failed, 0, -1)
+
+
+def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_counts_for_no_paused_queue(
+    app: App, keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+) -> None:
+    queue = app.queue("mail")
+    queue.set_global_concurrency(1)
+    for number in range(3):
+        put(f"bad-{number}", ats="many")
+    put("sound")
+    queue.pause()
+    assert child.run_waiting() == 0
+    assert redis_client.llen(keys.paused) == 4
+    queue.resume()
+    assert child.run_waiting() == 1
+    assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]

@@ -328,3 +328,12 @@ def test_the_longest_reconnect_delays_still_differ_so_that_a_fleet_does_not_retu
 
 def test_first_delay_and_cap_of_reconnecting_can_be_set() -> None:
     assert [reconnect_delay_ms(n, middle, first_ms=10, cap_ms=50) for n in (1, 2, 3, 4, 99)] == [10, 20, 40, 50, 50]
+
+
+def test_a_backoff_that_is_nested_deeply_is_refused_like_any_other() -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for stored in (deep, {"type": deep}, {"type": "fixed", "delay": deep}, {"type": "fixed", "jitter": deep}):
+        with pytest.raises(DecodeError, match="backoff"):
+            Backoff.from_wire(stored)
