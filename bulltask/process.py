@@ -9,13 +9,14 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 __all__ = [
     "HELD_AT_START",
     "die_with_parent",
     "end_if_forked",
     "fork_holding_signals",
+    "leave",
     "release_signals",
     "usable_cores",
 ]
@@ -121,3 +122,12 @@ def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
             # Not through sys.stderr: another thread may have held its lock at the fork, and nobody would release it.
             os.write(2, "".join(traceback.format_exception(raised)).encode(errors="backslashreplace"))
     os._exit(code & 0xFF)
+
+
+def leave(code: int) -> NoReturn:
+    """End a forked process without its parent's ``atexit`` handlers."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

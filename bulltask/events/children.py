@@ -10,6 +10,7 @@ __all__ = [
     "ChildClosing",
     "ChildEvent",
     "ChildReady",
+    "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
     "JobPickedUp",
@@ -162,6 +163,20 @@ class ChildClosing(ChildEvent):
 
     index: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventLoopStopped(ChildEvent):
+    """A task has ended the event loop that it shares with the other async tasks of its child; the child is replaced.
+
+    Attributes:
+        jobs: ids of the async jobs that the child had.
+        error: what ended the loop; ``""`` where a task has called ``loop.stop()``.
+    """
+
+    pid: int
+    jobs: tuple[str, ...]
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class LogListener:
             (logging.INFO, events.ChildStarted, self._child_started),
             (logging.DEBUG, events.ChildReady, self._child_ready),
             (logging.DEBUG, events.ChildClosing, self._child_closing),
+            (logging.ERROR, events.EventLoopStopped, self._loop_stopped),
             (logging.WARNING, events.ChildDied, self._child_died),
             (logging.WARNING, events.ChildKilled, self._child_killed),
             (logging.INFO, events.ChildLeft, self._child_left),
@@ -281,6 +282,15 @@ class LogListener:
 
     def _child_closing(self, event: events.ChildClosing) -> None:
         self._log.debug("Child closing", index=event.index, pid=event.pid)
+
+    def _loop_stopped(self, event: events.EventLoopStopped) -> None:
+        self._log.error(
+            "Event loop stopped",
+            pid=event.pid,
+            jobs=event.jobs,
+            error=_shorten(event.error, ERROR_CHARS),
+            hint="A task has ended the event loop that async tasks share. The child is replaced, its jobs run again",
+        )
 
     def _child_died(self, event: events.ChildDied) -> None:
         fields: dict[str, object] = {"index": event.index, "pid": event.pid, "reason": event.reason}

@@ -32,6 +32,7 @@ FIELDS = {
     "ServiceFailed": "service failures exception",
     "ChildReady": "index pid",
     "ChildClosing": "index pid",
+    "EventLoopStopped": "pid jobs error",
     "ChildStarted": "index pid",
     "ChildDied": "index pid reason jobs",
     "ChildKilled": "index pid cause jobs",

@@ -45,6 +45,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.ChildStarted(0, 4711),
     events.ChildReady(0, 4711),
     events.ChildClosing(0, 4711),
+    events.EventLoopStopped(4711, ("1", "2"), "SystemExit: 1"),
     events.ChildDied(0, 4711, "SIGKILL", 1),
     events.ChildKilled(0, 4711, "hard_limit", 3),
     events.ChildLeft(0, 4711),

@@ -6,16 +6,19 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn, TypeVar
 
 from bulltask.clock import mono_ms
 from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError, LockMissing
+from bulltask.process import leave
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import UNSTORABLE, Settler
 from bulltask.worker.child.work import Limited, Outcome, Picked
+from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import ChildBlock, Slot
 from bulltask.worker.wakeups import Wakeups
@@ -58,8 +61,8 @@ class AsyncLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: AsyncClient | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
-        self._handed_over = False
+        self._tasks: dict[asyncio.Task[None], str] = {}  # the loop itself keeps only weak references
+        self._handed_over = self._closing = False
         self._at_once: dict[Slot, int] = {}
 
     def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
@@ -88,8 +91,9 @@ class AsyncLoop:
         """Wait until every job is settled, then end the thread."""
         self.wait_for_others(0)
         if self._loop is not None and self._thread is not None:
-            asyncio.run_coroutine_threadsafe(self._close_client(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._closing = True
+            with suppress(RuntimeError):  # what a task has left behind may have stopped or closed it by now
+                self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
@@ -113,27 +117,44 @@ class AsyncLoop:
 
         def run() -> None:
             asyncio.set_event_loop(loop)
-            loop.run_forever()
+            raised: BaseException | None = None
+            try:
+                loop.run_forever()
+            except BaseException as exc:  # noqa: BLE001 - a task of asyncio that a user's task has started may exit
+                raised = exc
+            if not self._closing:
+                self._give_up(tuple(self._tasks.values()), raised)
+            with suppress(RuntimeError):  # as in drain()
+                loop.run_until_complete(self._close_client())
 
         self._thread = threading.Thread(target=run, name="bulltask-async", daemon=True)
         self._thread.start()
         return loop
 
+    def _give_up(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
+        """End the child, whose async jobs cannot go on: the supervisor finds them by their slots."""
+        self._settler.tell_stopped(jobs, raised)
+        leave(Exit.FAILED)
+
     def _spawn(self, picked: Picked, attempt: Attempt) -> None:
         task = asyncio.get_running_loop().create_task(self._work(picked, attempt), name=f"job {picked.job.id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = picked.job.id
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:  # between the task and its settled job is our code only
+            raised = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._give_up([self._tasks[task]], raised)
+        del self._tasks[task]
 
     async def _work(self, picked: Picked, attempt: Attempt) -> None:
         started = time.monotonic()
         outcome = await self._attempts.acall(attempt, picked.slot)
-        try:
-            await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
-        finally:
-            picked.slot.free(mono_ms())
-            self._at_once.pop(picked.slot, None)
-            self._free.append(picked.slot)
-            self._wakeups.wake()
+        await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
+        picked.slot.free(mono_ms())
+        self._at_once.pop(picked.slot, None)
+        self._free.append(picked.slot)
+        self._wakeups.wake()
 
     async def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
         unsure = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
 from bulltask.job import ActiveJob
-from bulltask.process import die_with_parent, release_signals
+from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.states import RunState
 from bulltask.transport.scripts_move import keep_lock
@@ -81,7 +80,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         traceback.print_exc()
         code = Exit.BOOT_FAILED if plan.block.run_state is RunState.INIT else Exit.FAILED
     finally:
-        _leave(code)
+        leave(code)
 
 
 def _own_process(parent_pid: int) -> None:
@@ -136,12 +135,3 @@ def _listen(source: JobSource) -> None:
         signal.signal(signal.SIGHUP, quietly(source.close))
     for number in (signal.SIGTSTP, signal.SIGCONT):
         signal.signal(number, quietly(source.look))
-
-
-def _leave(code: int) -> None:
-    """End without the parent's ``atexit`` handlers: they belong to the supervisor."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)

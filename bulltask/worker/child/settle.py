@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +14,7 @@ from bulltask.config import Config
 from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, NothingPending, PendingChildren
 from bulltask.events import (
     Bus,
+    EventLoopStopped,
     JobCompleted,
     JobFailed,
     JobRetried,
@@ -197,6 +199,12 @@ class Settler:
     def tell_lost(self, picked: Picked) -> None:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""
         self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
+
+    def tell_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
+        """Emit that the event loop has ended under these jobs; of a copy that a task has forked nobody hears."""
+        end_if_forked(self._pid, raised)
+        error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
+        self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))
 
     def _failing(self, picked: Picked, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = picked.keys, picked.job, picked.slot.token, outcome.category == REVOKED
