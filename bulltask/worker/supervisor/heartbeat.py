@@ -19,8 +19,9 @@ from bulltask.worker.slots import SlotView
 
 __all__ = ["Heartbeat"]
 
-
 _RETRY_MS: Final = 500
+"""Until the next try, once Redis answers again."""
+
 _RUNNING: Final = {SlotState.ACTIVE, SlotState.SETTLING}
 _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
 
