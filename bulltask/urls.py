@@ -53,6 +53,15 @@ TLS_CHOICES = {
 """Those of them that are one of some words; redis-py takes any other word for true."""
 
 
+class _Opened(str):
+    """A URL with its password, for drivers: an ordinary text but where a debugger or Sentry looks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact_url(self))
+
+
 class SecretUrl:
     """The URL of a server. It shows itself without its password, also in a debugger or in Sentry.
 
@@ -67,8 +76,8 @@ class SecretUrl:
         self._shown = redact_url(self._url)
 
     def get_secret_value(self) -> str:
-        """The URL with its password, for whoever connects; keep it in no variable."""
-        return self._url
+        """The URL with its password, for whoever connects."""
+        return _Opened(self._url)
 
     @property
     def scheme(self) -> str:

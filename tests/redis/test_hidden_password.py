@@ -20,6 +20,8 @@ from bulltask.errors import BulltaskError
 from bulltask.queue.events import QueueEvents
 from bulltask.queue.flow import FlowProducer
 from bulltask.queue.queue import Queue
+from bulltask.spark.source.options import EventsOptions, read_options
+from bulltask.spark.source.where import where_options
 from bulltask.worker.child.spawned import SpawnOrder
 from tests.conftest import ServerFactory
 
@@ -133,6 +135,15 @@ def test_no_object_that_has_the_url_shows_it() -> None:
     holders += [app.conf.overrides(), vars(app), vars(app.broker), order.overrides]
     assert [what for what in holders if SECRET in repr(what)] == []
     assert f"{app.config.broker_url}" == "redis://***@127.0.0.1"
+
+
+def test_the_options_of_spark_have_it_and_do_not_show_it() -> None:
+    options = where_options({"url": at("127.0.0.1")})
+    assert options["url"] == at("127.0.0.1")
+    assert SECRET not in repr(options)
+    with pytest.raises(BulltaskError) as caught:
+        read_options(EventsOptions, {"table": "events", "queue": "mail", "url": at("127.0.0.1"), "batch": "-1"})
+    assert leaks(caught.value) == []
 
 
 def test_a_spawned_child_is_told_it() -> None:

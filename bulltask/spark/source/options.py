@@ -22,6 +22,7 @@ from bulltask.parsers import did_you_mean
 from bulltask.spark.source.option_table import EVERY, OPTIONS, REQUIRED, SPARKS_OWN, Option, Use
 from bulltask.spark.source.positions import StartAt, StreamId
 from bulltask.transport.keys import QueueKeys
+from bulltask.urls import SecretUrl
 
 __all__ = [
     "CountsOptions",
@@ -188,7 +189,7 @@ def read_options(
             ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_WRONG]`` or ``[BULLTASK_OPTION_MISSING]`` and names the
             option; it shows no password.
     """
-    given = _lowered(options)
+    options = given = _lowered(options)
     rows = [row for row in OPTIONS if kind.use in row.uses]
     _refuse_unknown(given, rows, kind.use)
     fields = {row.field: _value(row, given) for row in rows}
@@ -201,6 +202,8 @@ def read_options(
 
 def _lowered(options: Mapping[str, str]) -> dict[str, str]:
     given = {str(name).lower(): value for name, value in options.items()}
+    if "url" in given:  # from here on no variable shows its password
+        given["url"] = SecretUrl(given["url"]).get_secret_value()
     return {name: value for name, value in given.items() if name not in SPARKS_OWN}
 
 
