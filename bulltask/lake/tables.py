@@ -312,7 +312,7 @@ CAPACITY_MINUTE: Final = Table(
         minute time its first moment
         arrivals long jobs added in it
         departures long jobs done in it, or removed before
-        backlog_delta long arrivals - departures; means nothing from the first minute on that is not complete
+        backlog_delta long arrivals - departures; not meaningful from the first incomplete minute on
         busy_workers double attempts that ran at a time, on average
         peak_workers long the most attempts that ran at one moment
         capacity long attempts that can run at a time: as given, else the most that ran at one moment of the day

@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Show which events were lost, and of how many jobs backfills have found the end all the same.
 
-    No gap means that the tables have every event since the pipeline began. It needs no Java.
+    No gap means that the tables have every event from the pipeline's beginning to its last batch. It needs no Java.
 
     Exit codes: 0 no gap in that time, 3 there are some.
     """
@@ -47,6 +47,7 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.queue_names import check_queues, known_queues, spelled  # noqa: PLC0415
     from bulltask.lake.read import TableReader  # noqa: PLC0415
+    from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
     from bulltask.parsers import names_of  # noqa: PLC0415
 
     layout, names = Layout(root), None
@@ -58,7 +59,12 @@ def command(
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2, default=datetime.isoformat))
     elif not found:
-        click.echo("No gap: every event was read.")
+        read = any(layout.days(table) for table in (EVENTS, GAPS))
+        click.echo(
+            "No gap: every event up to the last batch was read."
+            if read
+            else "No gap, but no event either: no batch has been published yet."
+        )
     else:
         click.echo(_shown(found))
     ctx.exit(EXIT_LOST if found else 0)

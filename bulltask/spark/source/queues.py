@@ -19,10 +19,10 @@ from bulltask.names import check_queue_name
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import ReadOptions
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts_history import some_queues
 
 if TYPE_CHECKING:
     from bulltask.spark.source.pushdown import Narrowing  # imports pyspark, which a look at queues does not need
-from bulltask.transport.scripts_history import some_queues
 
 __all__ = ["Found", "find_queues", "look_for_queues", "no_stream", "set_aside", "tell"]
 
