@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "ending", "fenced", "guarded", "official", "own", "retrying", "waking"]
+__all__ = ["Script", "ending", "every", "fenced", "guarded", "official", "own", "retrying", "waking"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 
@@ -143,6 +143,19 @@ def waking(script: Script) -> Script:
         ScriptIntegrityError: as of :func:`own`.
     """
     return _around(own("wakeNext"), script, b"move")
+
+
+def every() -> list[Script]:
+    """Return all scripts of BullMQ and all of our own.
+
+    Raises:
+        ScriptIntegrityError: as of :func:`official`.
+    """
+    mine = [path.name for path in _file("own").iterdir() if path.name.endswith(".lua")]
+    return [
+        *(official(name.rpartition("-")[0]) for name in sorted(_manifest())),
+        *(own(name.rpartition("-")[0]) for name in sorted(mine)),
+    ]
 
 
 def _around(outer: Script, inner: Script, function: bytes) -> Script:

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerMisconfigured, BulltaskError
 from bulltask.transport import faults
-from bulltask.transport.call import Call, packed_with_bodies
+from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.deadline import set_deadline
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.hello import TIME, check_kind, meeting
@@ -23,6 +23,8 @@ from bulltask.transport.hello import TIME, check_kind, meeting
 __all__ = ["Client", "ClientPool"]
 
 R = TypeVar("R")
+_MULTI: Call[Any] = command("MULTI")
+_DISCARD: Call[Any] = command("DISCARD")
 _NUDGE_AFTER_S = 0.002  # the server counts from a little later than we do
 
 
@@ -101,6 +103,22 @@ class Client:
         """
         replies = self._exchange_many(calls)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def discarded(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """What Redis says to calls in a transaction, which is then discarded: it may refuse them, and runs none.
+
+        ``None`` where it takes no transactions. Raises what :meth:`run` raises when the connection breaks.
+        """
+        connection = self._connected()
+        # Both on this connection: on a new one, or where the transaction is refused, the calls would be executed.
+        if self._round_trip(connection, [_MULTI.packed()]) != [b"OK"]:
+            return None
+        return self._round_trip(connection, [*(call.packed() for call in calls), _DISCARD.packed()])[:-1]
+
+    @property
+    def shown(self) -> str:
+        """The server's URL without its password."""
+        return self._endpoint.shown
 
     def connect(self) -> None:
         """Connect now instead of at the first call; see :meth:`run` for what may be raised."""

@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["advice"]
+__all__ = ["advice", "refused_command", "user_of"]
 
 _COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
 _KEYS: Final = re.compile(r"permissions to access (a key|one of the keys)|can't access at least one of the keys")
@@ -20,7 +20,7 @@ def advice(text: str, url: str) -> str:
         text: what the server says.
         url: the server, password already hidden.
     """
-    user = _user(url)
+    user = user_of(url)
     if found := _COMMAND.search(text):
         return f". Grant it: ACL SETUSER {user} +{found[1]}"
     if _KEYS.search(text):
@@ -35,7 +35,14 @@ def advice(text: str, url: str) -> str:
     return ""
 
 
-def _user(url: str) -> str:
+def refused_command(text: str) -> str:
+    """The command that an error refuses to a user; ``""`` when it says something else."""
+    found = _COMMAND.search(text)
+    return "" if found is None else found[1]
+
+
+def user_of(url: str) -> str:
+    """The name of a URL's user, as the ACL has it."""
     try:
         return unquote(urlsplit(url).username or "") or "default"
     except ValueError:  # no URL that could be read

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from bulltask.testing.server import RedisServer
+from bulltask.transport.permissions import worker_grants
 from bulltask.worker.exits import Exit
 from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
@@ -71,4 +72,38 @@ def test_a_password_that_is_changed_while_it_works_is_told_and_forgotten_when_it
     assert stage.app.send_task("quick").get(timeout=60) is None
     assert worker.wait_for_line("Redis reconnected", count=2)
     assert "the-right-password" not in worker.log
+    assert worker.stop() == 0
+
+
+TASKS = """
+@app.task(name="fails", max_retries=1, retry_backoff=0.01, autoretry_for=(OSError,))
+def fails():
+    raise OSError("no")
+
+@app.task(name="waits")
+async def waits():
+    return 1
+"""
+
+
+def test_a_user_who_may_run_what_a_worker_asks_for_is_refused_nothing(
+    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+) -> None:
+    server = server_factory()
+    stage = stage_on(server.url)
+    stage.redis.execute_command("ACL SETUSER", "worker", "on", ">secret", *worker_grants())
+    url = f"redis://worker:secret@127.0.0.1:{server.port}/0"
+    settings = {"broker_url": url, "stalled_interval": 1, "lock_duration": 1, "result_expires": 60}
+    worker = stage.worker(TASKS, children=1, settings=settings)
+    stage.wait_until_idle(1)
+    held, late = stage.hold(), stage.app.send_task("quick", countdown=0.5)
+    stage.started(held)
+    stage.open_gate()
+    results = [held, late, *(stage.app.send_task(name) for name in ("quick", "waits", "quick"))]
+    for result in results:
+        result.get(timeout=60)
+    with pytest.raises(OSError, match="no"):
+        stage.app.send_task("fails").get(timeout=60)
+    assert {line["event"] for line in worker.complaints()} == {"Job retried", "Job failed"}
+    assert [entry["object"] for entry in stage.redis.acl_log() if entry["username"] == "worker"] == []
     assert worker.stop() == 0

@@ -1,0 +1,85 @@
+"""A worker whose user of Redis (ACL) lacks a right says which, before it takes a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import structlog
+
+from bulltask import App
+from bulltask.bus import Bus
+from bulltask.lua import loader
+from bulltask.transport import permissions
+from bulltask.transport.permissions import worker_commands, worker_grants
+from bulltask.worker.exits import Exit
+from bulltask.worker.outage import Outage
+from bulltask.worker.preflight import Preflight
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def acl(redis_client: redis.Redis) -> Iterator[Any]:
+    """Sets the rights of the user ``worker``."""
+    yield lambda *words: redis_client.execute_command("ACL SETUSER worker reset on >secret ~* &*", *words)
+    redis_client.execute_command("ACL DELUSER worker")
+
+
+def start(broker_url: str) -> tuple[Exit | None, list[Any]]:
+    """Let a worker look at Redis; its exit code, and the errors that it logs."""
+    app = App("shop", broker_url.replace("://", "://worker:secret@"))
+    client = app.broker.client()
+    with structlog.testing.capture_logs() as lines:
+        logger, outage = structlog.get_logger(), Outage(Bus(), app.config)
+        preflight = Preflight(client, [app.broker.keys("mail")], app.config, logger, outage)
+        code = preflight.run(lambda _: None, lambda: True)
+    client.close()
+    app.close()
+    return code, [line["error"] for line in lines if line["log_level"] == "error"]
+
+
+def test_each_command_that_is_refused_is_named(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
+    acl("+@all")
+    assert start(broker_url) == (None, [])
+    for name in worker_commands():
+        acl("+@all", f"-{name}")
+        code, (error,) = start(broker_url)
+        assert code is Exit.BROKER_REFUSED, name
+        assert f"Grant them: ACL SETUSER worker +{name}" in error or f"Grant it: ACL SETUSER worker +{name}" in error
+        assert "secret" not in error
+    acl("+@all", "-zremrangebyscore", "-lpos", "-xtrim")
+    assert "lpos, xtrim, zremrangebyscore. Grant them: ACL SETUSER worker +lpos +xtrim" in start(broker_url)[1][0]
+
+
+def test_nothing_is_executed_to_find_out(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
+    acl("+@all")
+    start(broker_url)
+    before: Any = redis_client.hgetall("bull:{mail}:meta")
+    redis_client.config_resetstat()
+    start(broker_url)
+    stats: Any = redis_client.info("commandstats")
+    assert stats["cmdstat_discard"]["calls"] == 1
+    written = ("del", "lpush", "rpush", "zadd", "zrem", "zremrangebyscore", "ltrim", "xtrim", "set", "incr")
+    assert sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in written) == 0
+    assert redis_client.hgetall("bull:{mail}:meta") == before
+
+
+def test_who_may_not_open_a_transaction_starts_all_the_same(
+    broker_url: str, redis_client: redis.Redis, acl: Any
+) -> None:
+    acl("+@all", "-multi")
+    assert start(broker_url) == (None, [])
+
+
+def test_the_scripts_themselves_say_what_they_call() -> None:
+    assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
+    assert {script.name for script in loader.every()} >= permissions._NOT_WORKERS
+
+
+def test_the_documentation_has_the_list() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+    assert f"ACL SETUSER worker on >password {' '.join(worker_grants())}\n" in page
