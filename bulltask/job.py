@@ -364,7 +364,8 @@ class ActiveJob:
 
 def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
     parent = _object(raw, b"parent", job_id)
-    if b"parent" in raw and not (isinstance(parent.get("id"), str) and isinstance(parent.get("queueKey"), str)):
+    # Node stores the id as it was given: a number counts as its text.
+    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
     # BullMQ's scripts look for the colon in a time that grows with the square of the length: Redis stands still.
     if b":" not in raw.get(b"parentKey", b":"):

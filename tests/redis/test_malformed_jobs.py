@@ -311,7 +311,7 @@ def test_a_lock_that_is_no_lock_hides_no_job_of_a_dead_child(
         ({"priority": "nan"}, "field priority of job bad is not a number"),
         ({"opts": "[]"}, "field opts of job bad is not a JSON object"),
         ({"parent": "{"}, "field parent of job bad is not valid JSON"),
-        ({"parent": '{"id":5}'}, "field parent of job bad has no id and queueKey"),
+        ({"parent": '{"id":5,"queueKey":null}'}, "field parent of job bad has no id and queueKey"),
         ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not the key of a job"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -376,3 +376,20 @@ def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_count
     queue.resume()
     assert child.run_waiting() == 1
     assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]
+
+
+def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
+    app: App, keys: QueueKeys, put: Put, bus: Bus, heard: list[Event], redis_client: Any
+) -> None:
+    app.task(name="task")(lambda **_: "done")
+    other = app.broker.keys("other")
+    redis_client.hset(other.job("bad"), mapping={"name": "task", "ats": "many"})
+    redis_client.lpush(other.wait, "bad")
+    put("sound")
+    child = Child(app, ["mail", "other"], bus)
+    child.run_waiting()
+    child.close()
+    assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]
+    assert [(event.queue, event.job_id) for event in of(heard, JobSetAside)] == [("other", "bad")]
+    assert redis_client.llen(other.active) == redis_client.llen(keys.active) == 0
+    assert redis_client.zrange(other.failed, 0, -1) == ["bad"]

@@ -57,7 +57,8 @@ local function has_parent_or_none()
   if key and not string.find(key, ":", 1, true) then
     return false
   end
-  return sound and (not parent or (type(parent.id) == "string" and type(parent.queueKey) == "string"))
+  local id_type = parent and type(parent.id)
+  return sound and (not parent or ((id_type == "string" or id_type == "number") and type(parent.queueKey) == "string"))
 end
 
 local function leave()
