@@ -121,8 +121,8 @@ class SecretUrl:
 
 
 def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
-    """Return a URL that hides its password, if there is one: before anything can raise and show locals."""
-    return None if url is None else SecretUrl(url)
+    """Return a URL that hides its password, before anything can raise and show locals; what is no text, as it is."""
+    return SecretUrl(url) if isinstance(url, str) else url
 
 
 def concealed(settings: Mapping[str, Any]) -> dict[str, Any]:

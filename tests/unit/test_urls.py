@@ -3,14 +3,17 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask import App
 from bulltask.config import Conf
 from bulltask.errors import ConfigError
+from bulltask.queue.queue import Queue
 from bulltask.urls import SecretUrl, redact_text, redact_url
 
 
@@ -92,6 +95,12 @@ def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bo
         with pytest.raises(ConfigError, match=r"write / as %2F") as caught:
             Conf({"broker_url": url})
         assert "pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda url: App("shop", url), lambda url: Queue("mail", url)])
+def test_what_is_no_text_is_no_url(make: Callable[[Any], object]) -> None:
+    with pytest.raises(ConfigError, match=r"broker_url must start with .*; it is 5"):
+        make(5)
 
 
 def test_what_a_driver_says_of_a_url_is_shown_without_its_password() -> None:
