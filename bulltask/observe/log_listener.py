@@ -191,7 +191,7 @@ class LogListener:
             queue=event.queue,
             task=event.task,
             hint="The outcome was discarded, another worker has the job: Redis was out of reach, or this machine stood "
-            "still, for longer than the lock lasts",
+            "still, for longer than the lock lasts. After a line 'Redis refused': a script stopped half-way",
         )
 
     def _stalled(self, event: events.JobStalled) -> None:

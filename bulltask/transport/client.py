@@ -113,7 +113,10 @@ class Client:
         # Both on this connection: on a new one, or where the transaction is refused, the calls would be executed.
         if self._round_trip(connection, [_MULTI.packed()]) != [b"OK"]:
             return None
-        return self._round_trip(connection, [*(call.packed() for call in calls), _DISCARD.packed()])[:-1]
+        *replies, end = self._round_trip(connection, [*(call.packed() for call in calls), _DISCARD.packed()])
+        if end != b"OK":  # it may not be discarded either, and would take all that follows
+            self.close()
+        return replies
 
     @property
     def shown(self) -> str:

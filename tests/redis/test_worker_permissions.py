@@ -68,11 +68,14 @@ def test_nothing_is_executed_to_find_out(broker_url: str, redis_client: redis.Re
     assert redis_client.hgetall("bull:{mail}:meta") == before
 
 
-def test_who_may_not_open_a_transaction_starts_all_the_same(
+def test_who_may_not_open_or_discard_a_transaction_starts_all_the_same(
     broker_url: str, redis_client: redis.Redis, acl: Any
 ) -> None:
-    acl("+@all", "-multi")
-    assert start(broker_url) == (None, [])
+    for name in ("multi", "discard"):
+        acl("+@all", f"-{name}")
+        assert start(broker_url) == (None, [])
+        assert redis_client.hget("bull:{mail}:meta", "version"), "what came next was executed"
+        redis_client.delete("bull:{mail}:meta")
 
 
 def test_the_scripts_themselves_say_what_they_call() -> None:
