@@ -16,8 +16,8 @@
     │   ├── BrokerAuthError    wrong password, or a command the ACL forbids
     │   ├── BrokerNotReady     it answers, but cannot serve now: LOADING, READONLY, MISCONF …
     │   ├── BrokerFull         maxmemory is reached and nothing may be evicted
-    │   ├── BrokerMisconfigured  a cluster's node, a Sentinel, a database that is not there
-    │   └── ScriptIntegrityError  a Lua script is not the one of the manifest
+    │   └── BrokerMisconfigured  a cluster's node, a Sentinel, a database that is not there
+    ├── ScriptIntegrityError   a Lua script of the installed package is not the one that was shipped
     ├── JobError               a script refused an operation on one job
     │   ├── JobNotFound        -1
     │   ├── LockMissing        -2
@@ -213,8 +213,8 @@ REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError, Br
 """Broker errors that pass, or that an operator cures, while the same call stays right; others come from the call."""
 
 
-class ScriptIntegrityError(BrokerError):
-    """A Lua script is not the one that the manifest names."""
+class ScriptIntegrityError(BulltaskError):
+    """A Lua script of the installed package is not the one that was shipped. Waiting does not help."""
 
 
 class JobError(BulltaskError):

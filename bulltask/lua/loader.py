@@ -1,4 +1,4 @@
-"""Lua scripts by name: BullMQ's own, checked against the manifest, and the few that bulltask adds.
+"""Lua scripts by name: BullMQ's own and the few that bulltask adds, each checked against its hash.
 
 The number of keys is part of a script's file name (``moveToActive-11.lua`` takes 11 keys), as BullMQ spells it.
 """
@@ -17,6 +17,7 @@ from bulltask.errors import ScriptIntegrityError
 __all__ = ["Script", "ending", "every", "fenced", "guarded", "official", "own", "retrying", "waking"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
+_CURE_OWN = "reinstall bulltask (in a checkout, if the change is meant: python tests/unit/test_lua_scripts.py)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +58,17 @@ def official(name: str) -> Script:
     Raises:
         ScriptIntegrityError: the file is missing or altered, or the manifest has no script of that name.
     """
-    wanted = _manifest()
-    file_name = _only_file(name, list(wanted), _file("manifest.json"))
-    path = _file("official") / file_name
-    try:
-        body = path.read_bytes()
-    except (OSError, KeyError) as error:  # KeyError: a zip has no such file
-        raise ScriptIntegrityError(f"{path} cannot be read ({error}): {_CURE}") from error
-    found = hashlib.sha256(body).hexdigest()
-    if found != wanted[file_name]:
-        # A script that differs by one byte may corrupt every queue it touches, so nothing runs with it.
-        raise ScriptIntegrityError(f"{path} was altered (sha256 {found}, not {wanted[file_name]}): {_CURE}")
-    return _script(file_name, body)
+    return _checked("official", name, _manifest(), "manifest.json", _CURE)
 
 
 @cache
 def own(name: str) -> Script:
-    """Return a script of bulltask's own, from ``bulltask/lua/own/NAME-KEYS.lua``.
+    """Return a script of bulltask's own, from ``bulltask/lua/own/NAME-KEYS.lua``; the first call checks it.
 
     Raises:
-        ScriptIntegrityError: there is no script of that name.
+        ScriptIntegrityError: as of :func:`official`; the hashes are in ``own_scripts.json``.
     """
-    place = _file("own")
-    file_name = _only_file(name, [path.name for path in place.iterdir() if path.name.endswith(".lua")], place)
-    return _script(file_name, (place / file_name).read_bytes())
+    return _checked("own", name, _pins(), "own_scripts.json", _CURE_OWN)
 
 
 @cache
@@ -146,16 +134,13 @@ def waking(script: Script) -> Script:
 
 
 def every() -> list[Script]:
-    """Return all scripts of BullMQ and all of our own.
+    """Return all scripts of BullMQ and all of our own: after this call none can be found altered.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official`.
+        ScriptIntegrityError: as of :func:`official` and :func:`own`.
     """
-    mine = [path.name for path in _file("own").iterdir() if path.name.endswith(".lua")]
-    return [
-        *(official(name.rpartition("-")[0]) for name in sorted(_manifest())),
-        *(own(name.rpartition("-")[0]) for name in sorted(mine)),
-    ]
+    sources = ((official, _manifest()), (own, _pins()))
+    return [load(file_name.rpartition("-")[0]) for load, file_names in sources for file_name in sorted(file_names)]
 
 
 def _around(outer: Script, inner: Script, function: bytes) -> Script:
@@ -163,9 +148,29 @@ def _around(outer: Script, inner: Script, function: bytes) -> Script:
     return Script(f"{outer.name}:{inner.name}", outer.key_count + inner.key_count, body, _sha(body))
 
 
+def _checked(folder: str, name: str, wanted: dict[str, str], where: str, cure: str) -> Script:
+    file_name = _only_file(name, list(wanted), _file(where))
+    path = _file(folder) / file_name
+    try:
+        body = path.read_bytes()
+    except (OSError, KeyError) as error:  # KeyError: a zip has no such file
+        raise ScriptIntegrityError(f"{path} cannot be read ({error}): {cure}") from error
+    found = hashlib.sha256(body).hexdigest()
+    if found != wanted[file_name]:
+        # A script that differs by one byte may corrupt every queue it touches, so nothing runs with it.
+        raise ScriptIntegrityError(f"{path} was altered (sha256 {found}, not {wanted[file_name]}): {cure}")
+    return _script(file_name, body)
+
+
 @cache
 def _manifest() -> dict[str, str]:
     scripts: dict[str, str] = json.loads(_file("manifest.json").read_bytes())["scripts"]
+    return scripts
+
+
+@cache
+def _pins() -> dict[str, str]:
+    scripts: dict[str, str] = json.loads(_file("own_scripts.json").read_bytes())
     return scripts
 
 

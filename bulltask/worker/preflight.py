@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bulltask.config import ENV_PREFIX, URL_FILE, Config
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, ScriptIntegrityError
+from bulltask.lua import loader
 from bulltask.names import wire_name
 from bulltask.parsers import did_you_mean
 from bulltask.settings import SETTINGS
@@ -60,13 +61,10 @@ class Preflight:
             wait: waits so many milliseconds, or until a signal.
             stopped: True when the worker was told to stop meanwhile.
         """
+        if not self._has_its_scripts():
+            return Exit.FAILED
         self._look_at_environment()
-        if self._config.renew_ms > self._config.lock_ms // 2:
-            self._logger.warning(
-                "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail",
-                lock_renew_time=self._config.renew_ms / 1000,
-                lock_duration=self._config.lock_ms / 1000,
-            )
+        self._look_at_locks()
         while True:
             try:
                 self._look()
@@ -101,6 +99,23 @@ class Preflight:
             self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
             self._look_for_other_spelling(queue)
             self._look_for_other_versions(queue)
+
+    def _has_its_scripts(self) -> bool:
+        """False when a Lua script was altered: found later, it would cost the outcomes of jobs that have run."""
+        try:
+            loader.every()
+        except ScriptIntegrityError as exc:
+            self._logger.error("A Lua script of the installed bulltask was altered", error=str(exc))  # noqa: TRY400
+            return False
+        return True
+
+    def _look_at_locks(self) -> None:
+        if self._config.renew_ms > self._config.lock_ms // 2:
+            self._logger.warning(
+                "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail",
+                lock_renew_time=self._config.renew_ms / 1000,
+                lock_duration=self._config.lock_ms / 1000,
+            )
 
     def _look_at_environment(self) -> None:
         """A variable with a misspelt name would be missed by nobody until its default has done harm."""

@@ -23,7 +23,7 @@ from bulltask.lua import loader
 
 ROOT = Path(__file__).parent.parent.parent
 LUA = ROOT / "bulltask" / "lua"
-PINS = Path(__file__).with_name("own_scripts.json")
+PINS = LUA / "own_scripts.json"
 UPDATE = ".venv/bin/python tests/unit/test_lua_scripts.py"
 MANIFEST = json.loads((LUA / "manifest.json").read_text())
 
@@ -44,13 +44,15 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.fixture
 def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the official scripts that the loader reads instead of the installed ones."""
-    copy = tmp_path / "official"
-    shutil.copytree(LUA / "official", copy)
-    shutil.copy(LUA / "manifest.json", tmp_path)
+    """A copy of the scripts that the loader reads instead of the installed ones."""
+    for folder in ("official", "own"):
+        shutil.copytree(LUA / folder, tmp_path / folder)
+    for file in ("manifest.json", "own_scripts.json"):
+        shutil.copy(LUA / file, tmp_path)
     monkeypatch.setattr(loader, "_file", tmp_path.joinpath)
-    monkeypatch.setattr(loader, "official", loader.official.__wrapped__)  # without the cache of other tests
-    return copy
+    for find in (loader.official, loader.own):
+        monkeypatch.setattr(loader, find.__name__, find.__wrapped__)  # without the cache of other tests
+    return tmp_path
 
 
 @pytest.fixture
@@ -111,17 +113,27 @@ def test_a_script_is_read_once() -> None:
     assert loader.official("moveToFinished") is loader.official("moveToFinished")
 
 
-def test_one_altered_byte_fails_the_load(copied_scripts: Path) -> None:
-    assert loader.official("addLog").key_count == 2
-    flip_a_bit(copied_scripts / "addLog-2.lua")
-    with pytest.raises(ScriptIntegrityError, match=r"addLog-2\.lua was altered.*pip install -e"):
-        loader.official("addLog")
+@pytest.mark.parametrize(
+    ("folder", "file", "cure"),
+    [("official", "addLog-2.lua", "pip install -e"), ("own", "addKept-11.lua", "if the change is meant")],
+)
+def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, cure: str) -> None:
+    find, name = getattr(loader, folder), file.partition("-")[0]
+    assert f"{name}-{find(name).key_count}.lua" == file
+    loader.every()
+    path = copied_scripts / folder / file
+    flip_a_bit(path)
+    for load in (lambda: find(name), loader.every):
+        with pytest.raises(ScriptIntegrityError, match=rf"{re.escape(str(path))} was altered.*reinstall.*{cure}"):
+            load()
 
 
-def test_a_missing_script_fails_the_load(copied_scripts: Path) -> None:
-    (copied_scripts / "addLog-2.lua").unlink()
-    with pytest.raises(ScriptIntegrityError, match=r"addLog-2\.lua cannot be read.*pip install -e"):
-        loader.official("addLog")
+@pytest.mark.parametrize(("folder", "file"), [("official", "addLog-2.lua"), ("own", "addKept-11.lua")])
+def test_a_missing_script_fails_the_load(copied_scripts: Path, folder: str, file: str) -> None:
+    (copied_scripts / folder / file).unlink()
+    for load in (lambda: getattr(loader, folder)(file.partition("-")[0]), loader.every):
+        with pytest.raises(ScriptIntegrityError, match=rf"{file} cannot be read.*reinstall"):
+            load()
 
 
 @pytest.mark.parametrize("find", [loader.official, loader.own])

@@ -13,6 +13,7 @@ from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
 from bulltask.job import ActiveJob
+from bulltask.lua import loader
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.states import RunState
@@ -67,6 +68,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
     try:
         _own_process(parent_pid)
         plan.let_go()
+        loader.every()  # a fork has what its supervisor has read; a new interpreter reads the files as they are now
         bus = plan.bus()
         loop = _assemble(plan, bus)
         release_signals()

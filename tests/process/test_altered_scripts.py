@@ -1,0 +1,70 @@
+"""An installed package in which a Lua script is not the one that was shipped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bulltask
+from bulltask.worker.exits import Exit
+from tests.support.stage import Stage
+from tests.support.worker import Worker
+
+pytestmark = pytest.mark.process
+
+PACKAGE = Path(bulltask.__file__).parent
+
+
+def install_altered(directory: Path, file: str) -> Path:
+    """Install bulltask anew in a directory where Python looks first, with a word more in one of its scripts."""
+    installed = directory / "bulltask"
+    installed.mkdir(parents=True)
+    for entry in PACKAGE.iterdir():
+        if entry.name != "lua":
+            (installed / entry.name).symlink_to(entry)
+    shutil.copytree(PACKAGE / "lua", installed / "lua")
+    script = installed / "lua" / file
+    script.write_text(script.read_text() + "\n-- and more\n")
+    return script
+
+
+@pytest.mark.parametrize("file", ["official/moveToFinished-14.lua", "own/wakeNext-2.lua"])
+def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
+    stage: Stage, tmp_path: Path, file: str
+) -> None:
+    script = install_altered(tmp_path / "altered", file)
+    job = stage.app.send_task("quick")
+    worker = Worker(tmp_path / "altered", settings={"broker_url": stage.url}, environ={"JOURNAL_URL": stage.url})
+    try:
+        assert worker.wait() == Exit.FAILED
+        (line,) = worker.complaints()
+    finally:
+        worker.close()
+    assert line["event"] == "A Lua script of the installed bulltask was altered"
+    assert str(script) in line["error"]
+    assert "reinstall bulltask" in line["error"]
+    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [job.id]
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("own/revoke-4.lua", ["-m", "bulltask", "revoke", "-b", "{url}", "{job}"]),
+        ("official/addStandardJob-9.lua", ["-c", "import bulltask; bulltask.App('a', '{url}').send_task('t')"]),
+    ],
+)
+def test_a_command_and_a_sender_name_the_altered_script_that_they_need(
+    stage: Stage, tmp_path: Path, file: str, command: list[str]
+) -> None:
+    script = install_altered(tmp_path / "altered", file)
+    job = stage.app.send_task("quick")
+    words = [word.format(url=stage.url, job=job.id) for word in command]
+    done = subprocess.run([sys.executable, *words], cwd=script.parents[3], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{script} was altered" in done.stderr.splitlines()[-1]
+    assert "reinstall bulltask" in done.stderr.splitlines()[-1], "in one line"
+    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [job.id]
