@@ -126,6 +126,11 @@ def look_for_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_clien
     return look
 
 
+def next_name(value: object) -> str:
+    """The name of a test's case: its first field."""
+    return next(iter(value)) if isinstance(value, dict) else ""
+
+
 def of(heard: list[Event], kind: type[Event]) -> list[Any]:
     return [event for event in heard if isinstance(event, kind)]
 
@@ -314,7 +319,7 @@ def test_a_lock_that_is_no_lock_hides_no_job_of_a_dead_child(
         ({"parent": '{"id":5,"queueKey":null}'}, "field parent of job bad has no id and queueKey"),
         ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not the key of a job"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=next_name,
 )
 def test_a_job_that_cannot_be_read_or_ended_is_not_run_and_fails_with_the_reason(
     keys: QueueKeys, put: Put, child: Child, redis_client: Any, fields: dict[str, str], problem: str
@@ -326,8 +331,11 @@ def test_a_job_that_cannot_be_read_or_ended_is_not_run_and_fails_with_the_reason
     assert redis_client.llen(keys.active) == redis_client.exists(keys.lock("bad")) == 0
 
 
-def test_a_malformed_job_can_be_revoked(app: App, keys: QueueKeys, put: Put, redis_client: Any) -> None:
-    put("bad", atm="many")
+@pytest.mark.parametrize("fields", [{"atm": "many"}, {"parentKey": "x" * 100_000}], ids=next_name)
+def test_a_malformed_job_can_be_revoked(
+    app: App, keys: QueueKeys, put: Put, redis_client: Any, fields: dict[str, str]
+) -> None:
+    put("bad", **fields)
     assert app.queue("mail").revoke("bad") == "revoked"
     assert redis_client.zrange(keys.failed, 0, -1) == ["bad"]
     assert redis_client.llen(keys.wait) == redis_client.llen(keys.active) == 0

@@ -64,6 +64,11 @@ if not take_out() then
   return "unknown"
 end
 call("RPUSH", active, id)
+local parent = call("HGET", job, "parentKey")
+if parent and not string.find(parent, ":", 1, true) then
+  -- The function below would look for the colon in a time that grows with the square of the length.
+  call("HDEL", job, "parentKey")
+end
 local reply = finish(places, args)
 if type(reply) == "number" and reply < 0 then
   return reply
