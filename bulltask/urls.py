@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,6 +16,7 @@ __all__ = [
     "TLS_OPTIONS",
     "SecretUrl",
     "concealed",
+    "redact_command",
     "redact_text",
     "redact_url",
     "secret_url",
@@ -25,6 +27,7 @@ HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
 _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_FLAG = re.compile(r"--[a-z-]+=")
 _WORD = re.compile(r"[^\s'\"]{2,}")
 _WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # and an @ behind these
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
@@ -172,6 +175,13 @@ def redact_text(text: str, *, json: bool = False) -> str:
     if "://" not in text:
         return text
     return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda found: redact_url(found[0]), text)
+
+
+def redact_command(words: Iterable[str]) -> str:
+    """Return a command line without the passwords of its URLs; a password may have spaces and quotes here."""
+    parts = ((flag[0] if (flag := _FLAG.match(word)) else "", word) for word in words)
+    shown = (f"{flag}{redact_url(word.removeprefix(flag))}" if "://" in word else word for flag, word in parts)
+    return shlex.join(shown)
 
 
 def _login_end(scheme: str, rest: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.transport.inspect import queue_lengths
-from bulltask.urls import redact_text
+from bulltask.urls import redact_command
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.child.listeners import child_bus
@@ -129,7 +128,7 @@ class _Assembly:
         return self._restart() if again else code
 
     def _restart(self) -> Exit:
-        self.bus.emit(WorkerRestarting(redact_text(shlex.join(self.origin.command))))
+        self.bus.emit(WorkerRestarting(redact_command(self.origin.command)))
         try:
             self.origin.run_again()
         except OSError as exc:

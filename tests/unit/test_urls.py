@@ -14,7 +14,7 @@ from bulltask import App
 from bulltask.config import Conf
 from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.urls import SecretUrl, redact_text, redact_url
+from bulltask.urls import SecretUrl, redact_command, redact_text, redact_url
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,21 @@ def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bo
 def test_what_is_no_text_is_no_url(make: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match=r"broker_url must start with .*; it is 5"):
         make(5)
+
+
+@pytest.mark.parametrize("flag", [["-b", ""], ["--broker="]])
+@pytest.mark.parametrize("password", ["s3cr3t", "a s3cr3t", "it's s3cr3t", 'a "s3cr3t"', "/#s3cr3t"])
+def test_a_command_line_is_shown_without_passwords(flag: str, password: str) -> None:
+    words = [
+        "bulltask",
+        "worker",
+        *f"{flag}redis://me:{password}@host".split(" ", 1 if flag == "-b " else 0),
+        "-A",
+        "a b",
+    ]
+    shown = redact_command(words)
+    assert "s3cr3t" not in shown
+    assert shown.endswith(("@host -A 'a b'", "@host' -A 'a b'"))
 
 
 def test_what_a_driver_says_of_a_url_is_shown_without_its_password() -> None:
