@@ -186,9 +186,11 @@ class BrokerUnavailable(BrokerError, ConnectionError):
 
     Attributes:
         refused: the machine answered that nothing listens there; asking again soon costs nobody anything.
+        answered: something answers there, but not in Redis' protocol.
     """
 
     refused = False
+    answered = False
 
 
 class BrokerAuthError(BrokerError):

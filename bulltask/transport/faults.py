@@ -83,10 +83,12 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     if (refusal := _turned_away(fault, url)) is not None:
         return refusal
     if isinstance(fault, exceptions.InvalidResponse):
-        return BrokerUnavailable(
+        error = BrokerUnavailable(
             f"what answers at {url} does not speak Redis' protocol: {fault}. Is it a proxy whose Redis is away, "
             "another program on this port, or a server that wants TLS (rediss://)?"
         )
+        error.answered = True
+        return error
     text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
     if what_to_do := tls.advice(fault):
         return _no_login(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")

@@ -54,12 +54,7 @@ class Outage:
         lost = isinstance(exc, BrokerUnavailable)
         if self._attempt == 0:
             self._since_ms = mono_ms()
-        if lost and not self._lost:
-            self._lost = True
-            self._bus.emit(RedisDisconnected(str(exc)))
-        elif not lost and (fault := str(exc).partition(" script: ")[0]) not in self._told:  # whichever script met it
-            self._told.add(fault)
-            self._bus.emit(RedisRefused("", str(exc)))
+        self._tell(exc)
         self._attempt += 1
         if self._lost:
             self._bus.emit(RedisReconnecting(self._attempt))
@@ -78,6 +73,17 @@ class Outage:
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self.failed(exc)
         return self._until_ms - now_ms
+
+    def _tell(self, exc: BrokerError) -> None:
+        fault = str(exc).partition(" script: ")[0]  # whichever script met it
+        if isinstance(exc, BrokerUnavailable):
+            # Ways to be lost follow each other in every restart; an answer that is not Redis' says something else.
+            if not self._lost or (exc.answered and fault not in self._told):
+                self._bus.emit(RedisDisconnected(str(exc)))
+            self._lost = True
+        elif fault not in self._told:
+            self._bus.emit(RedisRefused("", str(exc)))
+        self._told.add(fault)
 
     @property
     def is_on(self) -> bool:

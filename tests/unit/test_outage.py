@@ -112,6 +112,15 @@ def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
     assert errors == ["full", "LOADING", "WRONGPASS", "WRONGPASS"]
 
 
+def test_an_answer_that_is_not_redis_is_told_although_the_connection_was_lost_before() -> None:
+    watched, heard = outage()
+    page = BrokerUnavailable("HTTP")
+    page.answered = True
+    for exc in (BrokerUnavailable("reset"), page, BrokerUnavailable("reset"), page, nothing_listens()):
+        watched.failed(exc)
+    assert [event.error for event in heard if isinstance(event, RedisDisconnected)] == ["reset", "HTTP"]
+
+
 def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
     bus, heard = Bus(), list[Event]()
     bus.subscribe(Event, heard.append)
