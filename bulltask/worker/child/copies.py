@@ -49,8 +49,9 @@ def tame_copies(let_go: Callable[[], None], loop: Callable[[], asyncio.AbstractE
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in _OURS:
-            # No SIG_IGN: programs that the copy starts would inherit it.
-            signal.signal(number, lambda *_: None)
+            # No SIG_IGN: programs that the copy starts would inherit it. Where it stands, as with nohup, they should.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
         release()
         let_go()
         if (running := loop()) is not None:
