@@ -43,10 +43,13 @@ MALFORMED: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """What is wrong to the fields of the job."""
 
+BLOCKING: Final = "ats that is no integer"
+"""BullMQ's script stops at such a job each time that it is its turn."""
+
 
 def add_malformed(client: redis.Redis, keys: QueueKeys, dice: random.Random) -> dict[str, str]:
-    """Add one job of each kind, in any order; return what is wrong by id."""
-    kinds = list(MALFORMED)
+    """Add one job of each kind and 40 that block their queue, in any order; return what is wrong by id."""
+    kinds = [*MALFORMED, *[BLOCKING] * 39]
     dice.shuffle(kinds)
     added = {}
     for kind in kinds:
