@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
 from bulltask.errors import BrokerAuthError
 from bulltask.lua import loader
+from bulltask.lua.loader import Script
 from bulltask.transport import grants
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 
-__all__ = ["check_permissions", "worker_commands", "worker_grants"]
+__all__ = ["check_permissions", "metrics_commands", "worker_commands", "worker_grants"]
 
 _PLAIN: Final = (
     "bzpopmin eval evalsha get hget hgetall hmget hset hsetnx llen ping pexpire sadd scard zadd zcard zrem".split()
@@ -38,12 +39,19 @@ _MOST_WORDS: Final = 5
 @cache
 def worker_commands() -> tuple[str, ...]:
     """The commands that a worker needs, those that are called inside its scripts included."""
-    found = set(_PLAIN)
-    for script in loader.every():
-        if script.name not in _NOT_WORKERS:
-            words = [*_CALLED.findall(script.body), *_PUSH.findall(script.body)]
-            found.update(word.decode().lower() for word in words)
-    return tuple(sorted(found))
+    scripts = (script for script in loader.every() if script.name not in _NOT_WORKERS)
+    return tuple(sorted({*_PLAIN, *_called_in(scripts)}))
+
+
+@cache
+def metrics_commands() -> tuple[str, ...]:
+    """The commands that a worker needs besides when it exports metrics: they have the lengths of its queues."""
+    return tuple(sorted(_called_in([loader.official("getCounts")]).difference(worker_commands())))
+
+
+def _called_in(scripts: Iterable[Script]) -> set[str]:
+    found = (pattern.findall(script.body) for script in scripts for pattern in (_CALLED, _PUSH))
+    return {word.decode().lower() for words in found for word in words}
 
 
 def worker_grants(prefix: str = "bull") -> list[str]:

@@ -16,7 +16,7 @@ from bulltask.settings import SETTINGS
 from bulltask.transport.client import Client
 from bulltask.transport.inspect import described_by, jobs_under, server_facts
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.permissions import check_permissions, worker_commands
+from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts_add import describe_queue
 from bulltask.worker.exits import Exit
@@ -94,7 +94,8 @@ class Preflight:
                 "Redis may evict jobs silently when it is full; set maxmemory-policy to noeviction",
                 maxmemory_policy=facts.eviction,
             )
-        check_permissions(self._client, self._keys[0], worker_commands())
+        needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())
+        check_permissions(self._client, self._keys[0], needed)
         for queue in self._keys:
             self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
             self._look_for_other_spelling(queue)

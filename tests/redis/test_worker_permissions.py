@@ -14,7 +14,7 @@ from bulltask import App
 from bulltask.bus import Bus
 from bulltask.lua import loader
 from bulltask.transport import permissions
-from bulltask.transport.permissions import worker_commands, worker_grants
+from bulltask.transport.permissions import metrics_commands, worker_commands, worker_grants
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
 from bulltask.worker.preflight import Preflight
@@ -29,9 +29,9 @@ def acl(redis_client: redis.Redis) -> Iterator[Any]:
     redis_client.execute_command("ACL DELUSER worker")
 
 
-def start(broker_url: str) -> tuple[Exit | None, list[Any]]:
+def start(broker_url: str, **settings: Any) -> tuple[Exit | None, list[Any]]:
     """Let a worker look at Redis; its exit code, and the errors that it logs."""
-    app = App("shop", broker_url.replace("://", "://worker:secret@"))
+    app = App("shop", broker_url.replace("://", "://worker:secret@"), **settings)
     client = app.broker.client()
     with structlog.testing.capture_logs() as lines:
         logger, outage = structlog.get_logger(), Outage(Bus(), app.config)
@@ -53,6 +53,15 @@ def test_each_command_that_is_refused_is_named(broker_url: str, redis_client: re
         assert "secret" not in error
     acl("+@all", "-zremrangebyscore", "-lpos", "-xtrim")
     assert "lpos, xtrim, zremrangebyscore. Grant them: ACL SETUSER worker +lpos +xtrim" in start(broker_url)[1][0]
+
+
+def test_metrics_need_more_and_a_worker_without_them_does_not_ask_for_it(broker_url: str, acl: Any) -> None:
+    assert metrics_commands() == ("lindex", "rpop")
+    acl("+@all", "-lindex", "-rpop")
+    assert start(broker_url) == (None, [])
+    code, (error,) = start(broker_url, metrics_port=9_000)
+    assert code is Exit.BROKER_REFUSED
+    assert "Grant them: ACL SETUSER worker +lindex +rpop" in error
 
 
 def test_nothing_is_executed_to_find_out(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
