@@ -104,6 +104,7 @@ def test_a_user_who_may_run_what_a_worker_asks_for_is_refused_nothing(
         result.get(timeout=60)
     with pytest.raises(OSError, match="no"):
         stage.app.send_task("fails").get(timeout=60)
+    worker.wait_for_line("Job failed")  # a result is there before its line
     assert {line["event"] for line in worker.complaints()} == {"Job retried", "Job failed"}
     assert [entry["object"] for entry in stage.redis.acl_log() if entry["username"] == "worker"] == []
     assert worker.stop() == 0

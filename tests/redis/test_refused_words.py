@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,13 @@ pytestmark = pytest.mark.redis
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The words that name an app."""
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The words that name an app; its module is forgotten after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "shop.py").write_text("from bulltask import App\napp = App('shop', 'redis://127.0.0.1:1/0')\n")
     monkeypatch.chdir(tmp_path)
-    return "shop:app"
+    yield "shop:app"
+    sys.modules.pop("shop", None)
 
 
 @pytest.mark.parametrize("words", [["-b", "", "revoke"], ["revoke", "-b", ""], ["worker", "-b", ""]])

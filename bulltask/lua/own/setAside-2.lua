@@ -57,7 +57,7 @@ local function has_parent_or_none()
   if key and not string.find(key, ":", 1, true) then
     return false
   end
-  local id_type = parent and type(parent.id)
+  local id_type = sound and parent and type(parent.id)
   return sound and (not parent or ((id_type == "string" or id_type == "number") and type(parent.queueKey) == "string"))
 end
 

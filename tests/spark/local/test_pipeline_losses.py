@@ -103,7 +103,9 @@ def files_hidden(queues: str) -> Iterator[None]:
 def test_a_batch_whose_files_the_driver_does_not_find_stops_the_run_and_the_next_run_has_it_whole(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    root, run = tmp_path / "lake", ("-b", broker_url, "pipeline", "run", "--once", "--root", str(tmp_path / "lake"))
+    root = tmp_path / "lake"
+    as_in_the_session = ("--conf", "spark.sql.shuffle.partitions=2")  # which all tests share
+    run = ("-b", broker_url, "pipeline", "run", "--once", "--root", str(root), *as_in_the_session)
     layout, added = Layout(root), {"late": 0, "mail": 0}
     for hidden, missing in (("*", "late"), ("mail", "mail")):  # a lake's first batch, and a later one in part
         for queue in added:
