@@ -10,15 +10,40 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 
+from bulltask.app import App
 from bulltask.cli.main import main
+from bulltask.events import Bus, Event
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
 from bulltask.transport.broker import Broker
+from bulltask.transport.client import Client
 from tests.support.driven import Driven
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture
+def client(app: App) -> Iterator[Client]:
+    """A client of the app's, as a supervisor and a child have one."""
+    made = app.broker.client()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    """What the bus has emitted."""
+    return []
+
+
+@pytest.fixture
+def bus(heard: list[Event]) -> Bus:
+    """A bus whose events can be read."""
+    made = Bus()
+    made.subscribe(Event, heard.append)
+    return made
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -48,25 +48,6 @@ def keys(app: App) -> QueueKeys:
 
 
 @pytest.fixture
-def client(app: App) -> Iterator[Client]:
-    made = app.broker.client()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def heard() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def bus(heard: list[Event]) -> Bus:
-    made = Bus()
-    made.subscribe(Event, heard.append)
-    return made
-
-
-@pytest.fixture
 def put(redis_client: Any, keys: QueueKeys) -> Put:
     """Put a job behind the others, with these fields in its hash, or another value in the place of the hash."""
 

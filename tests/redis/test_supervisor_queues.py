@@ -46,25 +46,6 @@ def app(broker_url: str) -> Iterator[App]:
     made.close()
 
 
-@pytest.fixture
-def client(app: App) -> Iterator[Client]:
-    made = app.broker.client()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def heard() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def bus(heard: list[Event]) -> Bus:
-    made = Bus()
-    made.subscribe(Event, heard.append)
-    return made
-
-
 def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
     app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
 ) -> None:
