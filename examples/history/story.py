@@ -18,7 +18,7 @@ from pyspark.sql import functions as fn
 from tasks import FAILS, QUEUES, RETRIES, app
 
 import bulltask.spark
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerNotReady, BrokerUnavailable
 from bulltask.spark import Pipeline
 
 RING = 1_000_000
@@ -94,10 +94,10 @@ class Story:
                 raise error
             try:
                 done = jobs_done()
-            except BrokerUnavailable:
+                behind = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
+            except (BrokerUnavailable, BrokerNotReady):  # it is gone, or back and loading its data
                 print("            the server does not answer: worker and stream wait for it", flush=True)
                 continue
-            behind = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
             seconds = time.perf_counter() - begin
             print(f"   {seconds:5.0f} s  {done:9,} jobs done, the lake is {behind:,} events behind", flush=True)
         self._query.processAllAvailable()
