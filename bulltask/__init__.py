@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from bulltask.app import App, shared_task
     from bulltask.categories import ErrorCategory, categorize_error
-    from bulltask.crontabs import crontab
     from bulltask.errors import (
         BrokerError,
         BrokerUnavailable,
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
         TimeLimitExceeded,
         TransientError,
     )
+    from bulltask.jobs.states import JobState
     from bulltask.registry.context import Context, Request
     from bulltask.registry.task import AsyncTask, Signature, Task
     from bulltask.result import AsyncResult
-    from bulltask.states import JobState
+    from bulltask.schedule.crontabs import crontab
 
 __all__ = [
     "App",
@@ -71,7 +71,7 @@ _HOME: Final = {
     "ConfigError": "bulltask.errors",
     "Context": "bulltask.registry.context",
     "ErrorCategory": "bulltask.categories",
-    "JobState": "bulltask.states",
+    "JobState": "bulltask.jobs.states",
     "PermanentError": "bulltask.errors",
     "Request": "bulltask.registry.context",
     "ResultTimeout": "bulltask.errors",
@@ -85,7 +85,7 @@ _HOME: Final = {
     "TimeLimitExceeded": "bulltask.errors",
     "TransientError": "bulltask.errors",
     "categorize_error": "bulltask.categories",
-    "crontab": "bulltask.crontabs",
+    "crontab": "bulltask.schedule.crontabs",
     "shared_task": "bulltask.app",
 }
 """Where each public name lives."""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from bulltask import embedded
-from bulltask.bus import Event
 from bulltask.categories import Categorizer
-from bulltask.codec import Json
-from bulltask.config import Conf, Config
-from bulltask.job import NewJob
-from bulltask.listeners import Listeners
-from bulltask.parsers import names_of
+from bulltask.config.config import Conf, Config
+from bulltask.config.parsers import names_of
+from bulltask.config.urls import SecretUrl, secret_url
+from bulltask.events.bus import Event
+from bulltask.events.listeners import Listeners
+from bulltask.jobs.codec import Json
+from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
@@ -33,7 +34,6 @@ from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
-from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["App", "shared_task"]
 
@@ -72,7 +72,7 @@ class App:
         name: shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for a server of bulltask's own on
             this machine (development). The environment's ``BULLTASK_BROKER_URL`` wins.
-        settings: any other setting of ``bulltask.settings``.
+        settings: any other setting of ``bulltask.config.settings``.
 
     Raises:
         ConfigError: a setting has a wrong name or value.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from bulltask.config import Config
-from bulltask.job import JobRef, NewJob
-from bulltask.record import Finished, JobSnapshot
-from bulltask.states import Revocation
+from bulltask.config.config import Config
+from bulltask.jobs.job import JobRef, NewJob
+from bulltask.jobs.record import Finished, JobSnapshot
+from bulltask.jobs.states import Revocation
 
 __all__ = ["ResultReader", "Sender"]
 

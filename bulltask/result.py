@@ -10,14 +10,14 @@ from contextlib import suppress
 from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar
 
-from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError, TaskRevokedError
-from bulltask.failures import REASON_CHARS
-from bulltask.job import JobRef
+from bulltask.jobs import codec
+from bulltask.jobs.failures import REASON_CHARS
+from bulltask.jobs.job import JobRef
+from bulltask.jobs.record import Finished, JobSnapshot
+from bulltask.jobs.states import REVOKED, JobState, Revocation
 from bulltask.ports import ResultReader
-from bulltask.record import Finished, JobSnapshot
-from bulltask.states import REVOKED, JobState, Revocation
 
 __all__ = ["AsyncResult", "RemoteTraceback"]
 

@@ -1,4 +1,4 @@
-"""The table of settings in ``configuration.md``, made from ``bulltask.settings.SETTINGS``.
+"""The table of settings in ``configuration.md``, made from ``bulltask.config.settings.SETTINGS``.
 
 Run as a program, this file writes the table anew; ``tests/unit/test_docs.py`` fails while it is out of date.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from bulltask.cli import worker
+from bulltask.config.settings import SETTINGS, Setting
 from bulltask.errors import ConfigError
-from bulltask.settings import SETTINGS, Setting
 
 PAGE = Path(__file__).with_name("configuration.md")
 BEGIN, END = "<!-- settings: written by docs/settings_table.py -->\n", "<!-- /settings -->"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bulltask.urls import SecretUrl
+from bulltask.config.urls import SecretUrl
 
 __all__ = ["broker_option"]
 

@@ -10,8 +10,8 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.broker import broker_option
+from bulltask.config.urls import SecretUrl
 from bulltask.registry.discovery import find_app, work_in
-from bulltask.urls import SecretUrl
 
 __all__ = ["app_options", "load_app", "some_app"]
 

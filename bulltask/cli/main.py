@@ -9,7 +9,7 @@ import click
 
 from bulltask.cli.broker import broker_option
 from bulltask.cli.lazy import LazyGroup
-from bulltask.urls import SecretUrl
+from bulltask.config.urls import SecretUrl
 
 __all__ = ["main"]
 

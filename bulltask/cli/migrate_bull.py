@@ -9,15 +9,15 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.loading import app_options, load_app
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, InvalidName, MigrationRefused
+from bulltask.jobs.names import check_queue_name
 from bulltask.migrate import BullMigration, Plan, Report
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
 from bulltask.migrate.judge import STATES
 from bulltask.migrate.outcome import Left, Outcome
 from bulltask.migrate.recognise import PLACES, Layout
-from bulltask.names import check_queue_name
 from bulltask.queue.queue import Queue
-from bulltask.urls import SecretUrl
 
 __all__ = ["command"]
 

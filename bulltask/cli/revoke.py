@@ -9,7 +9,7 @@ import click
 from bulltask.cli.loading import some_app
 from bulltask.cli.pipeline.options import redis_options
 from bulltask.errors import JobError
-from bulltask.states import Revocation
+from bulltask.jobs.states import Revocation
 
 if TYPE_CHECKING:
     from bulltask.app import App

@@ -7,10 +7,10 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.loading import app_options, load_app
-from bulltask.names import check_queue_name
-from bulltask.parsers import names_of
-from bulltask.settings import LOG_LEVELS
-from bulltask.urls import SecretUrl
+from bulltask.config.parsers import names_of
+from bulltask.config.settings import LOG_LEVELS
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs.names import check_queue_name
 
 __all__ = ["command"]
 

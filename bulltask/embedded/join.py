@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bulltask.config.urls import SecretUrl
 from bulltask.embedded import keeper
 from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.launch import (
@@ -30,7 +31,6 @@ from bulltask.embedded.launch import (
 from bulltask.embedded.place import Place, Running
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailable, ConfigError
-from bulltask.urls import SecretUrl
 
 __all__ = ["resolve_url", "start_announced", "start_or_join"]
 

@@ -12,7 +12,7 @@ children; what these tell is a :class:`ChildEvent`.
 
 from __future__ import annotations
 
-from bulltask.bus import Bus, Event, Listener, OnError
+from bulltask.events.bus import Bus, Event, Listener, OnError
 from bulltask.events.children import (
     ChildClosing,
     ChildEvent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bulltask.bus import Event
+from bulltask.events.bus import Event
 
 __all__ = [
     "ChildClosing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bulltask.bus import Event
+from bulltask.events.bus import Event
 
 __all__ = [
     "ChildDied",
@@ -179,7 +179,7 @@ class WorkerStarted(Event):
     queues: tuple[str, ...]
     concurrency: int
     broker: str
-    """The broker's URL without its password (``bulltask.urls.redact_url``)."""
+    """The broker's URL without its password (``bulltask.config.urls.redact_url``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, did_you_mean
 from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import Reached, Replacing, go_on
 from bulltask.lake.tables import TABLES, Table
-from bulltask.parsers import did_you_mean
 
 __all__ = ["Expired", "expire", "tables_named"]
 

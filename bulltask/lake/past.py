@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.jobs import codec
 
 __all__ = ["JobHistory", "JobPage", "PastAttempt", "PastEvent", "PastJob", "PastSnapshot"]
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
-from bulltask.errors import ConfigError
-from bulltask.parsers import did_you_mean
+from bulltask.errors import ConfigError, did_you_mean
 
 __all__ = ["MOST", "STATES", "JobFilter", "JobQuery", "Position", "check_limit", "moment"]
 

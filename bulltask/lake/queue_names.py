@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, did_you_mean
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS
-from bulltask.parsers import did_you_mean
 
 __all__ = ["check_queues", "known_queues", "spelled"]
 

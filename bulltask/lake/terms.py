@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError
-from bulltask.parsers import choice, did_you_mean, integer, plain_text
+from bulltask.config.parsers import choice, integer, plain_text
+from bulltask.errors import ConfigError, did_you_mean
 
 __all__ = ["EVERY", "Metric", "Objective", "Terms", "read_terms"]
 

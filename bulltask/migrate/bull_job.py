@@ -8,9 +8,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.job import OWN_KEY
+from bulltask.jobs import codec
+from bulltask.jobs.job import OWN_KEY
 
 __all__ = ["BullJob", "Origin"]
 

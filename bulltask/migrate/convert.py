@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.job import MAX_PRIORITY
+from bulltask.jobs import codec
+from bulltask.jobs.job import MAX_PRIORITY
 from bulltask.migrate.bull_job import BullJob
 
 __all__ = ["DEFAULT_NAME", "NOTES", "Conversion", "convert"]

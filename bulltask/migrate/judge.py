@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bulltask.errors import ConfigError, DecodeError
+from bulltask.jobs.names import check_job_name, is_queue_key
 from bulltask.migrate.bull_job import BullJob, Origin
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion, convert
 from bulltask.migrate.outcome import Left, Outcome
-from bulltask.names import check_job_name, is_queue_key
-from bulltask.transport.scripts_bull import Change
+from bulltask.transport.scripts.bull import Change
 
 __all__ = ["STATES", "Judge", "Wishes"]
 

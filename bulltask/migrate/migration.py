@@ -21,7 +21,7 @@ from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts_add import describe_queue
+from bulltask.transport.scripts.add import describe_queue
 
 __all__ = ["BullMigration"]
 

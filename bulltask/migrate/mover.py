@@ -15,7 +15,7 @@ from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_bull import Change, Moved, Page, convert_bull_job, move_bull_job, page_of
+from bulltask.transport.scripts.bull import Change, Moved, Page, convert_bull_job, move_bull_job, page_of
 
 __all__ = ["Mover"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bulltask.migrate.recognise import Facts, Layout
-from bulltask.repeat import Repeat
+from bulltask.schedule.repeat import Repeat
 
 __all__ = ["BullRepeatable", "Left", "Outcome", "Plan", "Report"]
 

@@ -17,8 +17,8 @@ from bulltask.queue.link import Link
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.scripts_bull import Change
-from bulltask.transport.scripts_queue import get_meta
+from bulltask.transport.scripts.bull import Change
+from bulltask.transport.scripts.queue import get_meta
 
 __all__ = ["Planner"]
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Any, Final
 
-from bulltask.cron import Cron
 from bulltask.errors import BulltaskError, ConfigError, DecodeError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion
 from bulltask.migrate.outcome import BullRepeatable
-from bulltask.repeat import Repeat, iteration_options, key_digest
+from bulltask.schedule.cron import Cron
+from bulltask.schedule.repeat import Repeat, iteration_options, key_digest
 from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import perform
-from bulltask.transport.scripts_schedule import Iteration, add_job_scheduler, get_job_scheduler
+from bulltask.transport.scripts.schedule import Iteration, add_job_scheduler, get_job_scheduler
 from bulltask.transport.transaction import transaction
 
 __all__ = ["BullRepeatables", "plan_repeatables"]

@@ -12,11 +12,11 @@ from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_bull import Page, key_type, page_of, read_hash, share_a_slot, size_of
-from bulltask.transport.scripts_flow import is_cluster
-from bulltask.transport.scripts_queue import client_rows, get_meta
-from bulltask.transport.scripts_read import get_counts
-from bulltask.transport.scripts_schedule import list_schedulers
+from bulltask.transport.scripts.bull import Page, key_type, page_of, read_hash, share_a_slot, size_of
+from bulltask.transport.scripts.flow import is_cluster
+from bulltask.transport.scripts.queue import client_rows, get_meta
+from bulltask.transport.scripts.read import get_counts
+from bulltask.transport.scripts.schedule import list_schedulers
 
 __all__ = ["AT_ONCE", "across_slots", "all_jobs", "count_target", "kind_of", "read_facts", "read_jobs"]
 

@@ -16,7 +16,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bulltask import events, states
+from bulltask import events
+from bulltask.jobs import states
 
 __all__ = ["BUCKETS", "FAILURE_REASONS", "Histogram", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
 

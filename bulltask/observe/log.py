@@ -18,10 +18,10 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from bulltask.config.urls import redact_text
 from bulltask.errors import ConfigError
 from bulltask.observe.log_listener import LogListener
 from bulltask.observe.writer import LineWriter
-from bulltask.urls import redact_text
 
 __all__ = ["LogListener", "configure"]
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from bulltask.urls import redact_text
+from bulltask.config.urls import redact_text
 
 __all__ = ["LineWriter"]
 

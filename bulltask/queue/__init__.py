@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.job_options import Deduplication
+    from bulltask.jobs.options import Deduplication
+    from bulltask.jobs.states import Revocation
     from bulltask.queue.ajob import AsyncJob
     from bulltask.queue.answers import JobCounts
     from bulltask.queue.aqueue import AsyncQueue
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from bulltask.queue.job import Job
     from bulltask.queue.options import AddOptions, BulkJob
     from bulltask.queue.queue import Queue
-    from bulltask.states import Revocation
 
 __all__ = [
     "AddOptions",
@@ -41,14 +41,14 @@ _HOME: Final = {
     "AsyncQueue": "bulltask.queue.aqueue",
     "AsyncQueueEvents": "bulltask.queue.events",
     "BulkJob": "bulltask.queue.options",
-    "Deduplication": "bulltask.job_options",
+    "Deduplication": "bulltask.jobs.options",
     "FlowJob": "bulltask.queue.flow",
     "FlowProducer": "bulltask.queue.flow",
     "Job": "bulltask.queue.job",
     "JobCounts": "bulltask.queue.answers",
     "Queue": "bulltask.queue.queue",
     "QueueEvents": "bulltask.queue.events",
-    "Revocation": "bulltask.states",
+    "Revocation": "bulltask.jobs.states",
 }
 """Where each public name lives."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+from bulltask.jobs.states import JobState
 from bulltask.queue import reading
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics
 from bulltask.queue.base import QueueBase
 from bulltask.queue.walk import Walk
-from bulltask.states import JobState
 
 __all__ = ["AsyncQueueGetters"]
 

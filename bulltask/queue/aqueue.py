@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Self, Unpack
 
-from bulltask import codec
 from bulltask.clock import Duration
-from bulltask.codec import Json
+from bulltask.jobs import codec
+from bulltask.jobs.codec import Json
+from bulltask.jobs.states import Revocation
 from bulltask.queue import by_hand, operations, reading
 from bulltask.queue.agetters import AsyncQueueGetters
 from bulltask.queue.ajob import AsyncJob
@@ -18,7 +19,6 @@ from bulltask.queue.fields import record_of
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.repeatables import AsyncRepeatables
 from bulltask.queue.schedulers import AsyncJobSchedulers
-from bulltask.states import Revocation
 
 __all__ = ["AsyncQueue"]
 

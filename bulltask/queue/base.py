@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
-from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["QueueBase"]
 
@@ -18,7 +18,7 @@ class QueueBase:
         broker_url: the server, when there is no app; the environment's ``BULLTASK_BROKER_URL`` wins.
         default_job_options: options of every job that is added here unless it says otherwise.
         link: the queue's way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         ConfigError, InvalidName: a setting or the name is wrong.

@@ -9,23 +9,23 @@ from __future__ import annotations
 from datetime import tzinfo
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import Duration, mono_ms, to_ms, zone_of
 from bulltask.errors import ConfigError, NothingPending, Retry
-from bulltask.failures import reason_of, trace_text
-from bulltask.job import ActiveJob
-from bulltask.names import MAX_NAME
+from bulltask.jobs import codec
+from bulltask.jobs.failures import reason_of, trace_text
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.names import MAX_NAME
+from bulltask.jobs.record import JobRecord
 from bulltask.queue.fields import JobFields
 from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.queue.link import Link
-from bulltask.record import JobRecord
-from bulltask.transport import scripts_move as scripts
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Claim, Ending
+from bulltask.transport.scripts import move as scripts
+from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.move import Claim, Ending
 
 __all__ = ["Taking", "await_children", "check_stalled", "complete", "delay", "fail", "give_back"]
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import REPAIRABLE, BrokerError
 from bulltask.queue.events_callbacks import report
 from bulltask.queue.events_reader import EventReader
@@ -24,8 +25,7 @@ from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
 from bulltask.transport.operation import aperform, perform
-from bulltask.transport.scripts_stream import LONGEST_BLOCK_MS
-from bulltask.urls import SecretUrl, secret_url
+from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
 
 __all__ = ["AsyncQueueEvents", "QueueEvents"]
 

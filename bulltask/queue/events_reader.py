@@ -8,16 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bulltask.backoff import reconnect_delay_ms
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import BrokerError, ConfigError, InvalidName
+from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.queue.events_callbacks import Callbacks
 from bulltask.queue.events_types import KINDS, QueueEvent, lost_events, read_event
 from bulltask.queue.link import Link
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.follow import NEWEST, Follower, Page
-from bulltask.transport.scripts_stream import BEGINNING, Entry, publish
-from bulltask.urls import SecretUrl
+from bulltask.transport.scripts.stream import BEGINNING, Entry, publish
 
 __all__ = ["EventReader"]
 
@@ -35,7 +35,7 @@ class EventReader(Callbacks):
         start: ``"$"`` begins with what happens from :meth:`open` (or the first event that is asked for) on, ``"0"``
             with the oldest event that is still there, an id behind the event of that id (see :attr:`position`).
         broker: gives the way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         InvalidName: the queue's name is refused.

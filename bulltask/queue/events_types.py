@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.jobs import codec
 from bulltask.transport.follow import Gap
 from bulltask.transport.replies import text
-from bulltask.transport.scripts_stream import Entry
+from bulltask.transport.scripts.stream import Entry
 
 __all__ = [
     "KINDS",

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bulltask import codec
-from bulltask.job import NewJob
+from bulltask.jobs import codec
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.record import JobRecord
 from bulltask.queue.link import Link
-from bulltask.record import JobRecord
 from bulltask.result import AsyncResult
 
 __all__ = ["JobFields", "record_of"]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from bulltask.backoff import reconnect_delay_ms
+from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.errors import BrokerNotReady, BrokerUnavailable
-from bulltask.job_options import ParentLike
+from bulltask.jobs.backoff import reconnect_delay_ms
+from bulltask.jobs.options import ParentLike
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.fields import JobFields, record_of
 from bulltask.queue.flow_plan import FlowJob, FlowNode, Planned, in_order, plan
@@ -21,7 +22,6 @@ from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
 from bulltask.registry.task import Signature
 from bulltask.transport.broker import Broker
-from bulltask.urls import SecretUrl, secret_url
 
 __all__ = ["AsyncFlowProducer", "FlowJob", "FlowNode", "FlowProducer"]
 
@@ -37,7 +37,7 @@ class _Flows:
     Args:
         broker_url: the server, when there is no app; the environment's ``BULLTASK_BROKER_URL`` wins.
         broker: gives the way to Redis, where there is an app.
-        settings: any other setting of ``bulltask.settings``: ``prefix``, ``queue_hash_tag`` …
+        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
         ConfigError: a setting is wrong.

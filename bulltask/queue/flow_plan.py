@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
-from bulltask.codec import Json
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BulltaskError, ConfigError, InvalidName
-from bulltask.job import NewJob
-from bulltask.job_options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
-from bulltask.names import check_queue_name, wire_name
+from bulltask.jobs.codec import Json
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.queue.options import AddOptions, build_job
 from bulltask.registry.task import Signature
 
@@ -180,7 +180,7 @@ def _planned(node: FlowJob, parent: ParentLike | None, defaults: Mapping[str, Ad
 
 def _adopted(job: NewJob, parent: ParentLike, config: Config) -> NewJob:
     stored = dict(job.options.more)
-    link = link_to_parent(parent, stored, config)
+    link = link_to_parent(parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
     return replace(job, parent=link, options=replace(job.options, more=stored))
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bulltask.errors import ConfigError
+from bulltask.jobs.record import JobRecord
 from bulltask.queue.link import Link
-from bulltask.record import JobRecord
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
-from bulltask.transport.scripts_flow import KINDS, address_of, children
-from bulltask.transport.scripts_job import read_job
+from bulltask.transport.scripts.flow import KINDS, address_of, children
+from bulltask.transport.scripts.job import read_job
 
 __all__ = ["FlowReader", "ReadNode"]
 

@@ -21,8 +21,8 @@ from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts_add import add_job, describe_queue
-from bulltask.transport.scripts_flow import (
+from bulltask.transport.scripts.add import add_job, describe_queue
+from bulltask.transport.scripts.flow import (
     Standing,
     is_across_slots,
     is_cluster,

@@ -6,13 +6,13 @@ from datetime import tzinfo
 from typing import Final
 
 from bulltask.errors import BulltaskError
-from bulltask.job import ActiveJob
-from bulltask.names import is_scheduler_id
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.names import is_scheduler_id
 from bulltask.queue.repeatables import add_next_repeat
-from bulltask.repeat import Repeat, iteration_options
+from bulltask.schedule.repeat import Repeat, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
+from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 
 __all__ = ["NOT_ADDED", "add_following", "following", "pause_ms"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bulltask.clock import Duration
-from bulltask.codec import Json
+from bulltask.jobs.codec import Json
+from bulltask.jobs.states import JobState
 from bulltask.queue import by_hand, reading
 from bulltask.queue import job_operations as operations
 from bulltask.queue.answers import ChildFailures, Dependencies, JobLogs
 from bulltask.queue.fields import JobFields
-from bulltask.states import JobState
 
 __all__ = ["Job"]
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, JobNotFound, LockMismatch
-from bulltask.job_options import check_priority, check_together
+from bulltask.jobs import codec
+from bulltask.jobs.options import check_priority, check_together
 from bulltask.queue.answers import ChildFailures, Dependencies
 from bulltask.queue.fields import JobFields
-from bulltask.transport import scripts_job as scripts
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_queue import remove_job
-from bulltask.transport.scripts_read import add_log, update_progress
+from bulltask.transport.scripts import job as scripts
+from bulltask.transport.scripts.queue import remove_job
+from bulltask.transport.scripts.read import add_log, update_progress
 
 __all__ = [
     "change_delay",

@@ -8,16 +8,16 @@ from functools import cache
 from typing import Any, TypeVar
 
 from bulltask import embedded
-from bulltask.config import Conf
-from bulltask.job import NewJob
-from bulltask.names import check_queue_name
+from bulltask.config.config import Conf
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import check_queue_name
 from bulltask.queue.options import build_job, check_options
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, aperform, perform
-from bulltask.urls import SecretUrl
 
 __all__ = ["Link"]
 
@@ -54,7 +54,7 @@ class Link:
         settings: Mapping[str, object],
         defaults: Mapping[str, Any] | None,
     ) -> Link:
-        """Make a link without an app; ``settings`` are those of ``bulltask.settings``.
+        """Make a link without an app; ``settings`` are those of ``bulltask.config.settings``.
 
         Raises:
             ConfigError: a setting has a wrong name or value.

@@ -8,10 +8,10 @@ from typing import Final
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.queue.link import Link
-from bulltask.transport import scripts_queue as scripts
 from bulltask.transport.call import command
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_read import add_log, update_progress
+from bulltask.transport.scripts import queue as scripts
+from bulltask.transport.scripts.read import add_log, update_progress
 
 __all__ = [
     "add_job_log",

@@ -8,13 +8,14 @@ from typing import Any, TypedDict
 
 import uuid_utils
 
-from bulltask import codec
-from bulltask.backoff import Backoff
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import ConfigError
-from bulltask.job import JobOptions, NewJob
-from bulltask.job_options import (
+from bulltask.jobs import codec
+from bulltask.jobs.backoff import Backoff
+from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.names import check_job_id, check_job_name
+from bulltask.jobs.options import (
     BackoffLike,
     Deduplication,
     ParentLike,
@@ -23,9 +24,8 @@ from bulltask.job_options import (
     link_to_parent,
     stored_options,
 )
-from bulltask.keeping import KeepJobs
-from bulltask.names import check_job_id, check_job_name
-from bulltask.time_limits import TimeLimits
+from bulltask.jobs.retention import KeepJobs
+from bulltask.jobs.time_limits import TimeLimits
 
 __all__ = ["AddOptions", "BulkJob", "build_job", "check_options"]
 
@@ -51,7 +51,7 @@ class AddOptions(TypedDict, total=False):
         keep_logs: how many lines its log keeps; 0: all. Left out: the setting ``max_logs``, 1,000.
         stack_trace_limit: how many tracebacks of failed attempts it keeps.
         size_limit: most bytes that its data may have as JSON; checked here, before anything is sent.
-        deduplication: an id, or :class:`bulltask.job_options.Deduplication`.
+        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`.
         parent: the job that waits for this one.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what this job's failure means to its parent; at most one of them.
@@ -125,7 +125,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     """
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
-    parent = link_to_parent(options.get("parent"), stored, config)
+    parent = link_to_parent(options.get("parent"), stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
     encoded = codec.encode(data, what=f"the data of job {name}", limit=config.max_payload)
     job_options = _job_options(name, options, stored, config)
     check_size(encoded, job_options, config.max_payload, f"the data of job {name}")

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Self, Unpack
 
-from bulltask import codec
 from bulltask.clock import Duration
-from bulltask.codec import Json
+from bulltask.jobs import codec
+from bulltask.jobs.codec import Json
+from bulltask.jobs.states import Revocation
 from bulltask.queue import by_hand, operations, reading
 from bulltask.queue.answers import RateLimit
 from bulltask.queue.by_hand import Taking
@@ -18,7 +19,6 @@ from bulltask.queue.job import Job
 from bulltask.queue.options import AddOptions, BulkJob
 from bulltask.queue.repeatables import Repeatables
 from bulltask.queue.schedulers import JobSchedulers
-from bulltask.states import Revocation
 
 __all__ = ["Queue"]
 

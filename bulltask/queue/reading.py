@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from bulltask import codec
 from bulltask.errors import ConfigError, DecodeError
+from bulltask.jobs import codec
+from bulltask.jobs.record import JobRecord
+from bulltask.jobs.states import JobState
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
 from bulltask.queue.link import Link
-from bulltask.record import JobRecord
-from bulltask.states import JobState
-from bulltask.transport import scripts_job, scripts_queue
 from bulltask.transport.call import command
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.replies import text
-from bulltask.transport.scripts_read import get_counts, get_state
+from bulltask.transport.scripts import job as scripts_job
+from bulltask.transport.scripts import queue as scripts_queue
+from bulltask.transport.scripts.read import get_counts, get_state
 
 __all__ = [
     "ALL_STATES",

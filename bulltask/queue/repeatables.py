@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.job import ActiveJob
+from bulltask.jobs import codec
+from bulltask.jobs.job import ActiveJob
 from bulltask.queue.link import Link
-from bulltask.repeat import Repeat, iteration_id, key_digest
+from bulltask.schedule.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_add import RepeatedJob, add_repeated_job
-from bulltask.transport.scripts_schedule import (
+from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job
+from bulltask.transport.scripts.schedule import (
     list_schedulers,
     read_repeatable,
     remove_repeatable,

@@ -7,18 +7,18 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Final, Unpack
 
-from bulltask.codec import Json
 from bulltask.errors import ConfigError
-from bulltask.job import NewJob
-from bulltask.names import check_scheduler_id
+from bulltask.jobs.codec import Json
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import check_scheduler_id
 from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
-from bulltask.repeat import Repeat, Rule, Scheduler, iteration_options
+from bulltask.schedule.repeat import Repeat, Rule, Scheduler, iteration_options
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts_add import describe_queue
-from bulltask.transport.scripts_schedule import (
+from bulltask.transport.scripts.add import describe_queue
+from bulltask.transport.scripts.schedule import (
     Iteration,
     add_job_scheduler,
     count_schedulers,
@@ -160,7 +160,8 @@ class JobSchedulers(_Schedulers):
             data: of the jobs; ``{}`` if left out.
             options: of the jobs, as for ``Queue.add``, but for ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from the moment for which each job was made.
-            rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see :class:`bulltask.repeat.Rule`.
+            rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
+                :class:`bulltask.schedule.repeat.Rule`.
 
         Returns:
             The scheduler, ``None`` when no job follows any more: the pattern does not fire before ``end``.

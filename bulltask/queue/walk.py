@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from bulltask.errors import ConfigError
+from bulltask.jobs.record import JobRecord
 from bulltask.queue.link import Link
 from bulltask.queue.reading import read_records, states_of
-from bulltask.record import JobRecord
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_queue import Place, page_after, state_size
+from bulltask.transport.scripts.queue import Place, page_after, state_size
 
 __all__ = ["Walk"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Never, Protocol
 
-from bulltask import codec
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, DelayJob, RateLimited, Retry, WaitForChildren, WaitJob
+from bulltask.jobs import codec
 
 __all__ = ["Context", "Reporter", "Request"]
 

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import uuid_utils
 
-from bulltask import codec
-from bulltask.backoff import Backoff, CustomBackoff, warn_of_long_delay
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.config import Config
-from bulltask.errors import ConfigError
-from bulltask.job import JobOptions, NewJob, ParentLink
-from bulltask.job_options import (
+from bulltask.config.config import Config
+from bulltask.config.parsers import jitter_share
+from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs import codec
+from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
+from bulltask.jobs.job import JobOptions, NewJob, ParentLink
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.options import (
     STORED,
     BackoffLike,
     Deduplication,
@@ -25,11 +27,9 @@ from bulltask.job_options import (
     link_to_parent,
     stored_options,
 )
-from bulltask.keeping import KeepJobs
-from bulltask.names import check_job_id, check_job_name, check_queue_name
-from bulltask.parsers import did_you_mean, jitter_share
-from bulltask.time_limits import TimeLimits
-from bulltask.values import value_class
+from bulltask.jobs.retention import KeepJobs
+from bulltask.jobs.time_limits import TimeLimits
+from bulltask.value_class import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
@@ -212,7 +212,7 @@ class CallOptions:
         backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; wins over the task's ``retry_backoff`` unless that is a function.
         timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
-        deduplication: an id, or :class:`bulltask.job_options.Deduplication`; the result is then that of the job which
+        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`; the result is then that of the job which
             counts as the same.
         parent: the job that waits for this one: in a task ``parent=self.request``.
         telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
@@ -310,7 +310,10 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     said = {**_stored_names(task), **_stored_names(call)}
     stored = stored_options(said, config.backoff_strategies) if said else {}
-    parent, timestamp_ms = link_to_parent(call.parent, stored, config), stored.get("timestamp")
+    parent, timestamp_ms = (
+        link_to_parent(call.parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag),
+        stored.get("timestamp"),
+    )
     options = JobOptions(
         attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,
         backoff=None if "backoff" in stored else task.backoff(config),

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import ConfigError
-from bulltask.job import NewJob
+from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.context import Context, Request

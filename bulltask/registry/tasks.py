@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bulltask.errors import DuplicateTask, UnknownTask
-from bulltask.parsers import did_you_mean
+from bulltask.errors import DuplicateTask, UnknownTask, did_you_mean
 from bulltask.registry.task import AnyTask
 
 __all__ = ["Tasks"]

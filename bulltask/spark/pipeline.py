@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.config.parsers import choice
+from bulltask.config.urls import SecretUrl
 from bulltask.lake.compacting import CompactReport, compact
 from bulltask.lake.layout import Layout, check_local
 from bulltask.lake.ledger import Ledger
@@ -22,7 +24,6 @@ from bulltask.lake.lock import RunLock
 from bulltask.lake.replacing import finish_intents
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.terms import Terms
-from bulltask.parsers import choice
 from bulltask.spark.gold.building import build_gold
 from bulltask.spark.source.status import pipeline_status
 from bulltask.spark.source.where import where_options
@@ -33,7 +34,6 @@ from bulltask.spark.tables.gap_rows import gap_rows
 from bulltask.spark.tables.rebuild import build_silver
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
-from bulltask.urls import SecretUrl
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions", "end_behind_batch"]
 

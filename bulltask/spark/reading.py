@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
-from bulltask.errors import ConfigError
-from bulltask.parsers import choice, did_you_mean
+from bulltask.config.parsers import choice
+from bulltask.errors import ConfigError, did_you_mean
 from bulltask.spark.source.schemas import TABLES
 from bulltask.spark.source.where import Where, where_options
 from bulltask.spark.start import register

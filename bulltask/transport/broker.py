@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from bulltask.clock import ServerClock
-from bulltask.config import Config
-from bulltask.names import check_queue_name, wire_name
-from bulltask.states import Revocation
+from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
+from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.jobs.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterPool
@@ -20,7 +21,6 @@ from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.revoking import revoke
 from bulltask.transport.stream import RECHECK_MS, Results, Watch
-from bulltask.urls import SecretUrl
 
 __all__ = ["Broker"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import hiredis
 
-from bulltask.codec import ON_SURROGATE
+from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 
 __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call"]
 

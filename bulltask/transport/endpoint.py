@@ -13,11 +13,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from bulltask.config import Config
+from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.transport import tls
 from bulltask.transport.deadline import DeadlineParser
-from bulltask.urls import SecretUrl
 
 __all__ = ["Endpoint"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bulltask.errors import BulltaskError
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
-from bulltask.transport.scripts_stream import (
+from bulltask.transport.scripts.stream import (
     BEGINNING,
     Entry,
     StreamInfo,
@@ -61,7 +61,7 @@ class Follower:
 
     Args:
         keys: the queue.
-        start: :data:`NEWEST`, :data:`~bulltask.transport.scripts_stream.BEGINNING` for the oldest entry that is
+        start: :data:`NEWEST`, :data:`~bulltask.transport.scripts.stream.BEGINNING` for the oldest entry that is
             there, or the id of the last entry that was read.
         where: the server, for error messages.
     """

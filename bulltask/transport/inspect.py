@@ -9,7 +9,7 @@ from typing import Any, Final
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_read import get_counts
+from bulltask.transport.scripts.read import get_counts
 
 __all__ = ["STATES", "ServerFacts", "described_by", "jobs_under", "queue_lengths", "server_facts"]
 

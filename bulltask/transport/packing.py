@@ -7,8 +7,8 @@ from typing import Final
 
 import msgpack
 
-from bulltask.codec import ON_SURROGATE
 from bulltask.errors import EncodeError
+from bulltask.jobs.codec import ON_SURROGATE
 
 __all__ = ["pack"]
 

@@ -10,17 +10,17 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerNotReady, BrokerUnavailable
-from bulltask.job import NewJob
-from bulltask.job_options import text_chars
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.options import text_chars
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_job, describe_queue
-from bulltask.transport.scripts_fence import Fence, Sent, add_fenced_jobs
+from bulltask.transport.scripts.add import add_job, describe_queue
+from bulltask.transport.scripts.fence import Fence, Sent, add_fenced_jobs
 from bulltask.transport.tries import Tries
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]

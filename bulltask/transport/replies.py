@@ -20,7 +20,7 @@ from bulltask.errors import (
     SchedulerCollision,
     SchedulerJob,
 )
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 
 __all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text", "texts"]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import REPAIRABLE, BrokerError, DecodeError
-from bulltask.job import ActiveJob
-from bulltask.states import Revocation
-from bulltask.transport import scripts_revoke
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import Revocation
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Claim, move_to_finished
-from bulltask.transport.scripts_set_aside import malformed, set_aside
+from bulltask.transport.scripts import revoke as scripts_revoke
+from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.move import Claim, move_to_finished
+from bulltask.transport.scripts.set_aside import malformed, set_aside
 
 __all__ = ["revoke"]
 

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from bulltask import codec
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound, ResultTimeout
-from bulltask.job import JobRef
-from bulltask.record import Finished, JobSnapshot
-from bulltask.states import Revocation
+from bulltask.jobs import codec
+from bulltask.jobs.job import JobRef
+from bulltask.jobs.record import Finished, JobSnapshot
+from bulltask.jobs.states import Revocation
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, aperform, perform
-from bulltask.transport.scripts_read import get_state, is_finished, read_fields, snapshot
-from bulltask.transport.scripts_stream import LONGEST_BLOCK_MS, history, last_id, read_on
+from bulltask.transport.scripts.read import get_state, is_finished, read_fields, snapshot
+from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, history, last_id, read_on
 
 __all__ = ["RECHECK_MS", "Results"]
 

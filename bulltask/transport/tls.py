@@ -9,8 +9,8 @@ import os
 import re
 from typing import Any, Final
 
+from bulltask.config.urls import SecretUrl, tls_options
 from bulltask.errors import BrokerAuthError
-from bulltask.urls import SecretUrl, tls_options
 
 __all__ = ["advice", "check_files", "defaults", "hint"]
 

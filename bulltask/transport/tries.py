@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerError, BrokerUnavailable
-from bulltask.job import NewJob
+from bulltask.jobs.backoff import reconnect_delay_ms
+from bulltask.jobs.job import NewJob
 
 __all__ = ["Tries"]
 

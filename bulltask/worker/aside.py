@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bulltask.clock import ServerClock
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerError, JobError
 from bulltask.events import Bus, JobSetAside
-from bulltask.keeping import KEEP_ALL
+from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, move_to_finished
-from bulltask.transport.scripts_set_aside import malformed, set_aside
+from bulltask.transport.scripts.move import Claim, move_to_finished
+from bulltask.transport.scripts.set_aside import malformed, set_aside
 
 __all__ = ["SettingAside"]
 

@@ -19,8 +19,8 @@ from bulltask.queue.schedulers import put
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, ask, perform
-from bulltask.transport.scripts_beat import Label, beat_queues, forget_queue, note_queue, read_label
-from bulltask.transport.scripts_schedule import list_schedulers, remove_job_scheduler
+from bulltask.transport.scripts.beat import Label, beat_queues, forget_queue, note_queue, read_label
+from bulltask.transport.scripts.schedule import list_schedulers, remove_job_scheduler
 from bulltask.worker.beat_entries import Entry
 from bulltask.worker.outage import Outage
 

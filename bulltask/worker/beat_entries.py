@@ -10,13 +10,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from bulltask.app import App
-from bulltask.crontabs import crontab
-from bulltask.errors import BulltaskError, ConfigError
-from bulltask.job import NewJob
-from bulltask.names import check_scheduler_id
-from bulltask.parsers import did_you_mean
+from bulltask.errors import BulltaskError, ConfigError, did_you_mean
+from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import check_scheduler_id
 from bulltask.registry.task import AnyTask
-from bulltask.repeat import Repeat
+from bulltask.schedule.crontabs import crontab
+from bulltask.schedule.repeat import Repeat
 
 __all__ = ["Entry", "read_entries"]
 

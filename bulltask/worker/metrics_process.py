@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.observe.counters import MetricsMemory
 from bulltask.process import fork_holding_signals
 from bulltask.worker.exits import Exit

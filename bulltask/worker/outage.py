@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable
 from bulltask.events import (
     Bus,
@@ -17,6 +16,7 @@ from bulltask.events import (
     RedisReconnecting,
     RedisRefused,
 )
+from bulltask.jobs.backoff import reconnect_delay_ms
 
 __all__ = ["Outage"]
 

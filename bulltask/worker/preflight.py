@@ -7,18 +7,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bulltask.config import ENV_PREFIX, URL_FILE, Config
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, ScriptIntegrityError
+from bulltask.config.config import ENV_PREFIX, URL_FILE, Config
+from bulltask.config.settings import SETTINGS
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, ScriptIntegrityError, did_you_mean
+from bulltask.jobs.names import wire_name
 from bulltask.lua import loader
-from bulltask.names import wire_name
-from bulltask.parsers import did_you_mean
-from bulltask.settings import SETTINGS
 from bulltask.transport.client import Client
 from bulltask.transport.inspect import described_by, jobs_under, server_facts
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts_add import describe_queue
+from bulltask.transport.scripts.add import describe_queue
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,
@@ -18,6 +17,7 @@ from bulltask.errors import (
     BrokerUnavailable,
 )
 from bulltask.events import Bus, RedisAccepted, RedisRefused
+from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.transport.keys import QueueKeys
 
 __all__ = ["Refusals"]

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from bulltask.app import App
-from bulltask.bus import Bus
+from bulltask.config.rate_limits import EVERY_QUEUE
+from bulltask.config.urls import redact_command
 from bulltask.events import WorkerRestarting, WorkerStarted
-from bulltask.limits import EVERY_QUEUE
-from bulltask.names import check_queue_name
+from bulltask.events.bus import Bus
+from bulltask.jobs.names import check_queue_name
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.transport.inspect import queue_lengths
-from bulltask.urls import redact_command
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.child.listeners import child_bus

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from bulltask.states import Cause, RunState, SlotState
+from bulltask.worker.states import Cause, RunState, SlotState
 
 __all__ = [
     "ID_BYTES",

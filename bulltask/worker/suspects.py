@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bulltask.foreign import counter
-from bulltask.transport.scripts_move import CRASHES
+from bulltask.jobs.numbers import counter
+from bulltask.transport.scripts.move import CRASHES
 
 __all__ = ["ALONE", "FEW", "UNSEEN_CRASHES", "company_allowed", "is_convicted"]
 

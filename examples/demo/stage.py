@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TypeVar, cast
 
+from bulltask.config.settings import SETTINGS
 from bulltask.embedded import EmbeddedServer
 from bulltask.process import die_with_parent
-from bulltask.settings import SETTINGS
 
 HERE = Path(__file__).parent
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]

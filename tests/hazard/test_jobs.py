@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.states import JobState
+from bulltask.jobs.states import JobState
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import PACKAGES
 from tests.interop.node_bridge import NodeBridge

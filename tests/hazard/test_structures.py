@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import InvalidName
+from bulltask.jobs.states import JobState
 from bulltask.queue.flow import FlowJob
-from bulltask.states import JobState
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, PINNED

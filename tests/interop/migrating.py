@@ -13,8 +13,8 @@ from typing import Any
 import redis
 
 from bulltask import App
+from bulltask.jobs.names import wire_name
 from bulltask.migrate import BullMigration, Report
-from bulltask.names import wire_name
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
 

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from bulltask import App, AsyncResult
-from bulltask.names import wire_name
+from bulltask.jobs.names import wire_name
 from bulltask.transport.keys import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.tasks import register

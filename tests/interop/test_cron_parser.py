@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from bulltask.clock import zone_of
-from bulltask.cron import Cron
 from bulltask.errors import ConfigError
+from bulltask.schedule.cron import Cron
 from tests.interop.node_bridge import NodeBridge
 
 pytestmark = pytest.mark.interop

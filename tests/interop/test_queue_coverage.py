@@ -12,7 +12,7 @@ from bulltask.queue.options import AddOptions
 from bulltask.queue.queue import Queue
 from bulltask.queue.repeatables import Repeatables
 from bulltask.queue.schedulers import JobSchedulers
-from bulltask.repeat import Rule
+from bulltask.schedule.repeat import Rule
 from tests.interop.conftest import HERE
 from tests.support.programs import ROOT
 

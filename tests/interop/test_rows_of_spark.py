@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask import TaskError
-from bulltask.codec import encode
+from bulltask.jobs.codec import encode
 from tests.interop.rows_of_spark import write_rows
 from tests.interop.side_by_side import SideBySide
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask.queue.schedulers import JobSchedulers
-from bulltask.repeat import Rule
+from bulltask.schedule.repeat import Rule
 from bulltask.testing.wait import wait_until
 from tests.interop.side_by_side import SideBySide, ran
 from tests.support.pace import at_this_pace

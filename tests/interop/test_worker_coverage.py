@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bulltask import events
+from bulltask.config.settings import SETTINGS
 from bulltask.queue import events_types
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events_reader import EventReader
 from bulltask.queue.queue import Queue
-from bulltask.settings import SETTINGS
 from bulltask.testing.worker import WorkerProcess
 from bulltask.worker.supervisor.signals import ON
 from tests.interop.test_queue_coverage import declared, options, without_comments

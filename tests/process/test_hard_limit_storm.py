@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts_move import CRASHES
+from bulltask.transport.scripts.move import CRASHES
 from tests.support.stage import Stage
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ import pytest
 
 from bulltask import AsyncResult, TaskRevokedError
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts_move import CRASHES
+from bulltask.transport.scripts.move import CRASHES
 from tests.support.programs import run_program
 from tests.support.stage import Stage
 from tests.support.worker import wait_until_gone

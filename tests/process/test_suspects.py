@@ -13,7 +13,7 @@ from bulltask import App, AsyncResult
 from bulltask.events import Bus, JobCrashed
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.transport.scripts_move import Claim, move_to_active
+from bulltask.transport.scripts.move import Claim, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.suspects import UNSEEN_CRASHES

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask.clock import ServerClock, wall_ms
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
@@ -21,7 +21,7 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_read import add_log, get_counts, update_progress
+from bulltask.transport.scripts.read import add_log, get_counts, update_progress
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 

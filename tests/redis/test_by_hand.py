@@ -24,11 +24,11 @@ from bulltask.errors import (
     Retry,
     TransientError,
 )
-from bulltask.failures import REASON_CHARS
+from bulltask.jobs.failures import REASON_CHARS
+from bulltask.jobs.states import JobState
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
-from bulltask.states import JobState
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace

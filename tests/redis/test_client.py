@@ -32,7 +32,7 @@ from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_read import add_log, get_counts, update_progress
+from bulltask.transport.scripts.read import add_log, get_counts, update_progress
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 

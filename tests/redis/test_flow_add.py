@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask import App, BrokerError
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import (
     BrokerFull,
     BrokerUnavailable,
@@ -22,7 +22,7 @@ from bulltask.errors import (
     ParentConflict,
     ParentNotFound,
 )
-from bulltask.job import JobRef
+from bulltask.jobs.job import JobRef
 from bulltask.queue.ajob import AsyncJob
 from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
 from bulltask.queue.job import Job

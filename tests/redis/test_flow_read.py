@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import ConfigError, InvalidName
 from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
 from bulltask.queue.queue import Queue

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady, JobNotFound
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.operation import aperform, perform
-from bulltask.transport.scripts_add import add_job
-from bulltask.transport.scripts_read import update_progress
+from bulltask.transport.scripts.add import add_job
+from bulltask.transport.scripts.read import update_progress
 from bulltask.transport.transaction import transaction
 from tests.conftest import ServerFactory
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import bulltask
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BulltaskError
 from bulltask.queue.events import QueueEvents
 from bulltask.queue.flow import FlowProducer

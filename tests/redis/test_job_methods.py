@@ -21,10 +21,10 @@ from bulltask.errors import (
     ResultTimeout,
     TaskError,
 )
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import JobState
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
-from bulltask.states import JobState
 from bulltask.worker.child.reporter import JobReporter
 from tests.support.hand import Hand
 

@@ -11,7 +11,7 @@ import redis
 
 from bulltask.queue.queue import Queue
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_kept_job
+from bulltask.transport.scripts.add import add_kept_job
 
 pytestmark = pytest.mark.redis
 

@@ -23,7 +23,7 @@ from bulltask.events import (
 )
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, move_to_active
+from bulltask.transport.scripts.move import Claim, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.stall_check import StallCheck

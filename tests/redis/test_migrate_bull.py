@@ -15,7 +15,7 @@ from bulltask.migrate.outcome import Outcome
 from bulltask.migrate.survey import read_jobs
 from bulltask.queue.queue import Queue
 from bulltask.transport.bull_keys import BullKeys
-from bulltask.transport.scripts_bull import Moved, convert_bull_job, move_bull_job
+from bulltask.transport.scripts.bull import Moved, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
 from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
 

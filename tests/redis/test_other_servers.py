@@ -12,8 +12,8 @@ import redis
 import structlog
 
 from bulltask import App
-from bulltask.bus import Bus
 from bulltask.errors import BrokerMisconfigured
+from bulltask.events.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
 from bulltask.testing.server import RedisServer
 from bulltask.worker.exits import Exit

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError, InvalidName, QueueActive
+from bulltask.jobs.states import JobState
 from bulltask.queue.answers import JobCounts
 from bulltask.queue.queue import Queue
-from bulltask.states import JobState
 from tests.support.hand import Hand
 
 BASE = "bull:{mail}:"

@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 import pytest
 import redis
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidName
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import events_types as types
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events_types import KINDS, QueueEvent

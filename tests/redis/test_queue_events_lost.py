@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events_types import EventsLost, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
@@ -16,7 +16,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST, Follower, Gap, Page
-from bulltask.transport.scripts_stream import BEGINNING, Entry, StreamInfo
+from bulltask.transport.scripts.stream import BEGINNING, Entry, StreamInfo
 from tests.support.streams import server_ms
 
 pytestmark = pytest.mark.redis

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.backoff import Backoff
 from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidName, PayloadTooLarge
-from bulltask.job_options import Deduplication
+from bulltask.jobs.backoff import Backoff
+from bulltask.jobs.options import Deduplication
 from bulltask.queue.flow_plan import FlowJob
 from bulltask.queue.queue import Queue
 from bulltask.testing.wait import wait_until

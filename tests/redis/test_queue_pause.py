@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from bulltask.queue.queue import Queue
-from bulltask.transport import scripts_queue
+from bulltask.transport.scripts import queue as scripts_queue
 from tests.support.hand import Hand
 
 WAIT, PAUSED, META, MARKER, EVENTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bulltask import App
-from bulltask.states import JobState
+from bulltask.jobs.states import JobState
 from bulltask.testing.server import RedisServer
 
 

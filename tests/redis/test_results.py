@@ -20,7 +20,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport import stream
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 

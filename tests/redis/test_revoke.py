@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import SchedulerJob
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import JobState, Revocation
 from bulltask.lua import loader
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.states import JobState, Revocation
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
-from bulltask.transport.scripts_revoke import Marks, end_revoked, open_marks, revoke
+from bulltask.transport.scripts.move import Claim, Ending, move_to_finished
+from bulltask.transport.scripts.revoke import Marks, end_revoked, open_marks, revoke
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis

@@ -14,8 +14,8 @@ from bulltask.errors import ConfigError, InvalidName, SchedulerBusy, SchedulerCo
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
 from bulltask.queue.schedulers import JobSchedulers
-from bulltask.repeat import Scheduler
-from bulltask.transport.scripts_schedule import Iteration, update_job_scheduler
+from bulltask.schedule.repeat import Scheduler
+from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 from tests.support.driven import Driven
 from tests.support.hand import Hand
 from tests.support.pace import at_this_pace

@@ -10,7 +10,7 @@ import redis
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import (
+from bulltask.transport.scripts.history import (
     SPAN,
     count_between,
     ids_between,
@@ -21,7 +21,7 @@ from bulltask.transport.scripts_history import (
     some_queues,
     span_end,
 )
-from bulltask.transport.scripts_stream import stream_info
+from bulltask.transport.scripts.stream import stream_info
 
 pytestmark = pytest.mark.redis
 

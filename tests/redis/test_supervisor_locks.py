@@ -21,13 +21,13 @@ from bulltask.events import (
     RedisReconnected,
     RedisRefused,
 )
-from bulltask.states import Cause
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts_move import Claim, keep_lock, move_to_active
+from bulltask.transport.scripts.move import Claim, keep_lock, move_to_active
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.states import Cause
 from bulltask.worker.supervisor.culprits import Culprit
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.presence import Presence

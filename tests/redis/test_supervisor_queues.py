@@ -22,12 +22,12 @@ from bulltask.events import (
     RedisAccepted,
     RedisRefused,
 )
-from bulltask.states import SlotState
 from bulltask.transport.client import Client
-from bulltask.transport.scripts_move import Claim, move_to_active
+from bulltask.transport.scripts.move import Claim, move_to_active
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slots, SlotView
+from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.revocations import Revocations

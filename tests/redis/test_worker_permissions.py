@@ -11,7 +11,7 @@ import redis
 import structlog
 
 from bulltask import App
-from bulltask.bus import Bus
+from bulltask.events.bus import Bus
 from bulltask.lua import loader
 from bulltask.transport import permissions
 from bulltask.transport.permissions import metrics_commands, worker_commands, worker_grants

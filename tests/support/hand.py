@@ -7,7 +7,7 @@ from typing import Any
 
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
 
 __all__ = ["Hand"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_job
-from bulltask.transport.scripts_move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.add import add_job
+from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
 
 __all__ = ["Mover"]
 

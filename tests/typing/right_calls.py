@@ -12,7 +12,7 @@ from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Si
 from bulltask.events import JobFailed
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
 from bulltask.queue.flow import FlowNode
-from bulltask.repeat import Scheduler
+from bulltask.schedule.repeat import Scheduler
 
 app = App("typed", lock_duration=60)
 

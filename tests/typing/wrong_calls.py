@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bulltask
 from bulltask import App, AsyncResult, Context, shared_task
-from bulltask.job import ActiveJob, JobOptions, NewJob
+from bulltask.jobs.job import ActiveJob, JobOptions, NewJob
 from bulltask.queue import Job
 
 app = App("typed")

@@ -7,10 +7,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from bulltask.backoff import Backoff
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.backoff import Backoff
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_job
+from bulltask.transport.scripts.add import add_job
 
 NOW_MS = 1_700_000_000_000
 KEYS = QueueKeys("bull", "{mail}", "mail")

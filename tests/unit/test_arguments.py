@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask import codec
 from bulltask.errors import JobRefusedError
+from bulltask.jobs import codec
 from bulltask.registry.arguments import Arguments
 
 KINDS = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.backoff import Backoff, CustomBackoff, bullmq_delay_ms, reconnect_delay_ms, seed_delay_ms
 from bulltask.errors import ConfigError, DecodeError
+from bulltask.jobs.backoff import Backoff, CustomBackoff, bullmq_delay_ms, reconnect_delay_ms, seed_delay_ms
 
 LONGEST_MS = 2**52
 HOUR_MS = 3_600_000

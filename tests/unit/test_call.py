@@ -5,11 +5,11 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.call import Arg, Call, command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_job
-from bulltask.transport.scripts_move import Claim, Ending, find_by_token, move_to_finished, retry_job
+from bulltask.transport.scripts.add import add_job
+from bulltask.transport.scripts.move import Claim, Ending, find_by_token, move_to_finished, retry_job
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 

@@ -19,7 +19,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.cluster_slots import Errand, SlotElsewhere, SlotMap, errands, slot_of, slots
 from bulltask.transport.faults import passes_in_a_cluster, refused
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import span_end
+from bulltask.transport.scripts.history import span_end
 from bulltask.transport.transaction import atomic
 
 MAIL, NEWS = QueueKeys("bull", "{mail}"), QueueKeys("bull", "{news}")

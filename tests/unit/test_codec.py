@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.codec import MAX_SAFE_INTEGER, decode, decode_text, encode
 from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
+from bulltask.jobs.codec import MAX_SAFE_INTEGER, decode, decode_text, encode
 
 atoms = (
     st.none()

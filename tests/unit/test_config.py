@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config import Conf, Config
+from bulltask.config.config import Conf, Config
+from bulltask.config.settings import SETTINGS
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
-from bulltask.settings import SETTINGS
 
 DURATIONS = [
     "redis_socket_connect_timeout",

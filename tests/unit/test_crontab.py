@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import crontab
-from bulltask.cron import Cron
 from bulltask.errors import ConfigError
+from bulltask.schedule.cron import Cron
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from bulltask import App, Context
 from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
 from bulltask.cli.main import COMMANDS, main
+from bulltask.config.settings import SETTINGS
 from bulltask.events import Bus
 from bulltask.registry.options import CallOptions, TaskOptions
-from bulltask.settings import SETTINGS
 from bulltask.testing.wait import wait_until
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked, TimeLimitExceeded
-from bulltask.states import Cause
-from bulltask.time_limits import TimeLimits
+from bulltask.jobs.time_limits import TimeLimits
 from bulltask.worker.child.interruption import Interruption, Run, call_users, quietly
 from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.states import Cause
 
 LIMITS = TimeLimits(1_000, 2_000)
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.backoff import Backoff
 from bulltask.errors import DecodeError, InvalidName
-from bulltask.job import (
+from bulltask.jobs.backoff import Backoff
+from bulltask.jobs.job import (
     MAX_PRIORITY,
     ActiveJob,
     JobOptions,
     JobRef,
     NewJob,
 )
-from bulltask.names import check_job_id, check_job_name, check_queue_name
-from bulltask.states import JobState
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.states import JobState
 
 NOW_MS = 1_800_000_000_000
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000}

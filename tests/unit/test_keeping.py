@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import ConfigError
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
 
 NAMES = pytest.mark.parametrize("name", ["remove_on_complete", "remove_on_fail"])
 

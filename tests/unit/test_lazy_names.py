@@ -43,7 +43,7 @@ def test_the_package_itself_imports_nothing() -> None:
 
 def test_the_errors_come_without_a_client_of_redis() -> None:
     assert imported("from bulltask import Retry, ConfigError; import bulltask.queue") == {
-        "bulltask", "bulltask.errors", "bulltask.interrupts", "bulltask.queue",
+        "bulltask", "bulltask.errors", "bulltask.errors.interrupts", "bulltask.queue",
     }  # fmt: skip
 
 
@@ -51,7 +51,10 @@ def test_the_errors_come_without_a_client_of_redis() -> None:
 def test_a_process_of_spark_imports_no_app_and_no_queue() -> None:
     found = imported(f"import {READERS}")
     assert READERS in found
-    assert found & {"bulltask.app", "bulltask.queue.queue", "bulltask.registry", "bulltask.listeners", "click"} == set()
+    assert (
+        found & {"bulltask.app", "bulltask.queue.queue", "bulltask.registry", "bulltask.events.listeners", "click"}
+        == set()
+    )
     assert found & {"structlog", "prometheus_client"} == set()
 
 

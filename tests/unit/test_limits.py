@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import ConfigError
 
 MINUTE = {"max": 100, "duration": 60_000}

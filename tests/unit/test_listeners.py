@@ -11,7 +11,7 @@ import pytest
 from bulltask import App
 from bulltask.errors import ConfigError
 from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobCrashed, JobFailed, JobPickedUp, WorkerStarted
-from bulltask.listeners import Listeners
+from bulltask.events.listeners import Listeners
 
 PICKED_UP = JobPickedUp("1", "mail", "mail.send", attempt=1)
 DONE = JobCompleted("1", "mail", "mail.send", 1.0, None)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import DecodeError
+from bulltask.jobs.record import JobRecord
 from bulltask.migrate.bull_job import BullJob, Origin
 from bulltask.migrate.convert import convert
-from bulltask.record import JobRecord
 
 PLAIN = {"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}', "timestamp": "5", "delay": "0"}
 STATES = {"wait": "waiting", "delayed": "delayed", "completed": "completed", "failed": "failed", "active": "recovered"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
 from bulltask.events import Bus, Event, RedisAccepted, RedisDisconnected, RedisReconnected, RedisReconnecting
 from bulltask.events import RedisRefused as Refused

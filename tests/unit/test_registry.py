@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
-from bulltask.config import Conf, Config
+from bulltask.config.config import Conf, Config
 from bulltask.errors import (
     ConfigError,
     DuplicateTask,
@@ -25,7 +25,7 @@ from bulltask.errors import (
     PayloadTooLarge,
     UnknownTask,
 )
-from bulltask.job import NewJob
+from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.registry import shared
 from bulltask.registry.naming import task_name, where

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bulltask.clock import zone_of
 from bulltask.errors import DecodeError
-from bulltask.job import ActiveJob, JobOptions
+from bulltask.jobs.job import ActiveJob, JobOptions
 from bulltask.queue.following import following
 from bulltask.queue.repeatables import following_repeat
-from bulltask.repeat import Repeat, Scheduler
+from bulltask.schedule.repeat import Repeat, Scheduler
 
 NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY = 86_400_000

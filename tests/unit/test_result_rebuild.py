@@ -24,11 +24,11 @@ from bulltask.errors import (
     TaskRevokedError,
     TransientError,
 )
-from bulltask.failures import REASON_CHARS, reason_of
-from bulltask.job import JobRef
-from bulltask.record import Finished, JobSnapshot
+from bulltask.jobs.failures import REASON_CHARS, reason_of
+from bulltask.jobs.job import JobRef
+from bulltask.jobs.record import Finished, JobSnapshot
+from bulltask.jobs.states import JobState, Revocation
 from bulltask.result import AsyncResult, RemoteTraceback
-from bulltask.states import JobState, Revocation
 from bulltask.worker.child.verdict import trace_of
 from tests.support.pace import at_this_pace
 

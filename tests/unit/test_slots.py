@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.states import Cause, RunState, SlotState
 from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, shareable_file
+from bulltask.worker.states import Cause, RunState, SlotState
 
 # Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

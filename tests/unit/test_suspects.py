@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bulltask.transport.scripts_move import CRASHES
+from bulltask.transport.scripts.move import CRASHES
 from bulltask.worker.suspects import ALONE, FEW, UNSEEN_CRASHES, company_allowed, is_convicted
 
 FIELD = CRASHES.encode()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerUnavailable
 from bulltask.events import Bus, ServiceFailed
 from bulltask.worker.outage import Outage

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.job import OWN_KEY, ActiveJob
-from bulltask.time_limits import NO_LIMITS, TimeLimits
+from bulltask.jobs.job import OWN_KEY, ActiveJob
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 
 app = App("limits", "redis://127.0.0.1:1/0")
 

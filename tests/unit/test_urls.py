@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config import Conf
+from bulltask.config.config import Conf
+from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.urls import SecretUrl, redact_command, redact_text, redact_url
 
 
 @pytest.mark.parametrize(

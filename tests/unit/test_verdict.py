@@ -18,8 +18,8 @@ from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
 from bulltask.clock import ServerClock
 from bulltask.errors import ExpiredError, JobRefusedError
 from bulltask.events import Bus
-from bulltask.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
-from bulltask.job import ActiveJob
+from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
+from bulltask.jobs.job import ActiveJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys

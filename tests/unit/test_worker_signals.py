@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bulltask.events import Bus, ChildDied, ChildLeft, ChildStarted, Event
-from bulltask.states import RunState
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.stacks import tasks_text
 from bulltask.worker.slots import ChildBlock, Slots
+from bulltask.worker.states import RunState
 from bulltask.worker.supervisor.fleet import Fleet
 from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.recovery import Orphans

@@ -10,13 +10,13 @@ from typing import Any, Final
 import click
 
 from bulltask.app import App
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerAuthError
-from bulltask.names import wire_name
+from bulltask.jobs.names import wire_name
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
-from bulltask.transport.scripts_history import served_queues, some_queues
+from bulltask.transport.scripts.history import served_queues, some_queues
 
 __all__ = ["Found", "find", "holding"]
 

@@ -37,8 +37,8 @@ def command(
     Only the last attempt of each is known. What Redis has removed, and no snapshot has, stays unknown. To do it again
     adds nothing.
     """
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
 
     source = source_of(ctx, where)
     if until <= since:

@@ -36,9 +36,9 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     What the stream itself needs always stays: its checkpoint, and the events of jobs that are not done. A finished job
     that is tried again by hand, after its events have expired, is told without its earlier attempts. It needs no Java.
     """
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.expiring import expire, tables_named  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
 
     found = expire(Layout(root), tables_named(names_of(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:

@@ -43,12 +43,12 @@ def command(
 
     Exit codes: 0 no gap in that time, 3 there are some.
     """
+    from bulltask.config.parsers import names_of  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.queue_names import check_queues, known_queues, spelled  # noqa: PLC0415
     from bulltask.lake.read import TableReader  # noqa: PLC0415
     from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
-    from bulltask.parsers import names_of  # noqa: PLC0415
 
     layout, names = Layout(root), None
     if queues.strip() != "*":

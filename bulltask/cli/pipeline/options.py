@@ -14,10 +14,10 @@ import click
 
 from bulltask import embedded
 from bulltask.cli.loading import app_options, load_app
-from bulltask.config import Conf
+from bulltask.config.config import Conf
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, MissingExtra
 from bulltask.lake.layout import check_local
-from bulltask.urls import SecretUrl
 
 __all__ = [
     "EXIT_LOST",

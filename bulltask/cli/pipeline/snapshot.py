@@ -36,8 +36,8 @@ def command(
 
     A replay needs them of jobs that Redis will have removed by then.
     """
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
 
     source = source_of(ctx, where)
     spark = open_session(master, conf)

@@ -41,7 +41,7 @@ def command(
 
     The write id that it prints is for `gather`, and to say the same again after an error.
     """
-    from bulltask.parsers import names_of  # noqa: PLC0415 - beside the others
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
 
     if (name is None) == (name_col is None):
         raise click.UsageError("say either --name or --name-col")

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.queue.options import AddOptions
 from bulltask.spark.sink.ids import check_write_id, new_write_id
@@ -22,7 +23,6 @@ from bulltask.spark.sink.sending import Sending, how_to_go_on
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.source.vectorized import vectorized
 from bulltask.spark.source.where import where_options
-from bulltask.urls import SecretUrl
 
 __all__ = [
     "WEEK",

@@ -13,9 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.clock import Duration, to_ms, wall_ms
-from bulltask.codec import decode_text
-from bulltask.config import Config
+from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
+from bulltask.jobs.codec import decode_text
 from bulltask.spark.sink.enqueueing import EnqueueReport, check_known
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
@@ -23,9 +24,8 @@ from bulltask.spark.source.vectorized import vectorized
 from bulltask.spark.source.where import where_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_fence import some_fenced
-from bulltask.transport.scripts_history import job_fields
-from bulltask.urls import SecretUrl
+from bulltask.transport.scripts.fence import some_fenced
+from bulltask.transport.scripts.history import job_fields
 
 __all__ = ["FOUND", "GatherOptions", "Look", "gather"]
 

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 
 from bulltask import embedded
 from bulltask.clock import Duration, to_ms, wall_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import ConfigError, JobRefusedError
-from bulltask.names import wire_name
+from bulltask.jobs.names import wire_name
 from bulltask.registry.options import CallOptions, JobPlan, plan_job
 from bulltask.registry.task import AnyTask
 from bulltask.spark.sink.enqueueing import WEEK, as_json, check_known, numbered, sent, telling_how_to_go_on

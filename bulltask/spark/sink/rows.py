@@ -11,12 +11,12 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
-from bulltask import codec
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.job import JobOptions, NewJob
-from bulltask.job_options import check_size
-from bulltask.names import check_job_id, check_job_name, check_queue_name, wire_name
+from bulltask.jobs import codec
+from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, wire_name
+from bulltask.jobs.options import check_size
 from bulltask.queue.options import build_job
 from bulltask.spark.sink.ids import derived_id
 

@@ -8,12 +8,12 @@ from itertools import islice
 
 import pyarrow as pa
 
-from bulltask.job import NewJob
+from bulltask.jobs.job import NewJob
 from bulltask.spark.sink.rows import Columns, JobMaker, columns_of
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.connection import broker_of
 from bulltask.transport.broker import Broker
-from bulltask.transport.scripts_fence import Fence, Sent
+from bulltask.transport.scripts.fence import Fence, Sent
 
 __all__ = ["Sending", "Sums", "how_to_go_on"]
 

@@ -9,8 +9,7 @@ from typing import Unpack
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
-from bulltask.errors import ConfigError
-from bulltask.parsers import did_you_mean
+from bulltask.errors import ConfigError, did_you_mean
 from bulltask.spark.sink.enqueueing import EnqueueOptions, EnqueueReport, enqueue
 
 __all__ = ["RowNames", "submit"]

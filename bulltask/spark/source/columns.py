@@ -16,12 +16,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulltask.codec import decode_text
+from bulltask.jobs.codec import decode_text
 from bulltask.spark.lifecycle.fold import LAST_MS
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.positions import Gap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
-from bulltask.transport.scripts_history import RawEntry
+from bulltask.transport.scripts.history import RawEntry
 
 __all__ = ["count_batch", "event_batch", "gap_entry", "job_batch", "job_fields_of"]
 

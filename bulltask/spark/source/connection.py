@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 from bulltask import embedded
-from bulltask.backoff import reconnect_delay_ms
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, BrokerNotReady, BrokerUnavailable
+from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
@@ -24,7 +24,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.hello import SILENT, Hello, hello
-from bulltask.transport.scripts_history import READING
+from bulltask.transport.scripts.history import READING
 from bulltask.transport.transaction import atomic
 
 __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of"]

@@ -25,7 +25,7 @@ from bulltask.spark.source.spans import Span
 from bulltask.spark.source.streams import end_of, facts_of, read_pages
 from bulltask.transport.inspect import STATES
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import count_in
+from bulltask.transport.scripts.history import count_in
 
 __all__ = ["CountsReader", "EventsPartition", "EventsReader", "NarrowingCountsReader", "NarrowingEventsReader"]
 

@@ -40,8 +40,8 @@ from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.spans import Span, spans_of
 from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import SPAN, span_end
-from bulltask.transport.scripts_stream import exists, stream_info
+from bulltask.transport.scripts.history import SPAN, span_end
+from bulltask.transport.scripts.stream import exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
 

@@ -26,7 +26,7 @@ from bulltask.spark.source.queues import find_queues
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import (
+from bulltask.transport.scripts.history import (
     LISTS,
     count_between,
     ids_between,

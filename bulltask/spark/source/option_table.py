@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from bulltask.config.parsers import Parse, choice, flag, integer, names_of, optional, plain_text, url
 from bulltask.errors import ConfigError, DecodeError, InvalidName
-from bulltask.names import check_queue_name
-from bulltask.parsers import Parse, choice, flag, integer, names_of, optional, plain_text, url
+from bulltask.jobs.names import check_queue_name
 from bulltask.spark.source.positions import StreamId
-from bulltask.transport.scripts_history import LISTS, SETS
+from bulltask.transport.scripts.history import LISTS, SETS
 
 __all__ = ["EVERY", "OPTIONS", "REQUIRED", "SPARKS_OWN", "Option", "Use"]
 

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
-from bulltask.config import ENV_PREFIX, Conf, Config
-from bulltask.errors import ConfigError
-from bulltask.names import wire_name
-from bulltask.parsers import did_you_mean
+from bulltask.config.config import ENV_PREFIX, Conf, Config
+from bulltask.config.urls import SecretUrl
+from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.names import wire_name
 from bulltask.spark.source.option_table import EVERY, OPTIONS, REQUIRED, SPARKS_OWN, Option, Use
 from bulltask.spark.source.positions import StartAt, StreamId
 from bulltask.transport.keys import QueueKeys
-from bulltask.urls import SecretUrl
 
 __all__ = [
     "CountsOptions",

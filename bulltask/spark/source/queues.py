@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from bulltask.errors import ConfigError, InvalidName
+from bulltask.jobs.names import check_queue_name
 from bulltask.lake.layout import partition_name
 from bulltask.lake.status import SetAside
-from bulltask.names import check_queue_name
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import ReadOptions
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import some_queues
+from bulltask.transport.scripts.history import some_queues
 
 if TYPE_CHECKING:
     from bulltask.spark.source.pushdown import Narrowing  # imports pyspark, which a look at queues does not need

@@ -11,8 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from bulltask.errors import ConfigError
-from bulltask.parsers import did_you_mean
+from bulltask.errors import ConfigError, did_you_mean
 
 __all__ = ["COUNTS", "EVENTS", "EVENT_FIELDS", "GAP_EVENT", "JOBS", "JOB_FIELDS", "TABLES", "arrow_schema", "chosen"]
 

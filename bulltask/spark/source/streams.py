@@ -11,8 +11,8 @@ from bulltask.spark.source.positions import Facts, StreamId
 from bulltask.transport.call import Call
 from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_history import SPAN, RawEntry, page, span_end
-from bulltask.transport.scripts_stream import StreamInfo, exists, stream_info
+from bulltask.transport.scripts.history import SPAN, RawEntry, page, span_end
+from bulltask.transport.scripts.stream import StreamInfo, exists, stream_info
 
 __all__ = ["end_of", "facts_of", "read_facts", "read_pages"]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bulltask import embedded
+from bulltask.config.urls import SecretUrl
 from bulltask.spark.source.options import settings
-from bulltask.urls import SecretUrl
 
 __all__ = ["Where", "where_options"]
 

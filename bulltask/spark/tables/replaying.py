@@ -11,14 +11,14 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import DecodeError
-from bulltask.job import OWN_KEY, JobOptions, NewJob
+from bulltask.jobs.job import OWN_KEY, JobOptions, NewJob
 from bulltask.spark.source.columns import job_batch, job_fields_of
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions
-from bulltask.transport.scripts_fence import Fence
-from bulltask.transport.scripts_history import job_fields
+from bulltask.transport.scripts.fence import Fence
+from bulltask.transport.scripts.history import job_fields
 
 __all__ = ["HASH", "HashLook", "Replayer", "StoredOptions", "replay_options"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark import SparkJobInfo, StatusTracker
 
-from bulltask.codec import Json
+from bulltask.jobs.codec import Json
 
 __all__ = ["StageCount"]
 

@@ -10,8 +10,8 @@ from typing import Final
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from bulltask.codec import Json
 from bulltask.errors import BulltaskError
+from bulltask.jobs.codec import Json
 from bulltask.spark.tasks.stages import StageCount
 from bulltask.worker.child.spark_tasks import SparkRun
 

@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.app import App
 from bulltask.clock import mono_ms
 from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, PermanentError
-from bulltask.job import ActiveJob
+from bulltask.jobs import codec
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import end_if_forked
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
-from bulltask.time_limits import NO_LIMITS, TimeLimits
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 from bulltask.worker.child.interruption import Interruption, Run, call_users
 from bulltask.worker.child.moves import moved
 from bulltask.worker.child.spark_tasks import SparkTasks

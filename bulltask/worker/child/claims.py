@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import Claim
+from bulltask.transport.scripts.move import Claim
 
 __all__ = ["Claims"]
 

@@ -26,10 +26,10 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked
+from bulltask.jobs.time_limits import TimeLimits
 from bulltask.process import end_if_forked
-from bulltask.states import Cause
-from bulltask.time_limits import TimeLimits
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
+from bulltask.worker.states import Cause
 
 __all__ = ["Interruption", "Run", "call_users", "quietly"]
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
 from bulltask.lua import loader
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
-from bulltask.states import RunState
-from bulltask.transport.scripts_move import keep_lock
+from bulltask.transport.scripts.move import keep_lock
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.copies import tame_copies
@@ -32,6 +31,7 @@ from bulltask.worker.child.sync_loop import SyncLoop
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import ChildBlock, Orders
+from bulltask.worker.states import RunState
 from bulltask.worker.wakeups import Wakeups
 
 __all__ = ["ChildPlan", "run_child"]

@@ -11,7 +11,7 @@ from typing import Any
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError, DelayJob, RateLimited, WaitForChildren, WaitJob
 from bulltask.transport.call import Call
-from bulltask.transport.scripts_move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
+from bulltask.transport.scripts.move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
 from bulltask.worker.child.work import AwaitsChildren, Delayed, Failed, GivenBack, Limited, Moved, Picked
 
 __all__ = ["move_call", "moved", "why"]

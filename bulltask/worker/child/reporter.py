@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bulltask.config import Config
-from bulltask.job import ActiveJob
-from bulltask.job_options import check_together
+from bulltask.config.config import Config
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.options import check_together
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_job import children_values, update_data
-from bulltask.transport.scripts_read import add_log, update_progress
+from bulltask.transport.scripts.job import children_values, update_data
+from bulltask.transport.scripts.read import add_log, update_progress
 
 __all__ = ["JobReporter"]
 

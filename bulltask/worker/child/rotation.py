@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.foreign import MOST
+from bulltask.jobs.numbers import MOST
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, NothingPending, PendingChildren
 from bulltask.events import (
     Bus,
@@ -23,17 +23,17 @@ from bulltask.events import (
     SchedulingFailed,
     UnknownTaskSeen,
 )
-from bulltask.foreign import MOST, counter
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.numbers import MOST, counter
+from bulltask.jobs.states import REVOKED
 from bulltask.process import end_if_forked
-from bulltask.states import REVOKED
 from bulltask.transport.call import Call, command
-from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job, wake_next
-from bulltask.transport.scripts_queue import limit_now
-from bulltask.transport.scripts_read import add_log
-from bulltask.transport.scripts_revoke import end_revoked
-from bulltask.transport.scripts_set_aside import set_aside
+from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job, wake_next
+from bulltask.transport.scripts.queue import limit_now
+from bulltask.transport.scripts.read import add_log
+from bulltask.transport.scripts.revoke import end_revoked
+from bulltask.transport.scripts.set_aside import set_aside
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater

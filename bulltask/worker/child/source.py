@@ -9,12 +9,12 @@ from typing import Any, Final
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts_move import find_by_token, keep_lock, move_from_active_to_wait, move_to_active
+from bulltask.transport.scripts.move import find_by_token, keep_lock, move_from_active_to_wait, move_to_active
 from bulltask.worker.aside import SettingAside
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.rotation import Rotation

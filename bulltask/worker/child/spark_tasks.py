@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from bulltask import codec
 from bulltask.app import App
 from bulltask.errors import PermanentError
-from bulltask.job import ActiveJob
+from bulltask.jobs import codec
+from bulltask.jobs.job import ActiveJob
 from bulltask.registry.context import Context, Reporter
 
 __all__ = ["SparkChild", "SparkRun", "SparkTasks", "what_is_missing"]
@@ -119,7 +119,7 @@ class SparkTasks:
     def interrupt(self) -> None:
         """Cancel what the job that runs does on Spark, so that its thread stops waiting for it.
 
-        Call it in a signal handler that raises (:mod:`bulltask.interrupts`) right afterwards, before it does: an
+        Call it in a signal handler that raises (:mod:`bulltask.errors.interrupts`) right afterwards, before it does: an
         exception alone would wait until Spark is done, and leave the thread's connection to the JVM out of step.
         """
         if self._child is not None:

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bulltask.app import App
+from bulltask.config.urls import SecretUrl, concealed
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
-from bulltask.urls import SecretUrl, concealed
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
 from bulltask.worker.slots import Slots

@@ -17,10 +17,10 @@ from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
 from bulltask.errors import Retry, TaskRevoked
-from bulltask.failures import reason_of, trace_text
-from bulltask.job import ActiveJob
+from bulltask.jobs.failures import reason_of, trace_text
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import REVOKED
 from bulltask.registry.task import AnyTask
-from bulltask.states import REVOKED
 from bulltask.worker.child.work import Failed, RetryLater
 
 __all__ = ["is_retried", "judge", "trace_of"]

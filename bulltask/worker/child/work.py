@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bulltask.failures import bounded_reason
-from bulltask.job import ActiveJob
+from bulltask.jobs.failures import bounded_reason
+from bulltask.jobs.job import ActiveJob
 from bulltask.transport.keys import QueueKeys
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 from bulltask.worker.slots import Slot
 
 __all__ = [

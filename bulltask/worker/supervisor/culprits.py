@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import DecodeError, TaskRevoked
 from bulltask.events import Bus, JobFailed, JobRetried
-from bulltask.job import ActiveJob
-from bulltask.states import REVOKED, Cause
-from bulltask.time_limits import TimeLimits
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import REVOKED
+from bulltask.jobs.time_limits import TimeLimits
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_add import add_kept_job
-from bulltask.transport.scripts_move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
-from bulltask.transport.scripts_revoke import end_revoked
-from bulltask.transport.scripts_set_aside import set_aside
+from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
+from bulltask.transport.scripts.revoke import end_revoked
+from bulltask.transport.scripts.set_aside import set_aside
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+from bulltask.worker.states import Cause
 
 __all__ = ["Culprit", "FailedAttempts"]
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildKilled, ChildLeft, ChildStarted
-from bulltask.states import Cause, RunState, SlotState
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
+from bulltask.worker.states import Cause, RunState, SlotState
 from bulltask.worker.supervisor.culprits import Culprit
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import Orphans

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import BrokerError
 from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded
-from bulltask.states import SlotState
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import find_by_token, renew_locks
+from bulltask.transport.scripts.move import find_by_token, renew_locks
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 from bulltask.worker.slots import SlotView
+from bulltask.worker.states import SlotState
 
 __all__ = ["Heartbeat"]
 

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from bulltask.bus import Bus
 from bulltask.clock import mono_ms
 from bulltask.events import RunInterrupted
-from bulltask.states import Cause, SlotState
+from bulltask.events.bus import Bus
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+from bulltask.worker.states import Cause, SlotState
 from bulltask.worker.supervisor.culprits import Culprit
 from bulltask.worker.supervisor.fleet import Fleet
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from bulltask.states import Cause
 from bulltask.worker.slots import SlotView
+from bulltask.worker.states import Cause
 
 __all__ = ["Limits"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bulltask.bus import Bus
 from bulltask.clock import mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.events import (
     ConcurrencyChanged,
     SignalIgnored,
@@ -15,8 +14,9 @@ from bulltask.events import (
     WorkerStopped,
     WorkerStopping,
 )
-from bulltask.states import RUN_MOVES, RunState, advance
+from bulltask.events.bus import Bus
 from bulltask.worker.exits import Exit
+from bulltask.worker.states import RUN_MOVES, RunState, advance
 from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
 from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.recovery import Recovery

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import REPAIRABLE, BrokerError, JobError
 from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
+from bulltask.transport.scripts.move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
 from bulltask.worker.aside import SettingAside
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals

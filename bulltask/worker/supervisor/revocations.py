@@ -7,13 +7,13 @@ from typing import Final
 
 from bulltask.errors import BrokerError, BulltaskError, JobError
 from bulltask.events import Bus, JobRevoked
-from bulltask.states import Revocation
+from bulltask.jobs.states import Revocation
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import perform
-from bulltask.transport.scripts_revoke import Marks, open_marks
+from bulltask.transport.scripts.revoke import Marks, open_marks
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 

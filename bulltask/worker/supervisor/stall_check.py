@@ -11,7 +11,7 @@ from bulltask.events import Bus, JobStalled, RedisAccepted, RedisReconnected, St
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts_move import lock_ends, move_stalled_jobs_to_wait
+from bulltask.transport.scripts.move import lock_ends, move_stalled_jobs_to_wait
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 

@@ -8,18 +8,19 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal, Protocol, cast
 from unittest import mock
 
-from bulltask import App, codec
+from bulltask import App
 from bulltask.errors import NothingPending, PermanentError
 from bulltask.events import Bus
-from bulltask.job import ActiveJob
+from bulltask.jobs import codec
+from bulltask.jobs.job import ActiveJob
 from bulltask.queue.following import add_following
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
-from bulltask.transport import scripts_move
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.operation import perform
 from bulltask.transport.replies import Fetched
+from bulltask.transport.scripts import move as scripts_move
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater

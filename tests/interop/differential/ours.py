@@ -21,11 +21,11 @@ from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
-from bulltask.transport import scripts_move
 from bulltask.transport.replies import JOB_ERRORS
-from bulltask.transport.scripts_job import extend_lock
-from bulltask.transport.scripts_queue import get_metrics
-from bulltask.transport.scripts_read import is_finished
+from bulltask.transport.scripts import move as scripts_move
+from bulltask.transport.scripts.job import extend_lock
+from bulltask.transport.scripts.queue import get_metrics
+from bulltask.transport.scripts.read import is_finished
 from tests.interop.differential.hands import LOCK_MS, Form, Hands, Held, OwnHands, WorkersHands
 from tests.support.driven import Driven
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from bulltask import App, PermanentError
 from bulltask.errors import Interrupt, WaitJob
-from bulltask.job import ActiveJob
+from bulltask.jobs.job import ActiveJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until

@@ -21,7 +21,7 @@ from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
 from bulltask.spark.source.rings import look_at_rings
-from bulltask.transport.scripts_fence import some_fenced
+from bulltask.transport.scripts.fence import some_fenced
 from tests.conftest import ServerFactory
 from tests.support.hand import Hand
 from tests.support.query import Query

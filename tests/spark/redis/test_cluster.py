@@ -19,7 +19,7 @@ from bulltask.spark.sink.sending import Sums
 from bulltask.spark.sink.writer import JobsWriter, Wrote
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts_stream import history
+from bulltask.transport.scripts.stream import history
 from tests.support.hand import Hand
 from tests.support.other_servers import admitted
 from tests.support.query import Query

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bulltask.errors import BrokerAuthError
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts_fence import Fence
-from bulltask.transport.scripts_history import count_in
+from bulltask.transport.scripts.fence import Fence
+from bulltask.transport.scripts.history import count_in
 from tests.support.certificates import Certificates
 from tests.support.other_servers import admitted
 from tests.support.query import Query

@@ -25,7 +25,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.inspect import STATES
-from bulltask.transport.scripts_history import count_in, job_fields, some_queues, span_end
+from bulltask.transport.scripts.history import count_in, job_fields, some_queues, span_end
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
 from tests.support.other_servers import admitted

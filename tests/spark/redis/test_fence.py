@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config import Conf
+from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerFull, ParentNotFound
-from bulltask.job import JobOptions, NewJob, ParentLink
+from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.transport.scripts_add import add_job
-from bulltask.transport.scripts_fence import TOGETHER, Fence, add_fenced_jobs
+from bulltask.transport.scripts.add import add_job
+from bulltask.transport.scripts.fence import TOGETHER, Fence, add_fenced_jobs
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis

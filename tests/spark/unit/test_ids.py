@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError
-from bulltask.names import check_job_id
+from bulltask.jobs.names import check_job_id
 from bulltask.spark.sink.ids import check_write_id, derived_id, new_write_id, write_id_of_batch
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)

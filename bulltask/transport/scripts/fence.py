@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby, islice
 from typing import Any, Final, Literal, cast
 
-from bulltask.job import NewJob
+from bulltask.jobs.job import NewJob
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text, texts
-from bulltask.transport.scripts_add import add_job
-from bulltask.values import value_class
+from bulltask.transport.scripts.add import add_job
+from bulltask.value_class import value_class
 
 __all__ = ["TOGETHER", "Fence", "Sent", "add_fenced_jobs", "some_fenced"]
 
@@ -52,7 +52,7 @@ class Sent:
 
 
 def add_fenced_jobs(keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, fence: Fence) -> list[Call[list[Sent]]]:
-    """BullMQ's add script for the jobs (:func:`bulltask.transport.scripts_add.add_job`), behind own ``fence``.
+    """BullMQ's add script for the jobs (:func:`bulltask.transport.scripts.add.add_job`), behind own ``fence``.
 
     Neighbours that the same script adds go in one call, up to :data:`TOGETHER` of them: to begin a script takes as long
     as a fifth of what it does for a job. The results, in the order of the calls, are those of the jobs in their order.

@@ -9,11 +9,11 @@ from datetime import datetime, tzinfo
 from reprlib import repr as _short
 from typing import Any, TypedDict, Unpack
 
-from bulltask import codec
 from bulltask.clock import Duration, to_epoch_ms, to_ms, zone_of
-from bulltask.cron import ALIASES, Cron
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.foreign import field_number, number
+from bulltask.jobs import codec
+from bulltask.jobs.numbers import field_number, number
+from bulltask.schedule.cron import ALIASES, Cron
 
 __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "key_digest"]
 

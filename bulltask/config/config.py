@@ -1,7 +1,7 @@
 """Settings: one frozen value, built from a table of names and validated once.
 
 Precedence, strongest first: command line, environment (``BULLTASK_`` + the name in capitals), ``app.conf`` and the
-arguments of ``App``, the defaults of the table (:mod:`bulltask.settings`). Lengths of time are seconds or
+arguments of ``App``, the defaults of the table (:mod:`bulltask.config.settings`). Lengths of time are seconds or
 ``timedelta`` for the user and whole milliseconds inside (``_ms``). An unknown name is an error that says which name
 was meant; Celery would take it silently.
 """
@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from bulltask.errors import ConfigError
-from bulltask.limits import EVERY_QUEUE, Limits
-from bulltask.parsers import did_you_mean
-from bulltask.settings import SETTINGS
-from bulltask.time_limits import TimeLimits
-from bulltask.urls import SecretUrl, concealed
+from bulltask.config.rate_limits import EVERY_QUEUE, Limits
+from bulltask.config.settings import SETTINGS
+from bulltask.config.urls import SecretUrl, concealed
+from bulltask.errors import ConfigError, did_you_mean
+from bulltask.jobs.time_limits import TimeLimits
 
 __all__ = ["ENV_PREFIX", "URL_FILE", "Conf", "Config"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bulltask.codec import ON_SURROGATE
+from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for
-from bulltask.transport.scripts_move import Ending
+from bulltask.transport.scripts.move import Ending
 
 __all__ = ["malformed", "set_aside"]
 

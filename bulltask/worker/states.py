@@ -1,54 +1,19 @@
-"""The three state machines of bulltask and the one function that moves them.
-
-*Job* states are BullMQ's words (they live in Redis and only scripts change them), *attempt* and *process* states
-are Celery's. A queue being paused is a flag and a stall is an event; neither is a state.
-"""
+"""States of a worker's processes and of their slots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum, StrEnum
-from typing import Final, TypeVar
+from enum import IntEnum
+from typing import TypeVar
 
 __all__ = [
-    "REVOKED",
     "RUN_MOVES",
     "Cause",
     "IllegalTransition",
-    "JobState",
-    "Revocation",
     "RunState",
     "SlotState",
     "advance",
 ]
-
-
-class JobState(StrEnum):
-    """Where a job is, as BullMQ's ``getState`` says it."""
-
-    WAITING = "waiting"
-    PRIORITIZED = "prioritized"
-    DELAYED = "delayed"
-    WAITING_CHILDREN = "waiting-children"
-    ACTIVE = "active"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-    @property
-    def finished(self) -> bool:
-        """True for the two states that a job does not leave by itself."""
-        return self in {JobState.COMPLETED, JobState.FAILED}
-
-
-class Revocation(StrEnum):
-    """What became of the wish to revoke a job."""
-
-    REVOKED = "revoked"  # it did not run, and has now failed
-    RUNNING = "running"  # it runs and goes on: terminate was not said
-    TERMINATING = "terminating"  # it runs, and its worker ends it
-    FINISHED = "finished"  # it had completed or failed before
-    UNKNOWN = "unknown"  # there is no such job (any more)
 
 
 class SlotState(IntEnum):
@@ -67,10 +32,6 @@ class Cause(IntEnum):
     SOFT_LIMIT = 1  # the task may clean up, and even go on
     HARD_LIMIT = 2
     REVOKED = 3
-
-
-REVOKED: Final = "revoked"
-"""Why a job that was revoked has failed, and the category of that failure."""
 
 
 class RunState(IntEnum):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bulltask.config import Config
-from bulltask.job import ActiveJob
+from bulltask.config.config import Config
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.states import REVOKED, Revocation
 from bulltask.lua import loader
-from bulltask.states import REVOKED, Revocation
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched, raise_for, text, texts
-from bulltask.transport.scripts_move import Claim, Ending, move_to_finished
-from bulltask.values import value_class
+from bulltask.transport.scripts.move import Claim, Ending, move_to_finished
+from bulltask.value_class import value_class
 
 __all__ = ["Marks", "end_revoked", "open_marks", "revoke"]
 

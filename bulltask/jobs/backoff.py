@@ -19,8 +19,7 @@ from pathlib import Path
 from reprlib import repr as _short  # of what is nested as deeply as it may be, the built-in one raises
 from typing import TypeGuard
 
-from bulltask.errors import ConfigError, DecodeError
-from bulltask.parsers import did_you_mean
+from bulltask.errors import ConfigError, DecodeError, did_you_mean
 
 __all__ = [
     "Backoff",

@@ -1,13 +1,12 @@
 """How the value of a setting is read: one function for each kind of value, or one that makes it.
 
 Each takes what the user gave (text from the environment and the command line, anything from code) and the setting's
-name for the message, and returns what :class:`bulltask.config.Config` holds, or raises ``ConfigError``. The text after
-"must be" in a message is also what the documentation says that the setting takes.
+name for the message, and returns what :class:`bulltask.config.config.Config` holds, or raises ``ConfigError``.
+The text after "must be" in a message is also what the documentation says that the setting takes.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,17 +14,17 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from bulltask.clock import to_ms, zone_of
-from bulltask.errors import ConfigError, InvalidName
-from bulltask.names import MAX_NAME, check_queue_name
+from bulltask.config.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
+from bulltask.errors import ConfigError, InvalidName, did_you_mean
+from bulltask.jobs.names import MAX_NAME, check_queue_name
+from bulltask.jobs.retention import KEEP_ALL, keep_option
 from bulltask.process import usable_cores
-from bulltask.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
 
 __all__ = [
     "WORDS",
     "Parse",
     "choice",
     "cores",
-    "did_you_mean",
     "duration",
     "entries",
     "flag",
@@ -35,6 +34,7 @@ __all__ = [
     "optional",
     "plain_text",
     "queue_name",
+    "retention",
     "spark_settings",
     "time_zone",
     "url",
@@ -282,7 +282,35 @@ def cores(value: Any, name: str) -> int:
     return int(integer(1, 1_000)(value, name))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message: which of the ``known`` names was probably meant."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def retention(value: Any, name: str) -> Mapping[str, int]:
+    """Return BullMQ's ``keepJobs`` map for a worker's option.
+
+    Args:
+        value: :data:`bulltask.jobs.retention.KeepJobs`, or a text that says the same.
+        name: of the setting, for the message.
+
+    Raises:
+        ConfigError: it is something else; the message calls it ``name``.
+    """
+    meant = _read_retention(value) if isinstance(value, str) else value
+    if isinstance(meant, bool):
+        return {"count": 0} if meant else KEEP_ALL
+    if isinstance(meant, int) and meant >= 0:
+        meant = {"count": meant}
+    if isinstance(meant, Mapping) and isinstance(stored := keep_option(meant, name), dict):
+        return stored
+    raise ConfigError(f"{name} must be true, false, how many stay, or {{'age': seconds, 'count': n}}, not {value!r}")
+
+
+def _read_retention(text: str) -> Any:
+    """A word, a number, or ``age=3600,count=1000``; ``None`` for anything else."""
+    word = text.strip().lower()
+    if word in WORDS:
+        return WORDS[word]
+    try:
+        if "=" not in word:
+            return int(word)
+        pairs = [part.partition("=") for part in word.split(",")]
+        return {key.strip(): float(given) if key.strip() == "age" else int(given) for key, _, given in pairs}
+    except ValueError:
+        return None

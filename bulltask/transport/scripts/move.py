@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from bulltask.config import Config
+from bulltask.config.config import Config
 from bulltask.errors import NothingPending
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.packing import pack
 from bulltask.transport.replies import Fetched, raise_for, read_fetch, texts
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 
 __all__ = [
     "CRASHES",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.errors import DecodeError
+from bulltask.jobs import codec
+from bulltask.jobs.record import JobRecord
 from bulltask.lua import loader
-from bulltask.record import JobRecord
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text, texts

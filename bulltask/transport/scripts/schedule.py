@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bulltask.lua import loader
-from bulltask.repeat import Repeat, Scheduler, iteration_id
+from bulltask.schedule.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.packing import pack

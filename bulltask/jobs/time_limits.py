@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, SoftTimeLimitExceeded, TimeLimitExceeded
-from bulltask.values import value_class
+from bulltask.value_class import value_class
 
 __all__ = ["NO_LIMITS", "TimeLimits"]
 

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
-from bulltask.foreign import MOST, number
-from bulltask.parsers import WORDS
+from bulltask.jobs.numbers import MOST, number
 
-__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "keep_setting", "stored_keep"]
+__all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
 """``True``: remove at once; ``False``: keep; a number: keep so many; ``{"age": 3600, "count": 1000}``: keep both."""
@@ -38,22 +37,6 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
     return wire
 
 
-def keep_setting(value: Any, name: str) -> Mapping[str, int]:
-    """Return BullMQ's ``keepJobs`` map for a worker's option: :data:`KeepJobs`, or a text that says the same.
-
-    Raises:
-        ConfigError: it is something else; the message calls it ``name``.
-    """
-    meant = _read(value) if isinstance(value, str) else value
-    if isinstance(meant, bool):
-        return {"count": 0} if meant else KEEP_ALL
-    if isinstance(meant, int) and meant >= 0:
-        return {"count": _whole(meant, name, low=0)}
-    if isinstance(meant, Mapping) and isinstance(stored := keep_option(meant, name), dict):
-        return stored
-    raise ConfigError(f"{name} must be true, false, how many stay, or {{'age': seconds, 'count': n}}, not {value!r}")
-
-
 def stored_keep(wanted: object) -> Mapping[str, int] | None:
     """Return BullMQ's ``keepJobs`` map for what a job says as ``removeOnComplete`` or ``removeOnFail``.
 
@@ -71,20 +54,6 @@ def stored_keep(wanted: object) -> Mapping[str, int] | None:
         return {"count": 0} if wanted else KEEP_ALL
     most = number(wanted)
     return None if most is None else {"count": most}
-
-
-def _read(text: str) -> Any:
-    """A word, a number, or ``age=3600,count=1000``; ``None`` for anything else."""
-    word = text.strip().lower()
-    if word in WORDS:
-        return WORDS[word]
-    try:
-        if "=" not in word:
-            return int(word)
-        pairs = [part.partition("=") for part in word.split(",")]
-        return {key.strip(): float(given) if key.strip() == "age" else int(given) for key, _, given in pairs}
-    except ValueError:
-        return None
 
 
 def _whole(value: Any, name: str, *, low: int) -> int:

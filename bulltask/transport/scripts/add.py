@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgpack
 
-from bulltask.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.lua import loader
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys

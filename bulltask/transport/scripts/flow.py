@@ -11,7 +11,7 @@ from redis.exceptions import ClusterCrossSlotError, MovedError
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import text, texts
-from bulltask.transport.scripts_job import paginate
+from bulltask.transport.scripts.job import paginate
 
 __all__ = [
     "KINDS",

@@ -64,9 +64,11 @@ arguments takes the first line of its class's docstring as its message.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import timedelta
 
-from bulltask.interrupts import (
+from bulltask.errors.interrupts import (
     DelayJob,
     Interrupt,
     RateLimited,
@@ -133,6 +135,7 @@ __all__ = [
     "WaitForChildren",
     "WaitJob",
     "WorkerLostError",
+    "did_you_mean",
 ]
 
 
@@ -387,3 +390,9 @@ class TimeLimitExceeded(BulltaskError):
 
 class WorkerLostError(BulltaskError):
     """The child process that ran the job died."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message: which of the ``known`` names was probably meant."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

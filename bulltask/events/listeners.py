@@ -6,9 +6,9 @@ import inspect
 import os
 from typing import Any
 
-from bulltask.bus import Bus, Event, Listener
 from bulltask.errors import ConfigError
 from bulltask.events import ChildEvent
+from bulltask.events.bus import Bus, Event, Listener
 from bulltask.process import end_if_forked
 
 __all__ = ["Listeners"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.job import OWN_KEY
+from bulltask.jobs import codec
+from bulltask.jobs.job import OWN_KEY
 from bulltask.transport import keys as key_names
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bulltask.clock import to_ms
+from bulltask.config.parsers import queue_name
 from bulltask.errors import ConfigError
-from bulltask.parsers import queue_name
 
 __all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
 

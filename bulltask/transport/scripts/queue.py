@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask import codec
 from bulltask.errors import BrokerError, QueueActive, QueueError, QueueNotPaused
+from bulltask.jobs import codec
+from bulltask.jobs.states import REVOKED
 from bulltask.lua import loader
-from bulltask.states import REVOKED
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for, text, texts

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.foreign import field_number
-from bulltask.states import JobState
+from bulltask.jobs import codec
+from bulltask.jobs.numbers import field_number
+from bulltask.jobs.states import JobState
 
 __all__ = ["Finished", "JobRecord", "JobSnapshot"]
 

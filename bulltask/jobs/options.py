@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from bulltask.backoff import Backoff, check_strategy, warn_of_long_delay
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.codec import MAX_SAFE_INTEGER
-from bulltask.config import Config
 from bulltask.errors import ConfigError, PayloadTooLarge
-from bulltask.job import MAX_PRIORITY, JobOptions, ParentLink
-from bulltask.keeping import keep_option
-from bulltask.names import qualified_name
+from bulltask.jobs.backoff import Backoff, check_strategy, warn_of_long_delay
+from bulltask.jobs.codec import MAX_SAFE_INTEGER
+from bulltask.jobs.job import MAX_PRIORITY, JobOptions, ParentLink
+from bulltask.jobs.names import qualified_name
+from bulltask.jobs.retention import keep_option
 
 __all__ = [
     "FAILURE_FLAGS",
@@ -129,14 +128,17 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
     return found
 
 
-def link_to_parent(parent: ParentLike | None, stored: dict[str, object], config: Config) -> ParentLink | None:
+def link_to_parent(
+    parent: ParentLike | None, stored: dict[str, object], *, prefix: str, hash_tag: bool
+) -> ParentLink | None:
     """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
 
     Args:
         parent: the job that waits; a ``queue`` with a ``:`` is BullMQ's qualified name (``bull:orders``). ``None``
             for a job without one.
         stored: the child's options as :func:`stored_options` returns them; the parent is noted there too.
-        config: how queues are spelled.
+        prefix: of the keys of queues that the parent does not spell out.
+        hash_tag: whether the name of such a queue gets braces.
 
     Raises:
         ConfigError: it is no job.
@@ -147,7 +149,7 @@ def link_to_parent(parent: ParentLike | None, stored: dict[str, object], config:
     job_id, queue = read("id"), read("queue")
     if not (isinstance(job_id, str) and job_id and isinstance(queue, str) and queue):
         raise ConfigError(f"parent must be a job, or a mapping with the texts id and queue, not {parent!r}")
-    qualified = qualified_name(queue, config.prefix, hash_tag=config.queue_hash_tag)
+    qualified = qualified_name(queue, prefix, hash_tag=hash_tag)
     stored["parent"] = {"id": job_id, "queue": qualified}
     flags = {flag: True for flag in FAILURE_FLAGS.values() if stored.get(flag)}
     return ParentLink(f"{qualified}:{job_id}", {"id": job_id, "queueKey": qualified, **flags})

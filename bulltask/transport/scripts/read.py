@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bulltask import codec
 from bulltask.errors import DecodeError
-from bulltask.foreign import counter
+from bulltask.jobs import codec
+from bulltask.jobs.numbers import counter
+from bulltask.jobs.record import Finished, JobSnapshot
+from bulltask.jobs.states import JobState
 from bulltask.lua import loader
-from bulltask.record import Finished, JobSnapshot
-from bulltask.states import JobState
 from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import raise_for

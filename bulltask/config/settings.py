@@ -1,4 +1,4 @@
-"""The table of settings: each name, the field of :class:`bulltask.config.Config`, how it is read, its default.
+"""The table of settings: each name, the field of :class:`bulltask.config.config.Config`, how it is read, its default.
 
 Names are Celery's where Celery has one and BullMQ's (in snake_case) for locks and stalls. The documentation's table
 (docs/settings_table.py) is made from this one.
@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bulltask.keeping import keep_setting
-from bulltask.limits import rate_limits
-from bulltask.parsers import (
+from bulltask.config.parsers import (
     Parse,
     choice,
     cores,
@@ -25,11 +23,13 @@ from bulltask.parsers import (
     optional,
     plain_text,
     queue_name,
+    retention,
     spark_settings,
     time_zone,
     url,
     worker_name,
 )
+from bulltask.config.rate_limits import rate_limits
 
 __all__ = ["LOG_LEVELS", "SETTINGS", "Setting"]
 
@@ -155,11 +155,11 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S(
             "remove_on_complete",
             "keep_completed",
-            optional(keep_setting),
+            optional(retention),
             None,
             "which completed jobs stay, of those that do not say it themselves; none: all",
         ),
-        _S("remove_on_fail", "keep_failed", optional(keep_setting), None, "the same for jobs that fail"),
+        _S("remove_on_fail", "keep_failed", optional(retention), None, "the same for jobs that fail"),
         _S(
             "metrics_max_data_points",
             "metrics_max_data_points",

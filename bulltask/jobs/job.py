@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bulltask import codec
-from bulltask.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
-from bulltask.codec import Json
 from bulltask.errors import DecodeError
-from bulltask.failures import bounded_reason, bounded_traces
-from bulltask.foreign import counter, field_number, number
-from bulltask.keeping import KEEP_ALL, stored_keep
-from bulltask.time_limits import NO_LIMITS, TimeLimits
-from bulltask.values import value_class
+from bulltask.jobs import codec
+from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
+from bulltask.jobs.codec import Json
+from bulltask.jobs.failures import bounded_reason, bounded_traces
+from bulltask.jobs.numbers import counter, field_number, number
+from bulltask.jobs.retention import KEEP_ALL, stored_keep
+from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
+from bulltask.value_class import value_class
 
 __all__ = [
     "MAX_PRIORITY",
@@ -204,7 +204,7 @@ class ActiveJob:
         deferred_failure: text with which the job must fail instead of running (``defa``).
         scheduler_id: the job scheduler that made it, ``""`` for none (``rjk``).
         malformed: its hash cannot be read: it fails with ``deferred_failure``, and BullMQ's own script might stop at
-            it (:mod:`bulltask.transport.scripts_set_aside`).
+            it (:mod:`bulltask.transport.scripts.set_aside`).
     """
 
     queue: str
