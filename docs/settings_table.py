@@ -1,4 +1,4 @@
-"""The table of settings in ``configuration.md``, made from ``bulltask.config.settings.SETTINGS``.
+"""The table of settings in ``reference/configuration.md``, made from ``bulltask.config.settings.SETTINGS``.
 
 Run as a program, this file writes the table anew; ``tests/unit/test_docs.py`` fails while it is out of date.
 """
@@ -15,7 +15,7 @@ from bulltask.cli import worker
 from bulltask.config.settings import SETTINGS, Setting
 from bulltask.errors import ConfigError
 
-PAGE = Path(__file__).with_name("configuration.md")
+PAGE = Path(__file__).parent / "reference/configuration.md"
 BEGIN, END = "<!-- settings: written by docs/settings_table.py -->\n", "<!-- /settings -->"
 
 # What the error of a wrong value says after "must be" is what the setting takes.

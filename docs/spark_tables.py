@@ -1,4 +1,4 @@
-"""Tables of the documentation that the code holds: the source's options in ``spark.md``, the lake's in ``lake.md``.
+"""Tables of the documentation that the code holds: options in ``how-to/spark.md``, columns in ``reference/lake.md``.
 
 Run as a program, this file writes them anew; ``tests/unit/test_docs.py`` fails while they are out of date.
 """
@@ -24,7 +24,7 @@ USES = {
 
 def pages() -> Mapping[Path, str]:
     """Return the pages as they should be."""
-    made = {"spark.md": {"options": options()}, "lake.md": {"tables": tables()}}
+    made = {"how-to/spark.md": {"options": options()}, "reference/lake.md": {"tables": tables()}}
     return {HERE / name: _written(HERE / name, parts) for name, parts in made.items()}
 
 

@@ -6,7 +6,7 @@
     plan = migration.plan()       # reads, changes nothing
     report = migration.run()      # again after a crash: goes on where it stopped
 
-docs/migrating-from-bull.md says what becomes of what.
+docs/how-to/migrating-from-bull.md says what becomes of what.
 """
 
 from __future__ import annotations

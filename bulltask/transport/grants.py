@@ -30,7 +30,7 @@ def advice(text: str, url: str) -> str:
     if _IN_SCRIPT.search(text):
         return (
             ". What a script runs counts as well: grant all commands that such a user needs "
-            "(bulltask.spark.acl, or docs/spark.md)"
+            "(bulltask.spark.acl, or docs/how-to/spark.md)"
         )
     return ""
 

@@ -150,7 +150,7 @@ class Preflight:
         if (found := _BULLMQ.match(version)) and int(found[1]) > 5:
             self._logger.warning(
                 "A client of BullMQ 6 or newer uses this queue; resume it with bulltask or with that client, because "
-                "clients of BullMQ 5 may lose jobs when they do (docs/mixed-versions.md)",
+                "clients of BullMQ 5 may lose jobs when they do (docs/reference/mixed-versions.md)",
                 queue=keys.queue,
                 version=version,
             )

@@ -1,4 +1,4 @@
-"""A queue that bulltask shares with the newest BullMQ, and what docs/mixed-versions.md says about that."""
+"""A queue that bulltask shares with the newest BullMQ, and what docs/reference/mixed-versions.md says about that."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def told(request: pytest.FixtureRequest, version: str) -> str:
     """What the page says about this test and version: ``safe``, ``differs`` or ``unsafe``."""
     name = request.node.originalname
     rows = pairings()
-    assert name in rows, f"docs/mixed-versions.md has no row for {name}"
+    assert name in rows, f"docs/reference/mixed-versions.md has no row for {name}"
     return rows[name][version]

@@ -1,4 +1,4 @@
-"""The tables of docs/mixed-versions.md: what each test expects is read from there."""
+"""The tables of docs/reference/mixed-versions.md: what each test expects is read from there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "pausing",
 ]
 
-PAGE: Final = ROOT / "docs" / "mixed-versions.md"
+PAGE: Final = ROOT / "docs" / "reference" / "mixed-versions.md"
 CLIENTS: Final = ROOT / "tests" / "interop"
 
 

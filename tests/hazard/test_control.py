@@ -22,7 +22,7 @@ from tests.support.hand import Hand
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-CHANGED = "docs/mixed-versions.md: the table can be updated"
+CHANGED = "docs/reference/mixed-versions.md: the table can be updated"
 
 
 def worker_asks(side: SideBySide) -> None:

@@ -90,7 +90,7 @@ def test_what_is_lost_is_what_the_page_says(scene: Scene, row: Pausing, who: str
         scene.do(OURS, "resumes")
     assert sorted(scene.run_all()) == sorted(set(scene.added) - set(lost)), "all others run, each once"
     seen = f"loses {len(lost)}" if lost else "safe"
-    assert seen == row.outcomes[who], f"docs/mixed-versions.md, {row.label}, {who}: the table can be updated"
+    assert seen == row.outcomes[who], f"docs/reference/mixed-versions.md, {row.label}, {who}: the table can be updated"
 
 
 def test_a_worker_of_ours_runs_every_job_of_t1_to_t7_when_we_resume(scene: Scene) -> None:

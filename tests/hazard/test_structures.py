@@ -23,7 +23,7 @@ from tests.support.worker import Worker
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 UUID_LENGTH = 36
-CHANGED = "docs/mixed-versions.md: the table can be updated"
+CHANGED = "docs/reference/mixed-versions.md: the table can be updated"
 
 
 def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: object) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: 
     if version == NEWEST_6:
         [warning] = worker.complaints()
         assert "BullMQ 6" in warning["event"]
-        assert f"docs/{PAGE.name}" in warning["event"]
+        assert f"docs/reference/{PAGE.name}" in warning["event"]
         assert (warning["level"], warning["queue"], warning["version"]) == ("warning", "mail", f"bullmq:{version}")
     else:
         assert worker.complaints() == []

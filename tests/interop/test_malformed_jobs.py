@@ -1,4 +1,4 @@
-"""Malformed jobs under the official client's worker, and under ours: docs/guarantees.md has the table."""
+"""Malformed jobs under the official client's worker, and under ours: docs/explanation/guarantees.md has the table."""
 
 from __future__ import annotations
 

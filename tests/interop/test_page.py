@@ -1,4 +1,4 @@
-"""The programs of docs/interop-node.md do what the page says."""
+"""The programs of docs/how-to/interop-node.md do what the page says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-PAGE = ROOT / "docs/interop-node.md"
+PAGE = ROOT / "docs/how-to/interop-node.md"
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The tables of methods in docs/queues.md: all that Node declares is in them, and what they name of ours exists."""
+"""The tables of methods in docs/reference/queues.md: all that Node declares is in them, and what they name of ours exists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def options(file: str, *names: str) -> set[str]:
 
 
 def rows(name: str) -> list[list[str]]:
-    text = (ROOT / "docs/queues.md").read_text().partition("## Every method of BullMQ")[2]
+    text = (ROOT / "docs/reference/queues.md").read_text().partition("## Every method of BullMQ")[2]
     section = re.split(rf"^`{name}`[^|\n]*:$", text, flags=re.MULTILINE)[1]
     section = re.split(r"^`\w+`", section, maxsplit=1, flags=re.MULTILINE)[0]
     return [

@@ -1,4 +1,4 @@
-"""The tables of docs/workers.md and docs/queue-events.md: all that Node declares is in them, and ours exists."""
+"""The tables of docs/reference/workers.md and docs/reference/queue-events.md: all that Node declares is in them, and ours exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.interop
 
-WORKERS, EVENTS = ROOT / "docs/workers.md", ROOT / "docs/queue-events.md"
+WORKERS, EVENTS = ROOT / "docs/reference/workers.md", ROOT / "docs/reference/queue-events.md"
 
 
 def rows(page: Path, name: str) -> list[tuple[str, str]]:

@@ -162,6 +162,6 @@ def test_tables_are_named_one_by_one_or_by_layer() -> None:
 
 def test_the_nightly_commands_of_the_page_compact_before_they_build() -> None:
     """The other way round gold reads a file of each batch, queue and table: three times the CPU, measured."""
-    page = Path(__file__).parents[2].joinpath("docs", "pipeline.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "how-to", "pipeline.md").read_text()
     commands = page[page.index("## Retention") :]
     assert commands.index("pipeline compact --before") < commands.index("pipeline build gold --days")

@@ -1,4 +1,4 @@
-"""What docs/history.md shows runs, on a lake."""
+"""What docs/how-to/history.md shows runs, on a lake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bulltask.cli.job import search, serve, show
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "history.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "history.md"
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

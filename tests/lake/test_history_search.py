@@ -151,7 +151,7 @@ def test_no_day_before_the_jobs_of_a_search_were_added_is_read(lake: LakeBuilder
 
 
 def test_a_retry_whose_beginning_has_expired_is_another_life(lake: LakeBuilder) -> None:
-    """As docs/pipeline.md says of expire: nothing tells it from an id that was used again."""
+    """As docs/how-to/pipeline.md says of expire: nothing tells it from an id that was used again."""
     lake.jobs([done("a", at("2026-11-10"), "failed", life="1-0", created_at=at("2026-11-10"))])
     lake.jobs([done("a", at("2026-11-20"), life=None)])
     found = History(lake.layout.root).search().jobs

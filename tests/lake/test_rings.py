@@ -12,7 +12,7 @@ from bulltask.cli.main import main
 from bulltask.cli.pipeline import COMMANDS
 from bulltask.lake.rings import Need, Ring, advised_length, busiest_rate, sizes
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "pipeline.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 
 
 def test_a_ring_holds_what_is_written_as_long_as_its_length_lasts() -> None:

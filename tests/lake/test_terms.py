@@ -45,7 +45,7 @@ def test_a_file_says_what_code_would(tmp_path: Path) -> None:
     assert found.capacities == {"*": 16}
 
 
-PAGE = (Path(__file__).parents[2] / "docs/gold.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -93,5 +93,5 @@ def test_the_scripts_themselves_say_what_they_call() -> None:
 
 
 def test_the_documentation_has_the_list() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "workers.md").read_text()
     assert f"ACL SETUSER worker on >password {' '.join(worker_grants())}\n" in page

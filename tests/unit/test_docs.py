@@ -44,6 +44,8 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")],
     key=lambda path: path.as_posix(),
 )
+DOCS = ("tutorial", "how-to", "reference", "explanation")
+"""Where a page is, beside the index and the decisions."""
 NODE_URL = "redis://localhost:6379"
 
 METHODS = {
@@ -107,28 +109,28 @@ class Anything(types.ModuleType):
 
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
-    "docs/coming-from-celery.md": {"download": Anything("download")},
-    "docs/configuration.md": {},
-    "docs/embedded-server.md": {"App": App},
-    "docs/errors-and-retries.md": {
+    "docs/how-to/coming-from-celery.md": {"download": Anything("download")},
+    "docs/reference/configuration.md": {},
+    "docs/how-to/embedded-server.md": {"App": App},
+    "docs/how-to/errors-and-retries.md": {
         name: Anything(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
     }
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
-    "docs/flows.md": {"parts_of": Anything("parts_of")},
-    "docs/guarantees.md": {"bank": Anything("bank"), "outbox": []},
-    "docs/interop-node.md": {},
-    "docs/migrating-from-bull.md": {},
-    "docs/mixed-versions.md": {},
-    "docs/official-python.md": {},
-    "docs/queue-events.md": {"pager": Anything("pager")},
-    "docs/queues.md": {},
-    "docs/revoking.md": {},
-    "docs/schedules.md": {},
-    "docs/time-limits.md": {
+    "docs/how-to/flows.md": {"parts_of": Anything("parts_of")},
+    "docs/explanation/guarantees.md": {"bank": Anything("bank"), "outbox": []},
+    "docs/how-to/interop-node.md": {},
+    "docs/how-to/migrating-from-bull.md": {},
+    "docs/reference/mixed-versions.md": {},
+    "docs/reference/official-python.md": {},
+    "docs/reference/queue-events.md": {"pager": Anything("pager")},
+    "docs/reference/queues.md": {},
+    "docs/how-to/revoking.md": {},
+    "docs/how-to/schedules.md": {},
+    "docs/how-to/time-limits.md": {
         name: Anything(name) for name in ("draw", "remove_temporary_files", "walk", "save_what_is_there")
     },
-    "docs/workers.md": {},
-    "docs/observability.md": {"pager": Anything("pager")},
+    "docs/reference/workers.md": {},
+    "docs/how-to/observability.md": {"pager": Anything("pager")},
 }
 """What the snippets of a page may use without making it."""
 
@@ -297,15 +299,18 @@ def test_the_readmes_exit_codes_are_the_workers() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    said = set(re.findall(r"bulltask ([\w-]+)", (ROOT / "docs/coming-from-celery.md").read_text())) & COMMANDS.keys()
-    assert said == COMMANDS.keys(), "docs/coming-from-celery.md says which commands there are"
+    said = (
+        set(re.findall(r"bulltask ([\w-]+)", (ROOT / "docs/how-to/coming-from-celery.md").read_text()))
+        & COMMANDS.keys()
+    )
+    assert said == COMMANDS.keys(), "docs/how-to/coming-from-celery.md says which commands there are"
 
 
 # ---- settings, flags, options ---------------------------------------------------------------------------------------
 
 
 def test_the_table_of_settings_is_up_to_date() -> None:
-    page = (ROOT / "docs/configuration.md").read_text()
+    page = (ROOT / "docs/reference/configuration.md").read_text()
     script = runpy.run_path(str(ROOT / "docs/settings_table.py"))
     assert script["written"](page) == page, "run: .venv/bin/python docs/settings_table.py"
 
@@ -314,13 +319,15 @@ def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
     app = App("documented")
     outage = Outage(Bus(), app.config)
     heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), outage)
-    said = re.search(r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/configuration.md"))
+    said = re.search(
+        r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/reference/configuration.md")
+    )
     assert said is not None
     assert [float(seconds) * 1000 for seconds in said.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
 
 
 def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings() -> None:
-    page = ROOT / "docs/requirements.md"
+    page = ROOT / "docs/explanation/requirements.md"
     table = [row for row in rows(page, "Requirements met in another way") if not row[0].startswith("**")]
     assert [row for row in table if len(row) != 3 or not all(row)] == []
     said = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
@@ -343,14 +350,14 @@ def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings
 
 
 def test_every_flag_of_the_worker_is_documented() -> None:
-    said = set(in_code(prose(ROOT / "docs/configuration.md")))
+    said = set(in_code(prose(ROOT / "docs/reference/configuration.md")))
     options = [*worker_command.command.params, *main.params]
     flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
     assert flags - said - {"--help", "-h", "--version"} == set()
 
 
 def test_every_flag_of_migrate_bull_is_documented_and_no_other() -> None:
-    page = ROOT / "docs/migrating-from-bull.md"
+    page = ROOT / "docs/how-to/migrating-from-bull.md"
     said = {name for row in rows(page, "Options") for name in in_code(row[0]) if name.startswith("--")}
     options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
     assert said == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
@@ -359,17 +366,21 @@ def test_every_flag_of_migrate_bull_is_documented_and_no_other() -> None:
 
 
 def test_every_option_of_a_task_is_documented() -> None:
-    said = {name for row in rows(ROOT / "docs/configuration.md", "Options of a task") for name in in_code(row[0])}
+    said = {
+        name for row in rows(ROOT / "docs/reference/configuration.md", "Options of a task") for name in in_code(row[0])
+    }
     assert said == {field.name for field in fields(TaskOptions)} - {"endless"} | {"name", "bind"}
 
 
 def test_every_option_of_a_call_is_documented() -> None:
-    said = {name for row in rows(ROOT / "docs/configuration.md", "Options of a call") for name in in_code(row[0])}
+    said = {
+        name for row in rows(ROOT / "docs/reference/configuration.md", "Options of a call") for name in in_code(row[0])
+    }
     assert said == {field.name for field in fields(CallOptions)}
 
 
 def test_what_the_celery_page_says_that_context_and_request_have_is_there() -> None:
-    text = (ROOT / "docs/coming-from-celery.md").read_text()
+    text = (ROOT / "docs/how-to/coming-from-celery.md").read_text()
     methods = set(re.findall(r"self\.(\w+)\(", text))
     assert methods <= {"update_state"} | set(dir(Context))  # update_state is Celery's
 
@@ -417,10 +428,11 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
-    index = (ROOT / "docs/README.md").read_text()
-    assert [name_of(page) for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index] == [
-        "docs/README.md"
-    ]
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text()
+    pages = [page.relative_to(docs).as_posix() for room in DOCS for page in (docs / room).glob("*.md")]
+    assert [page for page in pages if f"({page})" not in index] == []
+    assert [page.name for page in docs.glob("*.md")] == ["index.md"]
 
 
 def test_the_changelog_has_the_form_that_it_claims() -> None:

@@ -20,6 +20,6 @@ def test_the_tables_of_options_and_of_the_lake_are_up_to_date() -> None:
 
 @pytest.mark.parametrize(("user", "grants"), [("spark-reader", READER), ("spark-writer", WRITER)])
 def test_the_grants_of_users_are_those_that_were_tried(user: str, grants: Grants) -> None:
-    said = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "spark.md").read_text(), re.MULTILINE)
+    said = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
     assert said is not None
     assert said[1].split() == grants.words()

@@ -1,6 +1,6 @@
 """Reading queues of Bull, and the two scripts of ours that take a job from there; packing only.
 
-Bull is BullMQ's predecessor. docs/migrating-from-bull.md has its layout.
+Bull is BullMQ's predecessor. docs/how-to/migrating-from-bull.md has its layout.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ _TREES: Final[list[dict[str, Any]]] = [
         ],
     },
 ]
-"""Without failures that are ignored: their retry is a row of docs/differences.md."""
+"""Without failures that are ignored: their retry is a row of docs/reference/differences.md."""
 _FLOWING = st.one_of(
     _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
     _step("flow", flow=st.sampled_from(_TREES)),
@@ -153,7 +153,7 @@ _FLOWING = st.one_of(
 
 
 _SCHEDULING = st.one_of(
-    # One interval, no pattern: where they change, or a pattern's moment has passed, docs/differences.md has a row.
+    # One interval, no pattern: where they change, or a pattern's moment has passed, docs/reference/differences.md has a row.
     _step(
         "upsert_scheduler",
         id=st.just("s"),

@@ -1,4 +1,4 @@
-"""Each row of docs/differences.md: that it is a difference, and that it is no larger than the table says."""
+"""Each row of docs/reference/differences.md: that it is a difference, and that it is no larger than the table says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
-PAGE = ROOT / "docs" / "differences.md"
+PAGE = ROOT / "docs" / "reference" / "differences.md"
 ELSEWHERE = {
     "test_a_job_that_was_put_aside_is_added_as_they_add_it": "tests/hazard/test_structures.py",
     "test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it": "tests/interop/test_revoke.py",

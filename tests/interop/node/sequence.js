@@ -216,7 +216,7 @@ const STEPS = {
   clear_logs: (run, { keep, ...step }) => run.withJob(step, job => job.clearLogs(keep).then(() => null)),
   retry: (run, { state, ...step }) => run.withJob(step, job => job.retry(state)),
   remove: (run, { children, ...step }) => run.withJob(step, job => job.remove({ removeChildren: children })),
-  // Node throws where there is no parent, bulltask says false: a row of docs/differences.md.
+  // Node throws where there is no parent, bulltask says false: a row of docs/reference/differences.md.
   remove_dependency: (run, step) => run.withJob(step, job => (job.parentKey ? job.removeChildDependency() : false)),
   remove_unprocessed: (run, step) => run.withJob(step, job => job.removeUnprocessedChildren()),
 

@@ -1,4 +1,4 @@
-"""What docs/official-python.md says of the official Python client 2.16.2, where no other test beside this one does."""
+"""What docs/reference/official-python.md says of the official Python client 2.16.2, where no other test beside this one does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-PAGE = ROOT / "docs/official-python.md"
+PAGE = ROOT / "docs/reference/official-python.md"
 HERE = ROOT / "tests/interop/official"
 
 

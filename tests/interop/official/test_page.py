@@ -1,4 +1,4 @@
-"""The programs of docs/official-python.md, on either side."""
+"""The programs of docs/reference/official-python.md, on either side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-PAGE = ROOT / "docs/official-python.md"
+PAGE = ROOT / "docs/reference/official-python.md"
 URL = "redis://localhost:6379"
 
 

@@ -1,4 +1,4 @@
-"""What a test of the official Python client 2.16.2 says of 3.4.4; docs/official-python.md has it as a column."""
+"""What a test of the official Python client 2.16.2 says of 3.4.4; docs/reference/official-python.md has it as a column."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_every_snippet_runs(
         queue.add("mail.send", {"id": 7})
         other.add("bill", {"id": 7})
     there: dict[str, Any] = {"__name__": "docs"}
-    blocks = re.findall(r"^```py\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```py\n(.*?)^```", (DOCS / "how-to" / page).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     for number, block in enumerate(blocks):
         program = block.replace('"/data', f'"{tmp_path}')
