@@ -22,7 +22,7 @@ from bulltask.errors import BrokerNotReady, BrokerUnavailable
 from bulltask.spark import Pipeline
 
 RING = 1_000_000
-"""Events that Redis keeps of a queue: enough for all of the demo's, should the stream be slow (docs/how-to/spark.md)."""
+"""Events that Redis keeps per queue: enough for the whole demo if the stream is slow (docs/how-to/spark.md)."""
 
 CONF = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
 TASKS = tuple(QUEUES)

@@ -1,4 +1,4 @@
-"""docs/reference/mixed-versions.md as a whole: its rows are the tests, its versions are the installed ones, its program works."""
+"""docs/reference/mixed-versions.md: its rows are the tests, its versions the installed ones, its program works."""
 
 from __future__ import annotations
 

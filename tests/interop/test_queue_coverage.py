@@ -1,4 +1,4 @@
-"""The tables of methods in docs/reference/queues.md: all that Node declares is in them, and what they name of ours exists."""
+"""The tables of methods in docs/reference/queues.md list all that Node declares, and what they name of ours exists."""
 
 from __future__ import annotations
 

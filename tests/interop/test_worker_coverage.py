@@ -1,4 +1,4 @@
-"""The tables of docs/reference/workers.md and docs/reference/queue-events.md: all that Node declares is in them, and ours exists."""
+"""workers.md and queue-events.md in docs/reference list all that Node declares, and what they name of ours exists."""
 
 from __future__ import annotations
 

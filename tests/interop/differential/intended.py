@@ -1,4 +1,4 @@
-"""The differences that are intended; docs/reference/differences.md explains them, test_table.py asserts each one alone."""
+"""Intended differences: docs/reference/differences.md explains them, test_table.py asserts each one alone."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ _FLOWING = st.one_of(
 
 
 _SCHEDULING = st.one_of(
-    # One interval, no pattern: where they change, or a pattern's moment has passed, docs/reference/differences.md has a row.
+    # One interval, no pattern: docs/reference/differences.md has rows for changed ones and for patterns in the past.
     _step(
         "upsert_scheduler",
         id=st.just("s"),

@@ -1,4 +1,4 @@
-"""What docs/reference/official-python.md says of the official Python client 2.16.2, where no other test beside this one does."""
+"""Facts about the official Python client 2.16.2 in docs/reference/official-python.md that no other test covers."""
 
 from __future__ import annotations
 

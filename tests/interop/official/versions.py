@@ -1,4 +1,4 @@
-"""What a test of the official Python client 2.16.2 says of 3.4.4; docs/reference/official-python.md has it as a column."""
+"""How the tests of the official Python client 2.16.2 end with 3.4.4: a column of docs/reference/official-python.md."""
 
 from __future__ import annotations
 
