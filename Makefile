@@ -22,7 +22,7 @@ WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo demo-spark test test-quick lint bench clean lock
+.PHONY: help demo demo-spark test test-quick lint docs bench clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -57,6 +57,11 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the
 	$(BIN)/codespell
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
+docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a dead link or anchor fails
+	@rm -rf build/docs
+	$(BIN)/python -m sphinx -q -n -W --keep-going -c docs . build/docs
+	@echo "make: open build/docs/index.html"
+
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## measure speed against Celery and Node.js in one run; ARGS="--rounds 1" for a short one
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
@@ -83,7 +88,7 @@ lock:  ## choose new versions of all tools and dependencies
 $(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[dev]'
-	@touch $@ $(VENV)/demo.stamp $(VENV)/demo-spark.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/demo-spark.stamp $(VENV)/docs.stamp
 
 $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
@@ -94,6 +99,11 @@ $(VENV)/demo-spark.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV), Spark with it: some minutes and 900 MB"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[demo,report,spark]'
 	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/docs.stamp: pyproject.toml $(LOCK) | $(BIN)/python
+	@echo "make: installing into $(VENV)"
+	$(BIN)/pip install -q -c $(LOCK) -e '.[docs]'
+	@touch $@
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: bulltask needs Python 3.11 or newer; found none of: $(CANDIDATES)" >&2; exit 1; }
