@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from tests.support.worker import Worker
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs/tutorial/first-steps.md"
+SIGNALS = ROOT / "docs/reference/signals.md"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")],
     key=lambda path: path.as_posix(),
@@ -53,14 +56,14 @@ METHODS = {
     "cold_shutdown": "cold stop",
     "restart": "restart",
     "pause": "pauses",
-    "resume": "takes jobs again",
-    "grow": "one child more",
-    "shrink": "one child fewer",
+    "resume": "resumes",
+    "grow": "adds a child",
+    "shrink": "removes a child",
     "dump_stacks": "logs the stacks",
     "ignore": "ignores it",
     "child_changed": "wakes up",
 }
-"""What the README calls the supervisor's methods."""
+"""What the page about signals calls the supervisor's methods."""
 
 
 def name_of(path: Path) -> str:
@@ -109,6 +112,7 @@ class Anything(types.ModuleType):
 
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
+    "docs/tutorial/first-steps.md": {},
     "docs/how-to/coming-from-celery.md": {"download": Anything("download")},
     "docs/reference/configuration.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
@@ -133,6 +137,10 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/observability.md": {"pager": Anything("pager")},
 }
 """What the snippets of a page may use without making it."""
+
+
+PROGRAMS = {"README.md", "docs/tutorial/first-steps.md"}
+"""Pages whose snippets are programs for a worker, and are run as such."""
 
 
 def unknown_names(code: types.CodeType, there: Collection[str]) -> Iterator[str]:
@@ -162,7 +170,7 @@ def run_snippets(page: Path) -> None:
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("name", sorted(GIVEN.keys() - {"README.md"}))
+@pytest.mark.parametrize("name", sorted(GIVEN.keys() - PROGRAMS))
 def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
     name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,32 +179,33 @@ def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
     run_snippets(ROOT / name)
 
 
-@pytest.mark.redis
-def test_the_readmes_queues_flows_and_schedules_run(
-    broker_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
-    block = next(block for block in blocks(README, "python") if "beat_schedule" in block)
-    exec(compile(block, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
-    assert capsys.readouterr().out == "{'delayed': 1}\n"
-
-
 def test_no_page_has_python_snippets_that_nobody_runs() -> None:
     assert {name_of(page) for page in PAGES if blocks(page, "python")} == GIVEN.keys()
 
 
-# ---- the README's example -------------------------------------------------------------------------------------------
+# ---- the README's example, and the tutorial -------------------------------------------------------------------------
 
 
 @pytest.fixture
-def readme_worker(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The worker of the README, started by the README's command, in ``tmp_path``."""
+def worker_of(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Save a page's programs in ``tmp_path`` and start the worker with the page's command."""
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
-    for name in ("tasks.py", "send.py"):
-        (tmp_path / name).write_text(file_block(README, "python", name))
-    command = next(block for block in blocks(README, "sh") if block.startswith("bulltask worker"))
-    process = subprocess.Popen([sys.executable, "-m", *shlex.split(command)], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    yield
+    with ExitStack() as stack:
+
+        def start(page: Path) -> None:
+            for block in blocks(page, "python"):
+                if title := re.match(r"# (\w+\.py)\n", block):
+                    (tmp_path / title[1]).write_text(block)
+                else:
+                    exec(compile(block, name_of(page), "exec", dont_inherit=True), {"__name__": page.stem})
+            words = shlex.split(next(block for block in blocks(page, "sh") if block.startswith("bulltask worker")))
+            process = subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+            stack.callback(stop, process)
+
+        yield start
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     assert process.wait(20) == Exit.OK
 
@@ -206,20 +215,28 @@ def run_program(words: list[str], directory: Path) -> subprocess.CompletedProces
 
 
 @pytest.mark.process
-def test_the_readmes_example_prints_what_it_says(readme_worker: None, tmp_path: Path) -> None:
-    printed = run_program([sys.executable, "send.py"], tmp_path)
-    said = re.findall(r"print\(.*\)\s+# (.*)$", file_block(README, "python", "send.py"), re.MULTILINE)
-    assert printed.stderr == ""
-    assert printed.stdout.splitlines() == [line for comment in said for line in comment.split(", ")]
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=name_of)
+def test_the_programs_of_a_page_print_what_it_says(
+    worker_of: Callable[[Path], None], tmp_path: Path, page: Path
+) -> None:
+    worker_of(page)
+    programs = [path for path in sorted(tmp_path.glob("*.py")) if path.name != "tasks.py"]
+    assert programs
+    for program in programs:
+        printed = run_program([sys.executable, program.name], tmp_path)
+        said = re.findall(r"print\(.*\)\s+# (.*)$", program.read_text(), re.MULTILINE)
+        assert printed.stderr == ""
+        assert printed.stdout == "".join(f"{line}\n" for comment in said for line in re.split(r", (?=Hello)", comment))
 
 
 @pytest.mark.interop
 def test_the_readmes_node_program_gets_the_answer_it_says(
-    readme_worker: None,
+    worker_of: Callable[[Path], None],
     node_client: None,  # noqa: F811
     broker_url: str,
     tmp_path: Path,
 ) -> None:
+    worker_of(README)
     program = blocks(README, "js")[0]
     assert NODE_URL in program
     (tmp_path / "program.mjs").write_text(program.replace(NODE_URL, broker_url.removesuffix("/0")))
@@ -237,6 +254,10 @@ def test_the_readmes_programs_are_as_short_as_it_says() -> None:
     assert len(node) <= 10
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= 1300
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_wherever_a_page_installs_bullmq_it_names_the_tested_version(page: Path) -> None:
     wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["bullmq"]
@@ -251,8 +272,8 @@ def test_wherever_a_page_installs_bullmq_it_names_the_tested_version(page: Path)
 
 
 def documented_signals() -> dict[signal.Signals, tuple[str, str]]:
-    """Signal to the texts of the README's table for supervisor and child, but for the line of all others."""
-    lines = [row for row in rows(README, "Signals") if not row[0].isdigit()]
+    """Signal to the texts of the table for supervisor and child, but for the line of all others."""
+    lines = rows(SIGNALS, "Signals")
     named = [row for row in lines if "all others" not in row[0]]
     assert len(named) == len(lines) - 1
     return {signal.Signals[f"SIG{name}"]: (row[1], row[2]) for row in named for name in in_code(row[0])}
@@ -265,7 +286,7 @@ def caught(pid: int, *masks: str) -> set[signal.Signals]:
     return {number for number in signal.Signals if any(int(mask, 16) >> (number - 1) & 1 for mask in found)}
 
 
-def test_the_readmes_table_of_signals_is_the_supervisors() -> None:
+def test_the_table_of_signals_is_the_supervisors() -> None:
     table = documented_signals()
     assert table.keys() == ON.keys()
     for number, method in ON.items():
@@ -273,9 +294,9 @@ def test_the_readmes_table_of_signals_is_the_supervisors() -> None:
 
 
 @pytest.mark.process
-def test_worker_and_child_catch_the_signals_that_the_readme_says_they_catch(broker_url: str, tmp_path: Path) -> None:
+def test_worker_and_child_catch_the_signals_that_the_table_says_they_catch(broker_url: str, tmp_path: Path) -> None:
     table = documented_signals()
-    handles = ("ends", "ignores", "logs", "looks")
+    handles = ("ends", "ignores", "logs", "checks")
     by_child = {number for number, (_, child) in table.items() if child.startswith(handles)}
     others = {number for number, (_, child) in table.items() if child.startswith(("dies", "nothing"))}
     assert by_child | others == table.keys()
@@ -293,8 +314,8 @@ def test_worker_and_child_catch_the_signals_that_the_readme_says_they_catch(brok
         worker.close()
 
 
-def test_the_readmes_exit_codes_are_the_workers() -> None:
-    codes = {int(row[0]): in_code(row[1])[0] for row in rows(README, "Signals") if row[0].isdigit()}
+def test_the_documented_exit_codes_are_the_workers() -> None:
+    codes = {int(row[0]): in_code(row[1])[0] for row in rows(SIGNALS, "Exit codes")}
     assert codes == {int(code): code.name for code in Exit}
 
 
