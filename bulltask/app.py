@@ -120,7 +120,7 @@ class App:
             options: see :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without end.
 
         Raises:
-            DuplicateTask: the name belongs to another function.
+            DuplicateTaskError: the name belongs to another function.
             ConfigError, TypeError: an option has a wrong value or name.
         """
         return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)

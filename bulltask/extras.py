@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-from bulltask.errors import MissingExtra
+from bulltask.errors import MissingExtraError
 
 __all__ = ["SPARK", "look_up"]
 
@@ -26,7 +26,7 @@ def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libra
 
     Raises:
         AttributeError: the package has no such name.
-        MissingExtra: one of the libraries is not installed.
+        MissingExtraError: one of the libraries is not installed.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -35,6 +35,6 @@ def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libra
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in libraries:
             raise
-        raise MissingExtra(
+        raise MissingExtraError(
             f"{package}.{name} needs {exc.name}, which is not installed: pip install 'bulltask[{extra}]'"
         ) from exc

@@ -37,8 +37,8 @@ class ResultReader(Protocol):
                 found in the event stream.
 
         Raises:
-            ResultTimeout: it has not ended in time.
-            JobNotFound: there is no such job, and no event says how it ended.
+            ResultTimeoutError: it has not ended in time.
+            JobNotFoundError: there is no such job, and no event says how it ended.
         """
         ...
 

@@ -11,7 +11,7 @@ from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeout, TaskError, TaskRevokedError
+from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
 from bulltask.jobs import codec
 from bulltask.jobs.failures import REASON_CHARS
 from bulltask.jobs.job import JobRef
@@ -26,7 +26,7 @@ R = TypeVar("R")
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"[\w.]+")
 _LONGEST_KEY: Final = 200
-_AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeout, StopIteration, StopAsyncIteration)
+_AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeoutError, StopIteration, StopAsyncIteration)
 """A task's own exception of these kinds would say something about ``get()`` itself, or end the caller's loop."""
 
 
@@ -74,8 +74,8 @@ class AsyncResult(Generic[R]):
             timeout: seconds or ``timedelta``; ``None`` waits for ever.
 
         Raises:
-            ResultTimeout: it has not ended in time (the job goes on).
-            JobNotFound: Redis has no such job (any more) and no event says how it ended.
+            ResultTimeoutError: it has not ended in time (the job goes on).
+            JobNotFoundError: Redis has no such job (any more) and no event says how it ended.
             BrokerError: Redis could not be asked.
             TaskRevokedError: the job was revoked.
             Exception: the task failed: the exception that it raised if its class is loaded in this process, with
@@ -110,7 +110,7 @@ class AsyncResult(Generic[R]):
             second, ``get()`` tells when; ``"finished"``: it had ended before; ``"unknown"``: there is no such job.
 
         Raises:
-            SchedulerJob: it is the next one of a job scheduler: remove that instead.
+            SchedulerJobError: it is the next one of a job scheduler: remove that instead.
             BrokerError: Redis could not be asked. The call may simply be made again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)

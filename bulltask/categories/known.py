@@ -77,8 +77,12 @@ def _table(*rows: tuple[ErrorCategory | Rule, str, str]) -> dict[str, ErrorCateg
 
 _KNOWN = _table(
     (TRANSIENT, "bulltask", "BrokerError SoftTimeLimitExceeded TimeLimitExceeded"),
-    (PERMANENT, "bulltask", "BrokerAuthError ScriptIntegrityError JobNotFound ParentNotFound AppNotFound"),
-    (PERMANENT, "bulltask", "DuplicateTask"),
+    (
+        PERMANENT,
+        "bulltask",
+        "BrokerAuthError ScriptIntegrityError JobNotFoundError ParentNotFoundError AppNotFoundError",
+    ),
+    (PERMANENT, "bulltask", "DuplicateTaskError"),
     (_by_errno, "builtins", "OSError"),
     (TRANSIENT, "builtins", "ConnectionError TimeoutError BlockingIOError InterruptedError MemoryError"),
     (PERMANENT, "builtins", "PermissionError FileNotFoundError IsADirectoryError NotADirectoryError"),

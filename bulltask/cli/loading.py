@@ -28,7 +28,7 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
 
     Raises:
         click.UsageError: no ``-A`` was given.
-        AppNotFound: it did not lead to an app.
+        AppNotFoundError: it did not lead to an app.
     """
     given: dict[str, Any] = ctx.obj or {}
     spec = app or given.get("app")

@@ -10,7 +10,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.loading import app_options, load_app
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, InvalidName, MigrationRefused
+from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
 from bulltask.jobs.names import check_queue_name
 from bulltask.migrate import BullMigration, Plan, Report
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
@@ -64,11 +64,11 @@ def command(
     wishes["states"] = tuple(state.strip() for state in states.split(",") if state.strip())
     try:
         migration = BullMigration(found, queue, source_prefix=bull_prefix, **wishes)
-    except (ConfigError, InvalidName) as exc:
+    except (ConfigError, InvalidNameError) as exc:
         raise click.UsageError(str(exc)) from exc
     try:
         plan = migration.plan(_progress("read"))
-    except MigrationRefused as exc:
+    except MigrationRefusedError as exc:
         click.echo(f"Cannot: {exc}.", err=True)
         ctx.exit(EXIT_REFUSED)
     _show_plan(plan, queue, wishes["limit"])

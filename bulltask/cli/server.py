@@ -13,7 +13,7 @@ from bulltask.embedded.launch import PortTaken, ServerLog, pick_port
 from bulltask.embedded.listener import find_listener
 from bulltask.embedded.place import Place
 from bulltask.embedded.server import EmbeddedServer
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["command", "server"]
 
@@ -43,7 +43,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
         owned = _start(port, Place.named() if data_dir is None else Place.at(data_dir), loglevel)
     except PortTaken:
         raise click.ClickException(_port_taken(port)) from None
-    except BrokerUnavailable as error:
+    except BrokerUnavailableError as error:
         raise click.ClickException(str(error)) from error
     log = ServerLog(owned.data_dir)
     click.echo(

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from bulltask.clock import to_ms, zone_of
 from bulltask.config.urls import TLS_CHOICES, TLS_OPTIONS, SecretUrl, tls_options
-from bulltask.errors import ConfigError, InvalidName, did_you_mean
+from bulltask.errors import ConfigError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import MAX_NAME, check_queue_name
 from bulltask.jobs.retention import KEEP_ALL, keep_option
 from bulltask.process import usable_cores
@@ -131,7 +131,7 @@ def queue_name(value: Any, name: str) -> str:
     """
     try:
         return check_queue_name(value)
-    except InvalidName as exc:
+    except InvalidNameError as exc:
         raise ConfigError(f"{name} must be the name of a queue, not {value!r}: {exc}") from exc
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["Flavour", "ServerBinary", "find_binary"]
 
@@ -66,7 +66,7 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
         The first program that starts and is 6.2 or newer.
 
     Raises:
-        BrokerUnavailable: there is none; the message names the three ways out.
+        BrokerUnavailableError: there is none; the message names the three ways out.
     """
     refused: list[str] = []
     for path in _candidates():
@@ -79,7 +79,7 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
             return found
     wanted = flavour.capitalize() if flavour else "Valkey or Redis"
     seen = f" ({'; '.join(refused)})" if refused else ""
-    raise BrokerUnavailable(f"no {wanted} server program was found{seen}: {_WAYS_OUT}")
+    raise BrokerUnavailableError(f"no {wanted} server program was found{seen}: {_WAYS_OUT}")
 
 
 def _candidates() -> list[Path]:

@@ -30,7 +30,7 @@ from bulltask.embedded.launch import (
 )
 from bulltask.embedded.place import Place, Running
 from bulltask.embedded.server import EmbeddedServer
-from bulltask.errors import BrokerUnavailable, ConfigError
+from bulltask.errors import BrokerUnavailableError, ConfigError
 
 __all__ = ["resolve_url", "start_announced", "start_or_join"]
 
@@ -53,7 +53,7 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
 
     Raises:
         ConfigError: it begins with ``embedded:`` and goes on as no such URL does.
-        BrokerUnavailable: as `start_or_join`.
+        BrokerUnavailableError: as `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
     if not broker_url.scheme.startswith("embedded"):
@@ -82,7 +82,7 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
         Its URL, ``redis://127.0.0.1:PORT/0``.
 
     Raises:
-        BrokerUnavailable: there is no server program, the directory cannot be used, or the server did not start.
+        BrokerUnavailableError: there is no server program, the directory cannot be used, or the server did not start.
     """
     return _start_or_join(Place.named() if data_dir is None else Place.at(data_dir))
 
@@ -91,13 +91,13 @@ def start_announced(server: EmbeddedServer, place: Place) -> None:
     """Start a server that belongs to this process so that `start_or_join` of that place finds it.
 
     Raises:
-        BrokerUnavailable: as `EmbeddedServer.start`; at once when a server runs there already.
+        BrokerUnavailableError: as `EmbeddedServer.start`; at once when a server runs there already.
     """
     with _turn(place):
         other = place.running()
         if other is not None:
             directory, known = other
-            raise BrokerUnavailable(
+            raise BrokerUnavailableError(
                 f"a server runs already on the data in {directory}: {known.url}, process {known.pid}. "
                 f"Use that one, end the processes that use it, or name another directory"
             )
@@ -146,7 +146,7 @@ def _turn(place: Place) -> Iterator[None]:
     fd = open_lock(place.turn_file)
     try:
         if not lock(fd, fcntl.LOCK_EX, _TURN_TIMEOUT):
-            raise BrokerUnavailable(
+            raise BrokerUnavailableError(
                 f"another process has held {place.turn_file} for {_TURN_TIMEOUT:g} s: see server.log"
             )
         try:
@@ -168,7 +168,9 @@ def _use(directory: Path) -> bool:
     # The keeper of a server that nobody uses has the exclusive lock until that server is gone.
     if not lock(fd, fcntl.LOCK_SH, _USE_TIMEOUT):
         os.close(fd)
-        raise BrokerUnavailable(f"the server of {directory} has been stopping for {_USE_TIMEOUT} s: see its server.log")
+        raise BrokerUnavailableError(
+            f"the server of {directory} has been stopping for {_USE_TIMEOUT} s: see its server.log"
+        )
     _used[directory] = fd
     return True
 
@@ -184,7 +186,7 @@ def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> Runn
             return _start_on(binary, directory, last_port or pick_port())
         except PortTaken:
             last_port = None
-    raise BrokerUnavailable(f"{PORT_TRIES} free ports were taken by others before the server could listen")
+    raise BrokerUnavailableError(f"{PORT_TRIES} free ports were taken by others before the server could listen")
 
 
 def _start_on(binary: ServerBinary, directory: Path, port: int) -> Running:
@@ -223,4 +225,4 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise BrokerUnavailable(f"the keeper of the embedded server did not start: {error}") from error
+            raise BrokerUnavailableError(f"the keeper of the embedded server did not start: {error}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, ask, server_info
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 
 __all__ = [
     "PORT_TRIES",
@@ -33,7 +33,7 @@ PORT_TRIES = 10  # ports that others may take between our choice and the server'
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class PortTaken(BrokerUnavailable):
+class PortTaken(BrokerUnavailableError):
     """Another process listens on the port."""
 
 
@@ -86,7 +86,7 @@ def pick_port() -> int:
     server from coming back.
 
     Raises:
-        BrokerUnavailable: no port is free.
+        BrokerUnavailableError: no port is free.
     """
     try:
         below = int(_EPHEMERAL.read_text().split()[0])
@@ -101,7 +101,7 @@ def pick_port() -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise BrokerUnavailable("this machine has no free TCP port on 127.0.0.1")
+    raise BrokerUnavailableError("this machine has no free TCP port on 127.0.0.1")
 
 
 def lock(fd: int, operation: int, timeout: float) -> bool:
@@ -123,13 +123,13 @@ def open_lock(path: Path) -> int:
     """Open a lock file; make it and its directory, for their owner only, when they are not there.
 
     Raises:
-        BrokerUnavailable: the directory cannot be made or written.
+        BrokerUnavailableError: the directory cannot be made or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BrokerUnavailable(f"cannot use {path.parent} for a server's data: {error}") from error
+        raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data: {error}") from error
 
 
 def claim(data_dir: Path, timeout: float = 10.0) -> int:
@@ -143,13 +143,13 @@ def claim(data_dir: Path, timeout: float = 10.0) -> int:
         timeout: seconds that a server which is just stopping may take.
 
     Raises:
-        BrokerUnavailable: a running server has the directory, or it cannot be written.
+        BrokerUnavailableError: a running server has the directory, or it cannot be written.
     """
     fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
         return fd
     os.close(fd)
-    raise BrokerUnavailable(
+    raise BrokerUnavailableError(
         f"another server already runs on the data in {data_dir}: stop it, or name another directory"
     )
 
@@ -175,14 +175,14 @@ class ServerLog:
         lines = self.text().strip().splitlines()[-3:]
         return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
 
-    def failure(self, port: int) -> BrokerUnavailable:
+    def failure(self, port: int) -> BrokerUnavailableError:
         """The error for a server that ended instead of serving."""
         text = self.text()
         if "bind: Permission denied" in text:
-            return BrokerUnavailable(f"this user may not listen on port {port}: choose one from 1024 on")
+            return BrokerUnavailableError(f"this user may not listen on port {port}: choose one from 1024 on")
         if "Address already in use" in text or "Failed listening on port" in text:
             return PortTaken(f"port {port} of {HOST} is taken by another process")
-        return BrokerUnavailable(f"the server ended before it was ready: {self.tail()}")
+        return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")
 
 
 def wait_until_it_serves(
@@ -201,7 +201,7 @@ def wait_until_it_serves(
         The 40 hexadecimal digits of ``run_id``; empty when the server has ended instead.
 
     Raises:
-        BrokerUnavailable: it did neither in time.
+        BrokerUnavailableError: it did neither in time.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -214,4 +214,4 @@ def wait_until_it_serves(
             pass  # not yet
         if ended(0.005):
             return ""
-    raise BrokerUnavailable(f"the server with process id {pid} did not answer on port {port} within {timeout:g} s")
+    raise BrokerUnavailableError(f"the server with process id {pid} did not answer on port {port} within {timeout:g} s")

@@ -26,7 +26,7 @@ from bulltask.embedded.launch import (
     wait_until_it_serves,
 )
 from bulltask.embedded.probe import HOST
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["EmbeddedServer"]
 
@@ -73,10 +73,10 @@ class EmbeddedServer:
         """The TCP port on 127.0.0.1; the same one after another `start`.
 
         Raises:
-            BrokerUnavailable: the server was not started yet.
+            BrokerUnavailableError: the server was not started yet.
         """
         if self._port is None:
-            raise BrokerUnavailable("the server was not started yet: call start() first")
+            raise BrokerUnavailableError("the server was not started yet: call start() first")
         return self._port
 
     @property
@@ -90,10 +90,10 @@ class EmbeddedServer:
         """Process id of the server, also after its end.
 
         Raises:
-            BrokerUnavailable: the server was not started yet.
+            BrokerUnavailableError: the server was not started yet.
         """
         if self._process is None:
-            raise BrokerUnavailable("the server was not started yet: call start() first")
+            raise BrokerUnavailableError("the server was not started yet: call start() first")
         return self._process.pid
 
     @property
@@ -111,7 +111,7 @@ class EmbeddedServer:
             The URL for clients.
 
         Raises:
-            BrokerUnavailable: the port is taken, the directory is in use or not writable, or the server ended; the
+            BrokerUnavailableError: the port is taken, the directory is in use or not writable, or the server ended; the
                 message says which, with the last lines of its log.
         """
         if self.running:
@@ -125,7 +125,7 @@ class EmbeddedServer:
                     raise
             else:
                 return self.url
-        raise BrokerUnavailable(f"{PORT_TRIES} free ports were taken by others before the server could listen")
+        raise BrokerUnavailableError(f"{PORT_TRIES} free ports were taken by others before the server could listen")
 
     def stop(self, *, timeout: float = 10.0) -> None:
         """Ask the server to end (``SIGTERM``), wait, and kill it when it has not ended after ``timeout`` seconds."""

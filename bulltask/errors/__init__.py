@@ -3,63 +3,65 @@
 ::
 
     BulltaskError
-    ├── ConfigError            a setting has a wrong name or value            (also a ValueError)
-    ├── AppNotFound            ``-A`` did not lead to an App
-    ├── DuplicateTask          two functions claim one task name
-    ├── UnknownTask            no task of that name is registered             (also a LookupError)
-    ├── EncodeError            a value cannot travel as plain JSON            (also a TypeError)
-    ├── DecodeError            a stored text is not what the protocol says    (also a ValueError)
-    ├── PayloadTooLarge        the JSON of a call or a result is over the limit (also a ValueError)
-    ├── InvalidName            a queue name, task name or job id is refused   (also a ValueError)
-    ├── BrokerError            Redis or the way to it
-    │   ├── BrokerUnavailable  nothing answers, or not in time                (also a ConnectionError)
-    │   ├── BrokerAuthError    wrong password, or a command the ACL forbids
-    │   ├── BrokerNotReady     it answers, but cannot serve now: LOADING, READONLY, MISCONF …
-    │   ├── BrokerFull         maxmemory is reached and nothing may be evicted
-    │   └── BrokerMisconfigured  a cluster's node, a Sentinel, a database that is not there
-    ├── ScriptIntegrityError   a Lua script of the installed package is not the one that was shipped
-    ├── JobError               a script refused an operation on one job
-    │   ├── JobNotFound        -1
-    │   ├── LockMissing        -2
-    │   ├── JobNotInState      -3
-    │   ├── PendingChildren    -4
-    │   ├── ParentNotFound     -5
-    │   ├── LockMismatch       -6
-    │   ├── ParentConflict     -7
-    │   ├── SchedulerJob       -8
-    │   ├── FailedChildren     -9
-    │   ├── SchedulerCollision -10
-    │   ├── SchedulerBusy      -11
-    │   └── NothingPending     moveToWaitingChildren found no child to wait for
-    ├── QueueError             an operation on a whole queue was refused
-    │   ├── QueueNotPaused     obliterate: somebody resumed it meanwhile
-    │   ├── QueueActive        obliterate: jobs are being worked on
-    │   └── MigrationRefused   migrate-bull: nothing was changed
-    ├── MissingExtra           a part that is installed separately is not there (also an ImportError)
-    ├── EventsLost             Spark: events were trimmed before they were read
-    ├── LakeError              a lake of the data pipeline is not there, or cannot be read
-    │   └── LakeInUse          another stream feeds it
-    ├── TaskError              a task failed elsewhere; its own exception cannot be rebuilt here
-    │   └── TaskRevokedError   the job was revoked
-    ├── ResultTimeout          the result did not come in time                (also a TimeoutError)
-    ├── TransientError         raised by a task: try again later
-    ├── PermanentError         raised by a task: do not try again
-    │   ├── ExpiredError       the job was picked up after its ``expires``
-    │   └── JobRefusedError    the job can never run here: wrong arguments, malformed, refused
-    ├── TimeLimitExceeded      the task ran longer than its ``time_limit``
-    └── WorkerLostError        the child that ran the job died
+    ├── ConfigError              a setting has an unknown name or an invalid value      (also a ValueError)
+    ├── AppNotFoundError         ``-A`` does not name an App
+    ├── DuplicateTaskError       two functions have the same task name
+    ├── UnknownTaskError         the app has no task of that name                      (also a LookupError)
+    ├── EncodeError              a value has no JSON form                              (also a TypeError)
+    ├── DecodeError              stored data does not follow the protocol              (also a ValueError)
+    ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
+    ├── InvalidNameError         a queue name, task name or job id is invalid          (also a ValueError)
+    ├── BrokerError              Redis, or the connection to it, failed
+    │   ├── BrokerUnavailableError   no answer, or not in time                         (also a ConnectionError)
+    │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
+    │   ├── BrokerNotReadyError      Redis cannot serve now: LOADING, READONLY, MISCONF …
+    │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
+    │   └── BrokerConfigError        a cluster node, a Sentinel, or a database that does not exist
+    ├── ScriptIntegrityError     a Lua script of the installed package has been altered
+    ├── JobError                 a script refused an operation on a job               (BullMQ's return code)
+    │   ├── JobNotFoundError         -1
+    │   ├── LockMissingError         -2
+    │   ├── JobStateError            -3
+    │   ├── PendingChildrenError     -4
+    │   ├── ParentNotFoundError      -5
+    │   ├── LockMismatchError        -6
+    │   ├── ParentConflictError      -7
+    │   ├── SchedulerJobError        -8
+    │   ├── FailedChildrenError      -9
+    │   ├── SchedulerCollisionError  -10
+    │   ├── SchedulerBusyError       -11
+    │   └── NoPendingChildrenError   ``wait_for_children()`` has no child to wait for
+    ├── QueueError               a script refused an operation on a queue
+    │   ├── QueueNotPausedError      obliterate: the queue was resumed
+    │   ├── QueueActiveError         obliterate: the queue has active jobs
+    │   └── MigrationRefusedError    migrate-bull: the queue was left as it is
+    ├── MissingExtraError        an optional dependency is not installed               (also an ImportError)
+    ├── EventsLostError          Spark: events were trimmed before they were read
+    ├── LakeError                a data lake does not exist or cannot be read
+    │   └── LakeInUseError           another stream writes to it
+    ├── TaskError                a task failed in a worker; its exception cannot be rebuilt here
+    │   └── TaskRevokedError         the job was revoked
+    ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
+    ├── TransientError           raised by a task: retry the job
+    ├── PermanentError           raised by a task: do not retry the job
+    │   ├── JobExpiredError          a worker took the job after its ``expires``
+    │   └── InvalidJobError          the job cannot run here: wrong arguments, malformed fields
+    └── TimeLimitExceeded        the task exceeded its ``time_limit``
 
-    Interrupt (a BaseException: ``except Exception`` in a task does not swallow it)
-    ├── Retry                  what ``self.retry()`` raises
-    ├── DelayJob               run the job again later; no attempt is counted
-    ├── WaitJob                give the job back; no attempt is counted
-    ├── RateLimited            the same, and its queue gives no jobs for some time
-    ├── WaitForChildren        run the job again when its children have ended
-    ├── SoftTimeLimitExceeded  the task runs longer than its ``soft_time_limit``
-    └── TaskRevoked            the job was revoked while it runs
+    Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
+    ├── Retry                    retry the job; raised by ``self.retry()``
+    ├── DelayJob                 run the job again later, without counting an attempt
+    ├── WaitJob                  put the job back at the head of its queue, without counting an attempt
+    ├── RateLimitQueue           the same, and rate-limit the queue
+    ├── WaitForChildren          run the job again when its children have finished
+    ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
+    └── TaskCancelled            the job was revoked while it was running
 
-The message of an error says what happened, to which job or queue, and what to do. An error raised without
-arguments takes the first line of its class's docstring as its message.
+Exceptions end in ``Error``; interrupts do not, because they control an attempt and report nothing wrong.
+``TimeLimitExceeded`` keeps the name that Celery gave it.
+
+A message says what happened, to which job or queue, and what to do. An error raised without arguments takes the first
+line of its class's docstring as its message.
 """
 
 from __future__ import annotations
@@ -71,76 +73,75 @@ from datetime import timedelta
 from bulltask.errors.interrupts import (
     DelayJob,
     Interrupt,
-    RateLimited,
+    RateLimitQueue,
     Retry,
     SoftTimeLimitExceeded,
-    TaskRevoked,
+    TaskCancelled,
     WaitForChildren,
     WaitJob,
 )
 
 __all__ = [
-    "REPAIRABLE",
-    "AppNotFound",
+    "RECOVERABLE",
+    "AppNotFoundError",
     "BrokerAuthError",
+    "BrokerConfigError",
     "BrokerError",
-    "BrokerFull",
-    "BrokerMisconfigured",
-    "BrokerNotReady",
-    "BrokerUnavailable",
+    "BrokerNotReadyError",
+    "BrokerOutOfMemoryError",
+    "BrokerUnavailableError",
     "BulltaskError",
     "ConfigError",
     "DecodeError",
     "DelayJob",
-    "DuplicateTask",
+    "DuplicateTaskError",
     "EncodeError",
-    "EventsLost",
-    "ExpiredError",
-    "FailedChildren",
+    "EventsLostError",
+    "FailedChildrenError",
     "Interrupt",
-    "InvalidName",
+    "InvalidJobError",
+    "InvalidNameError",
     "JobError",
-    "JobNotFound",
-    "JobNotInState",
-    "JobRefusedError",
+    "JobExpiredError",
+    "JobNotFoundError",
+    "JobStateError",
     "LakeError",
-    "LakeInUse",
-    "LockMismatch",
-    "LockMissing",
-    "MigrationRefused",
-    "MissingExtra",
-    "NothingPending",
-    "ParentConflict",
-    "ParentNotFound",
-    "PayloadTooLarge",
-    "PendingChildren",
+    "LakeInUseError",
+    "LockMismatchError",
+    "LockMissingError",
+    "MigrationRefusedError",
+    "MissingExtraError",
+    "NoPendingChildrenError",
+    "ParentConflictError",
+    "ParentNotFoundError",
+    "PayloadTooLargeError",
+    "PendingChildrenError",
     "PermanentError",
-    "QueueActive",
+    "QueueActiveError",
     "QueueError",
-    "QueueNotPaused",
-    "RateLimited",
-    "ResultTimeout",
+    "QueueNotPausedError",
+    "RateLimitQueue",
+    "ResultTimeoutError",
     "Retry",
-    "SchedulerBusy",
-    "SchedulerCollision",
-    "SchedulerJob",
+    "SchedulerBusyError",
+    "SchedulerCollisionError",
+    "SchedulerJobError",
     "ScriptIntegrityError",
     "SoftTimeLimitExceeded",
+    "TaskCancelled",
     "TaskError",
-    "TaskRevoked",
     "TaskRevokedError",
     "TimeLimitExceeded",
     "TransientError",
-    "UnknownTask",
+    "UnknownTaskError",
     "WaitForChildren",
     "WaitJob",
-    "WorkerLostError",
     "did_you_mean",
 ]
 
 
 class BulltaskError(Exception):
-    """Something went wrong in bulltask."""
+    """Base class of all errors of bulltask."""
 
     def __init__(self, *args: object) -> None:
         if not args and self.__doc__:
@@ -149,47 +150,47 @@ class BulltaskError(Exception):
 
 
 class ConfigError(BulltaskError, ValueError):
-    """A setting has a wrong name or value."""
+    """A setting has an unknown name or an invalid value."""
 
 
-class AppNotFound(BulltaskError):
-    """The given application could not be found."""
+class AppNotFoundError(BulltaskError):
+    """The application was not found."""
 
 
-class DuplicateTask(BulltaskError):
-    """Two functions claim the same task name."""
+class DuplicateTaskError(BulltaskError):
+    """Two functions have the same task name."""
 
 
-class UnknownTask(BulltaskError, LookupError):
-    """No task of that name is registered in this app."""
+class UnknownTaskError(BulltaskError, LookupError):
+    """This app has no task of that name."""
 
 
 class EncodeError(BulltaskError, TypeError):
-    """A value cannot travel as plain JSON."""
+    """A value has no JSON form."""
 
 
 class DecodeError(BulltaskError, ValueError):
-    """A stored text is not what the protocol says it is."""
+    """Stored data does not follow the protocol."""
 
 
-class PayloadTooLarge(BulltaskError, ValueError):
-    """The JSON of a call or a result is over the limit."""
+class PayloadTooLargeError(BulltaskError, ValueError):
+    """A call or a result exceeds the size limit."""
 
 
-class InvalidName(BulltaskError, ValueError):
-    """A queue name, task name or job id is refused."""
+class InvalidNameError(BulltaskError, ValueError):
+    """A queue name, task name or job id is invalid."""
 
 
 class BrokerError(BulltaskError):
-    """Redis, or the way to it, failed."""
+    """Redis, or the connection to it, failed."""
 
 
-class BrokerUnavailable(BrokerError, ConnectionError):
-    """Nothing answers at the broker URL, or not in time.
+class BrokerUnavailableError(BrokerError, ConnectionError):
+    """The broker does not answer, or not in time.
 
     Attributes:
-        refused: the machine answered that nothing listens there; asking again soon costs nobody anything.
-        answered: something answers there, but not in Redis' protocol.
+        refused: the machine refused the connection, because nothing listens on the port; a quick retry is cheap.
+        answered: something answers, but not in Redis' protocol.
     """
 
     refused = False
@@ -197,29 +198,29 @@ class BrokerUnavailable(BrokerError, ConnectionError):
 
 
 class BrokerAuthError(BrokerError):
-    """Redis refused the user, the password, the certificate, or a command; or has a certificate nobody trusts here."""
+    """Redis denied the login or a command, or a TLS certificate is not trusted."""
 
-    login = False  # True: nobody is let in at all; it was not one command that was refused
-
-
-class BrokerNotReady(BrokerError):
-    """Redis answers but cannot serve this command now."""
+    login = False  # True: the login itself was denied, not a single command
 
 
-class BrokerFull(BrokerError):
-    """Redis has reached maxmemory and may not evict anything."""
+class BrokerNotReadyError(BrokerError):
+    """Redis answers, but cannot serve this command now."""
 
 
-class BrokerMisconfigured(BrokerError):
-    """The broker URL leads to a server that bulltask cannot use, or to a database that is not there."""
+class BrokerOutOfMemoryError(BrokerError):
+    """Redis has reached maxmemory and may not evict keys."""
 
 
-REPAIRABLE = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerAuthError, BrokerMisconfigured)
-"""Broker errors that pass, or that an operator cures, while the same call stays right; others come from the call."""
+class BrokerConfigError(BrokerError):
+    """The broker URL names a server that bulltask cannot use, or a database that does not exist."""
+
+
+RECOVERABLE = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerAuthError, BrokerConfigError)
+"""Broker errors that pass or that an operator can fix: the same call may succeed later. Others come from the call."""
 
 
 class ScriptIntegrityError(BulltaskError):
-    """A Lua script of the installed package is not the one that was shipped. Waiting does not help."""
+    """A Lua script of the installed package has been altered: reinstall bulltask."""
 
 
 class JobError(BulltaskError):
@@ -237,51 +238,51 @@ class JobError(BulltaskError):
         super().__init__(f"{where}{reason}{' ' + detail if detail else ''}")
 
 
-class JobNotFound(JobError):
+class JobNotFoundError(JobError):
     """The job does not exist (removed, or never added)."""
 
 
-class LockMissing(JobError):
-    """The job's lock is gone: it was not renewed in time, or the job was already settled."""
+class LockMissingError(JobError):
+    """The job has no lock: it was not renewed in time, or the job has already finished."""
 
 
-class JobNotInState(JobError):
+class JobStateError(JobError):
     """The job is not in the state that the operation needs."""
 
 
-class PendingChildren(JobError):
+class PendingChildrenError(JobError):
     """The job still has pending children."""
 
 
-class ParentNotFound(JobError):
+class ParentNotFoundError(JobError):
     """The parent job does not exist."""
 
 
-class LockMismatch(JobError):
+class LockMismatchError(JobError):
     """The job's lock is held by another worker."""
 
 
-class ParentConflict(JobError):
-    """The job already belongs to another living parent."""
+class ParentConflictError(JobError):
+    """The job already belongs to another parent."""
 
 
-class SchedulerJob(JobError):
+class SchedulerJobError(JobError):
     """The job is the next iteration of a job scheduler: remove the scheduler instead."""
 
 
-class FailedChildren(JobError):
+class FailedChildrenError(JobError):
     """The job has failed children and cannot complete."""
 
 
-class SchedulerCollision(JobError):
-    """The iteration that the scheduler would add exists already."""
+class SchedulerCollisionError(JobError):
+    """The job that the scheduler would add already exists."""
 
 
-class SchedulerBusy(JobError):
-    """The scheduler's current slot and its next one both have a job already."""
+class SchedulerBusyError(JobError):
+    """The scheduler's current and next iterations both already have a job."""
 
 
-class NothingPending(JobError):
+class NoPendingChildrenError(JobError):
     """The job has no pending children to wait for."""
 
 
@@ -298,36 +299,36 @@ class QueueError(BulltaskError):
         super().__init__(f"queue {queue}: {reason}" if queue else reason)
 
 
-class QueueNotPaused(QueueError):
-    """The queue is not paused (any more); it must be while it is obliterated."""
+class QueueNotPausedError(QueueError):
+    """The queue is not paused; it must stay paused while it is obliterated."""
 
 
-class QueueActive(QueueError):
-    """Jobs of the queue are being worked on; stop the workers first, or use force=True."""
+class QueueActiveError(QueueError):
+    """The queue has active jobs; stop its workers first, or use force=True."""
 
 
-class MigrationRefused(QueueError):
-    """A queue of Bull is not migrated, and nothing was changed; the message says why and what to do."""
+class MigrationRefusedError(QueueError):
+    """A Bull queue cannot be migrated and was left as it is; the message says why and what to do."""
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__()
         self.queue, self.args = queue, (message,)
 
 
-class MissingExtra(BulltaskError, ImportError):
-    """A part of bulltask that is installed separately is not there; the message says how to install it."""
+class MissingExtraError(BulltaskError, ImportError):
+    """An optional dependency is not installed; the message says how to install it."""
 
 
-class EventsLost(BulltaskError):
-    """Events were trimmed from a queue's stream before Spark read them; the message says how many, and what to do."""
+class EventsLostError(BulltaskError):
+    """Events were trimmed from a queue's stream before Spark read them; the message says how many and what to do."""
 
 
 class LakeError(BulltaskError):
-    """A lake of the data pipeline is not there or cannot be read; the message names the directory or the file."""
+    """A data lake does not exist or cannot be read; the message names the directory or file."""
 
 
-class LakeInUse(LakeError):
-    """A lake is fed by one stream at a time; the message says which process feeds it."""
+class LakeInUseError(LakeError):
+    """Another stream already writes to the lake; the message names its process."""
 
 
 class TaskError(BulltaskError):
@@ -338,7 +339,7 @@ class TaskError(BulltaskError):
     Attributes:
         job_id: the job that failed.
         reason: its ``failedReason``.
-        remote_traceback: the traceback text of the last failed attempt, ``""`` when none was stored.
+        remote_traceback: the traceback of the last failed attempt as text, ``""`` if none was stored.
     """
 
     def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
@@ -348,24 +349,24 @@ class TaskError(BulltaskError):
 
 
 class TaskRevokedError(TaskError):
-    """The job was revoked before it had completed (Celery's name); raised by ``AsyncResult.get()``."""
+    """The job was revoked before it completed; raised by ``AsyncResult.get()``."""
 
 
-class ResultTimeout(BulltaskError, TimeoutError):
-    """The result did not come in time."""
+class ResultTimeoutError(BulltaskError, TimeoutError):
+    """The result did not arrive in time."""
 
 
 class TransientError(BulltaskError):
-    """The attempt failed for a passing reason: try the job again.
+    """The attempt failed for a temporary reason: retry the job.
 
     Args:
         message: what failed.
-        retry_after: the least delay before the next attempt (seconds or ``timedelta``); the job's own backoff is
-            used when it is longer.
+        retry_after: minimum delay before the next attempt (seconds or ``timedelta``); the job's own backoff applies
+            if it is longer.
     """
 
     retry_after: float | timedelta | None = None
-    """Also of one that was made without ``__init__``: an ``AsyncResult`` that fails does so."""
+    """A class attribute as well, because ``AsyncResult`` rebuilds exceptions without calling ``__init__``."""
 
     def __init__(self, *args: object, retry_after: float | timedelta | None = None) -> None:
         super().__init__(*args)
@@ -373,26 +374,22 @@ class TransientError(BulltaskError):
 
 
 class PermanentError(BulltaskError):
-    """The job can never succeed: fail it at once, whatever attempts are left."""
+    """The job can never succeed: fail it at once, without further attempts."""
 
 
-class ExpiredError(PermanentError):
-    """The job was picked up after its ``expires``."""
+class JobExpiredError(PermanentError):
+    """A worker took the job after its ``expires``."""
 
 
-class JobRefusedError(PermanentError):
-    """The job cannot run here: its arguments or its stored fields are wrong."""
+class InvalidJobError(PermanentError):
+    """The job cannot run here: its arguments or stored fields are invalid."""
 
 
 class TimeLimitExceeded(BulltaskError):
-    """The task ran longer than its ``time_limit`` and was ended."""
-
-
-class WorkerLostError(BulltaskError):
-    """The child process that ran the job died."""
+    """The task exceeded its ``time_limit`` and was stopped."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message: which of the ``known`` names was probably meant."""
+    """Return the end of an error message that suggests the closest of the ``known`` names, or ``""``."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

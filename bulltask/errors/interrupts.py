@@ -1,6 +1,6 @@
-"""What ends an attempt from inside, by the task's own wish or by the worker's.
+"""Exceptions that end an attempt early, raised by the task itself or by its worker.
 
-A part of the tree of :mod:`bulltask.errors`, imported from there.
+Import them from :mod:`bulltask.errors`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from datetime import timedelta
 __all__ = [
     "DelayJob",
     "Interrupt",
-    "RateLimited",
+    "RateLimitQueue",
     "Retry",
     "SoftTimeLimitExceeded",
-    "TaskRevoked",
+    "TaskCancelled",
     "WaitForChildren",
     "WaitJob",
 ]
 
 
 class Interrupt(BaseException):
-    """Ends an attempt from inside; a ``BaseException`` so that ``except Exception`` in a task lets it pass."""
+    """Ends an attempt early. A ``BaseException``, so that ``except Exception`` in a task does not catch it."""
 
 
 class Retry(Interrupt):
-    """Asks the worker to try the job again; raised by ``Context.retry()``.
+    """Asks the worker to retry the job; raised by ``Context.retry()``.
 
     Attributes:
         delay_ms: delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
-        exc: the exception that is reported when no attempt is left.
-        max_retries: how many retries this call allows, ``None`` for what the job says.
+        exc: the exception with which the job fails if no attempt is left.
+        max_retries: maximum number of retries for this job, ``None`` for the job's own ``attempts``.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Retry(Interrupt):
 
 
 class DelayJob(Interrupt):
-    """Ends this run of the job and has it run again later, without counting an attempt (BullMQ's ``DelayedError``).
+    """Puts the job back to run later, without counting an attempt (BullMQ's ``DelayedError``).
 
     Args:
-        delay: seconds or ``timedelta`` until it is due again.
+        delay: seconds or ``timedelta`` until the job runs again.
     """
 
     def __init__(self, delay: float | timedelta) -> None:
@@ -52,24 +52,20 @@ class DelayJob(Interrupt):
 
 
 class WaitJob(Interrupt):
-    """Ends this run of the job and gives it back: it is the next to be taken, and no attempt is counted.
-
-    BullMQ's ``WaitingError``.
-    """
+    """Puts the job back at the head of its queue, without counting an attempt (BullMQ's ``WaitingError``)."""
 
     def __init__(self) -> None:
         super().__init__("the task gave the job back")
 
 
-class RateLimited(Interrupt):
-    """Ends this run of the job, gives it back, and has nobody take jobs of its queue for some time.
+class RateLimitQueue(Interrupt):
+    """Puts the job back at the head of its queue and rate-limits the queue, without counting an attempt.
 
-    The job is the next to be taken then, and no attempt is counted. Node's ``worker.rateLimit(ms)`` and
-    ``RateLimitError``. Workers keep such a limit where the queue has a rate limit or they have a ``limiter``; the
-    child that ran the task keeps it in any case.
+    BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. Other workers observe the limit if the queue has a rate
+    limit or they have a ``limiter``; the child that ran the task always does.
 
     Args:
-        duration: seconds or ``timedelta``.
+        duration: seconds or ``timedelta`` during which no worker takes jobs from the queue.
     """
 
     def __init__(self, duration: float | timedelta) -> None:
@@ -78,10 +74,10 @@ class RateLimited(Interrupt):
 
 
 class WaitForChildren(Interrupt):
-    """Ends this run of the job and has it run again when its pending children have ended; no attempt is counted.
+    """Runs the job again when its pending children have finished, without counting an attempt.
 
-    BullMQ's ``WaitingChildrenError``. A job without pending children is run again at once; one with a child whose
-    failure fails the parent fails.
+    BullMQ's ``WaitingChildrenError``. A job without pending children runs again at once. A job with a failed child
+    that fails its parent fails.
     """
 
     def __init__(self) -> None:
@@ -89,16 +85,17 @@ class WaitForChildren(Interrupt):
 
 
 class SoftTimeLimitExceeded(Interrupt):
-    """Raised inside a sync task that runs longer than its ``soft_time_limit``, so that it can clean up.
+    """Raised inside a sync task that exceeds its ``soft_time_limit``, so that it can clean up.
 
-    It may catch this, end with another exception or even return: then that counts. A job whose task lets it pass is
-    tried again like after any passing error. An async task is cancelled instead (``asyncio.CancelledError``); if it
-    lets that pass, its attempt ends with this.
+    The task may catch it and return, or raise another exception: that is then its outcome. If the task lets it pass,
+    the job is retried as after a temporary error. An async task is cancelled instead (``asyncio.CancelledError``); if
+    it lets the cancellation pass, its attempt ends with this exception.
     """
 
 
-class TaskRevoked(Interrupt):
-    """Raised inside a sync task whose job was revoked while it runs; the job fails, whatever the task does then.
+class TaskCancelled(Interrupt):
+    """Raised inside a sync task whose job is revoked while it runs, so that it can clean up.
 
-    An async task is cancelled instead (``asyncio.CancelledError``).
+    The job fails with "revoked", even if the task catches the exception and returns. An async task is cancelled
+    instead (``asyncio.CancelledError``).
     """

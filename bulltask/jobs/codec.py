@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
+from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 __all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
 
@@ -49,7 +49,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
 
     Raises:
         EncodeError: it holds something that plain JSON cannot carry, or that Node would read differently.
-        PayloadTooLarge: it is longer than ``limit``.
+        PayloadTooLargeError: it is longer than ``limit``.
     """
     try:
         problem = _problem(value)
@@ -65,7 +65,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
     except UnicodeEncodeError:  # a lone surrogate: legal in a JSON escape, not in UTF-8
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     if limit is not None and len(data) > limit:
-        raise PayloadTooLarge(
+        raise PayloadTooLargeError(
             f"{what} is {len(data):,} bytes of JSON, more than the limit of {limit:,}; store it elsewhere and send "
             "a reference, or raise max_payload"
         )

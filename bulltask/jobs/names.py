@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bulltask.errors import InvalidName
+from bulltask.errors import InvalidNameError
 
 __all__ = [
     "MAX_NAME",
@@ -51,13 +51,15 @@ def check_queue_name(name: str) -> str:
     """Return ``name`` if BullMQ's clients accept it as a queue name.
 
     Raises:
-        InvalidName: it is empty, over 255 characters, or has a ``:`` or control characters.
+        InvalidNameError: it is empty, over 255 characters, or has a ``:`` or control characters.
     """
     _check_text(name, "queue name")
     if ":" in name:
-        raise InvalidName(f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'")
+        raise InvalidNameError(
+            f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'"
+        )
     if name.count("{") != name.count("}") or name == "{}":
-        raise InvalidName(f"queue name {name!r} is empty or its braces do not match")
+        raise InvalidNameError(f"queue name {name!r} is empty or its braces do not match")
     return name
 
 
@@ -65,7 +67,7 @@ def check_job_name(name: str) -> str:
     """Return ``name`` if it may be a task name.
 
     Raises:
-        InvalidName: it is empty, over 255 characters, or has control characters.
+        InvalidNameError: it is empty, over 255 characters, or has control characters.
     """
     return _check_text(name, "task name")
 
@@ -74,17 +76,19 @@ def check_job_id(job_id: str) -> str:
     """Return ``job_id`` if Node's client would accept it too (PROTOCOL 2.2).
 
     Raises:
-        InvalidName: it is empty, over 255 characters, a whole number (BullMQ's own counter makes those), starts with
-            ``0:``, has a ``:`` (unless exactly two, as the ids of repeated jobs), has control characters, or is the
-            name of one of the queue's own keys (which Node does not check, and then overwrites that key).
+        InvalidNameError: it is empty, longer than 255 characters, a whole number (BullMQ's counter makes those),
+            starts with ``0:``, has a ``:`` (unless exactly two, as the ids of repeated jobs), has control characters,
+            or is the name of one of the queue's own keys (Node does not check that, and overwrites the key).
     """
     _check_text(job_id, "job_id")
     if _COUNTED.fullmatch(job_id):
-        raise InvalidName(f"job_id {job_id!r} is a number, as the ids of BullMQ's counter; put a letter in front")
+        raise InvalidNameError(f"job_id {job_id!r} is a number, as the ids of BullMQ's counter; add a letter")
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
-        raise InvalidName(f"job_id {job_id!r} has a ':', which separates the parts of BullMQ's keys; use '-'")
+        raise InvalidNameError(f"job_id {job_id!r} has a ':', BullMQ's separator in keys; use '-'")
     if job_id in _QUEUE_KEYS:
-        raise InvalidName(f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front")
+        raise InvalidNameError(
+            f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front"
+        )
     return job_id
 
 
@@ -97,11 +101,13 @@ def check_scheduler_id(scheduler_id: str) -> str:
     """Return ``scheduler_id`` if it may be the id of a job scheduler.
 
     Raises:
-        InvalidName: it is empty, over 255 characters, has control characters or more than three ``:``.
+        InvalidNameError: it is empty, over 255 characters, has control characters or more than three ``:``.
     """
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
-        raise InvalidName(f"scheduler id {scheduler_id!r} has more than three ':', as only old repeatable jobs have")
+        raise InvalidNameError(
+            f"scheduler id {scheduler_id!r} has more than three ':', as only old repeatable jobs have"
+        )
     return scheduler_id
 
 
@@ -112,9 +118,9 @@ def is_scheduler_id(key: str) -> bool:
 
 def _check_text(text: str, what: str) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidName(f"a {what} must be a text that is not empty, not {text!r}")
+        raise InvalidNameError(f"a {what} must be a text that is not empty, not {text!r}")
     if len(text) > MAX_NAME:
-        raise InvalidName(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
+        raise InvalidNameError(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
     if _CONTROL.search(text):
-        raise InvalidName(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
+        raise InvalidNameError(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
     return text

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
-from bulltask.errors import ConfigError, PayloadTooLarge
+from bulltask.errors import ConfigError, PayloadTooLargeError
 from bulltask.jobs.backoff import Backoff, check_strategy, warn_of_long_delay
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.jobs.job import MAX_PRIORITY, JobOptions, ParentLink
@@ -187,11 +187,11 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
         what: how messages call the data.
 
     Raises:
-        PayloadTooLarge: one of them is longer.
+        PayloadTooLargeError: one of them is longer.
     """
     most = options.more.get("sizeLimit")
     if isinstance(most, int) and len(data) > most:
-        raise PayloadTooLarge(f"{what} has {len(data):,} bytes of JSON, over the job's size_limit of {most:,}")
+        raise PayloadTooLargeError(f"{what} has {len(data):,} bytes of JSON, over the job's size_limit of {most:,}")
     # The options are encoded only where that can matter: it takes longer than all else that a send does here.
     if limit is not None and len(data) + _LONGEST_REST + _LONGEST_ESCAPE * text_chars(options) > limit:
         check_together(data, options.to_wire(0), limit, what)
@@ -201,11 +201,11 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
     """Compare a job's encoded data and stored options together with ``max_payload``.
 
     Raises:
-        PayloadTooLarge: they are longer; the message calls the data ``what``.
+        PayloadTooLargeError: they are longer; the message calls the data ``what``.
     """
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:
-        raise PayloadTooLarge(
+        raise PayloadTooLargeError(
             f"{what} ({len(data):,} bytes of JSON) and the job's options with its headers ({rest:,}) are together more "
             f"than the limit of {limit:,}; store them elsewhere and send a reference, or raise max_payload"
         )

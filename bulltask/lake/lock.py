@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import Final, Self
 
-from bulltask.errors import LakeInUse
+from bulltask.errors import LakeInUseError
 from bulltask.lake.layout import Layout
 
 __all__ = ["RunLock", "feeder_of"]
@@ -22,7 +22,7 @@ class RunLock:
         layout: of the lake; its directories are made.
 
     Raises:
-        LakeInUse: another stream feeds it.
+        LakeInUseError: another stream feeds it.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -34,7 +34,7 @@ class RunLock:
         except BlockingIOError as exc:
             other = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
-            raise LakeInUse(
+            raise LakeInUseError(
                 f"the lake {layout.root} is fed by process {other} already; stop that one, or give this one a root of "
                 "its own"
             ) from exc

@@ -38,7 +38,7 @@ class Wishes:
         force: also while workers seem to be connected.
 
     Raises:
-        ConfigError, InvalidName: a wish cannot be.
+        ConfigError, InvalidNameError: a wish cannot be.
     """
 
     states: tuple[str, ...] = STATES

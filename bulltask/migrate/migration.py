@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from bulltask.errors import ConfigError, DecodeError, MigrationRefused
+from bulltask.errors import ConfigError, DecodeError, MigrationRefusedError
 from bulltask.migrate.convert import convert
 from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.mover import Mover
@@ -46,7 +46,7 @@ class BullMigration:
             ``recover_active``, ``force``.
 
     Raises:
-        ConfigError, InvalidName: a wish cannot be.
+        ConfigError, InvalidNameError: a wish cannot be.
         TypeError: there is no such wish.
     """
 
@@ -64,12 +64,12 @@ class BullMigration:
         """Read all jobs and say what would become of them; nothing is changed.
 
         Raises:
-            MigrationRefused: on a Redis Cluster the two queues are in several slots.
+            MigrationRefusedError: on a Redis Cluster the two queues are in several slots.
             BrokerError: the server cannot be reached, or refuses.
         """
         with self._client() as client:
             if across_slots(client, self.source, self.target):
-                raise MigrationRefused(
+                raise MigrationRefusedError(
                     f"on Redis Cluster a job moves in one step only within a slot, and {self.source.base[:-1]} and "
                     f"{self.target.base[:-1]} are in several: both names need the same hash tag, {{…}}"
                 )
@@ -86,12 +86,12 @@ class BullMigration:
             seen: told of the progress.
 
         Raises:
-            MigrationRefused: the plan has refusals; nothing was changed.
+            MigrationRefusedError: the plan has refusals; nothing was changed.
             BrokerError: the server cannot be reached, or refuses.
         """
         plan = plan or self.plan()
         if plan.refusals:
-            raise MigrationRefused(f"{plan.source} was not migrated: {'; '.join(plan.refusals)}")
+            raise MigrationRefusedError(f"{plan.source} was not migrated: {'; '.join(plan.refusals)}")
         with self._client() as client:
             before = count_target(client, self.target)
             self._prepare(client, plan)

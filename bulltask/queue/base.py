@@ -21,7 +21,7 @@ class QueueBase:
         settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
-        ConfigError, InvalidName: a setting or the name is wrong.
+        ConfigError, InvalidNameError: a setting or the name is wrong.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import Duration, mono_ms, to_ms, zone_of
-from bulltask.errors import ConfigError, NothingPending, Retry
+from bulltask.errors import ConfigError, NoPendingChildrenError, Retry
 from bulltask.jobs import codec
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import ActiveJob
@@ -174,7 +174,7 @@ def await_children(job: JobFields, token: str | None) -> Operation[bool]:
     link, claim = job.link, _claim(job, token)
     try:
         yield from ask(scripts.move_to_waiting_children(link.keys, job.id, claim.token, link.now_ms()))
-    except NothingPending:
+    except NoPendingChildrenError:
         return False
     return True
 

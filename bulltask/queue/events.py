@@ -17,7 +17,7 @@ from typing import Self
 
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.urls import SecretUrl, secret_url
-from bulltask.errors import REPAIRABLE, BrokerError
+from bulltask.errors import RECOVERABLE, BrokerError
 from bulltask.queue.events_callbacks import report
 from bulltask.queue.events_reader import EventReader
 from bulltask.queue.events_types import QueueEvent
@@ -133,7 +133,7 @@ class QueueEvents(EventReader):
             Its id.
 
         Raises:
-            InvalidName: the name or a field is one of BullMQ's.
+            InvalidNameError: the name or a field is one of BullMQ's.
             ConfigError: a field is neither text nor number.
         """
         return self._broker.pool.run(self._publication(name, fields or {}))
@@ -183,7 +183,7 @@ class QueueEvents(EventReader):
                 self._client.connect()
                 if not self._closed.is_set():
                     self._keep(perform(self._client, self._follower.read(block_ms)))
-            except REPAIRABLE as exc:
+            except RECOVERABLE as exc:
                 if self._closed.is_set():
                     return
                 if not self._opened:
@@ -298,7 +298,7 @@ class AsyncQueueEvents(EventReader):
             await self._client.connect()
             if not self._closed.is_set():
                 self._keep(await aperform(self._client, self._follower.read(block_ms)))
-        except REPAIRABLE as exc:
+        except RECOVERABLE as exc:
             if self._closed.is_set():
                 return
             if not self._opened:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import BrokerError, ConfigError, InvalidName
+from bulltask.errors import BrokerError, ConfigError, InvalidNameError
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.queue.events_callbacks import Callbacks
 from bulltask.queue.events_types import KINDS, QueueEvent, lost_events, read_event
@@ -38,7 +38,7 @@ class EventReader(Callbacks):
         settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
-        InvalidName: the queue's name is refused.
+        InvalidNameError: the queue's name is refused.
         ConfigError: a setting is wrong, or ``start`` is none of these.
     """
 
@@ -100,9 +100,9 @@ class EventReader(Callbacks):
 
     def _publication(self, name: str, fields: Mapping[str, str | float]) -> Call[str]:
         if not isinstance(name, str) or not name or name in KINDS:
-            raise InvalidName(f"an event of one's own needs a name that BullMQ has no event for, not {name!r}")
+            raise InvalidNameError(f"an event of one's own needs a name that BullMQ has no event for, not {name!r}")
         if "event" in fields:
-            raise InvalidName("the field 'event' holds the event's name; call it something else")
+            raise InvalidNameError("the field 'event' holds the event's name; call it something else")
         words = {key: _word(value, key) for key, value in fields.items()}
         return publish(self._keys, name, words, self._broker.config.max_events)
 

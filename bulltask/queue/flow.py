@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bulltask.config.urls import SecretUrl, secret_url
-from bulltask.errors import BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.ajob import AsyncJob
@@ -27,7 +27,7 @@ __all__ = ["AsyncFlowProducer", "FlowJob", "FlowNode", "FlowProducer"]
 
 J = TypeVar("J", bound=JobFields)
 
-_AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
+_AGAIN: Final = (BrokerUnavailableError, BrokerNotReadyError)
 _ANY_QUEUE: Final = "flows"  # a producer belongs to no queue; the name is used for nothing
 
 
@@ -131,10 +131,10 @@ class FlowProducer(_Flows):
             nothing was added: the tree is that job alone.
 
         Raises:
-            TypeError, ConfigError, InvalidName, EncodeError, PayloadTooLarge: nothing was sent.
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
             ConfigError: the server is a Redis Cluster, and the queues are in several of its slots.
-            ParentNotFound: ``parent`` is gone.
-            ParentConflict: a job of a chosen id exists and belongs to another parent that still waits.
+            ParentNotFoundError: ``parent`` is gone.
+            ParentConflictError: a job of a chosen id exists and belongs to another parent that still waits.
             BrokerError: after the configured number of resends; whether the flow was added is not known then.
         """
         return self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)[0]
@@ -171,7 +171,7 @@ class FlowProducer(_Flows):
             The tree, ``None`` when there is no such job. Children that were removed are left out.
 
         Raises:
-            InvalidName, ConfigError: the queue's name, or a number, is wrong.
+            InvalidNameError, ConfigError: the queue's name, or a number, is wrong.
         """
         reader = self._reader(queue, job_id, depth, max_children)
         return _tree(self._link.run(reader.read()), Job)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 from bulltask.config.config import Config
-from bulltask.errors import BulltaskError, ConfigError, InvalidName
+from bulltask.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name, wire_name
@@ -131,7 +131,7 @@ def plan(
 
     Raises:
         TypeError: a node is neither a ``FlowJob`` nor a call, or an option is unknown.
-        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about a job is wrong.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: something about a job is wrong.
     """
     roots: list[Planned] = []
     todo: list[tuple[FlowJob | Signature[Any], Planned | None]] = [(flow, None) for flow in flows]
@@ -190,5 +190,7 @@ def _check_ids(roots: Sequence[Planned], config: Config) -> None:
         job = planned.job
         place = (wire_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
         if place in seen:
-            raise InvalidName(f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent")
+            raise InvalidNameError(
+                f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent"
+            )
         seen.add(place)

@@ -61,7 +61,7 @@ class FlowReader:
         max_children: children of each kind of one job.
 
     Raises:
-        InvalidName: the queue's name is refused.
+        InvalidNameError: the queue's name is refused.
         ConfigError: a number is below 1.
     """
 

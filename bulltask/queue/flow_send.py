@@ -12,8 +12,8 @@ from bulltask.errors import (
     BulltaskError,
     ConfigError,
     JobError,
-    ParentConflict,
-    ParentNotFound,
+    ParentConflictError,
+    ParentNotFoundError,
 )
 from bulltask.queue.flow_plan import Planned, in_order
 from bulltask.transport.broker import Broker
@@ -72,11 +72,12 @@ class FlowSending:
         self._completed: set[Planned] = set()
 
     def attempt(self) -> Operation[None]:
-        """Add the flows; afterwards each job has its ``result``. May be repeated after ``BrokerUnavailable``.
+        """Add the flows; afterwards each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
 
         Raises:
             ConfigError: the server is a Redis Cluster, and the flows' queues are in several of its slots.
-            ParentNotFound, ParentConflict: a root's parent is gone, or an existing job belongs to another parent.
+            ParentNotFoundError, ParentConflictError: a root's parent does not exist, or an existing job belongs to
+                another parent.
             BrokerError: the server refused.
         """
         yield from self._check_slots()
@@ -121,7 +122,7 @@ class FlowSending:
                 return True
             for root, exists in zip(parents, found(results), strict=True):
                 if not exists:
-                    raise ParentNotFound(root.job.id, self._keys(root.job.queue).name, "Nothing was added.")
+                    raise ParentNotFoundError(root.job.id, self._keys(root.job.queue).name, "Nothing was added.")
             said = stands(results)
             yield from self._check_standing(dict(zip(chosen, zip(said[::2], said[1::2], strict=True), strict=True)))
         elif not self._tried_ms:
@@ -147,7 +148,7 @@ class FlowSending:
         alive: list[bool] = yield [key_exists(chosen[planned][0].parent_key) for planned in others]
         for planned, lives in zip(others, alive, strict=True):
             if lives:
-                raise ParentConflict(planned.job.id, self._keys(planned.job.queue).name, "Nothing was added.")
+                raise ParentConflictError(planned.job.id, self._keys(planned.job.queue).name, "Nothing was added.")
 
     def _order(self) -> list[Planned]:
         """Level by level; of the children of one job those last that have completed before, under their chosen ids.

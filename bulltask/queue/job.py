@@ -19,8 +19,8 @@ class Job(JobFields):
     """A job of a queue: its fields as they were read, and what can be done with it.
 
     Every method raises ``BrokerError`` when Redis cannot be reached, ``ConfigError`` for an argument that makes no
-    sense, and a ``JobError`` that names job and queue when the operation is refused: ``JobNotFound`` when the job is
-    gone. Names are those of BullMQ's ``Job``.
+    sense, and a ``JobError`` that names job and queue when the operation is refused: ``JobNotFoundError`` when the job
+    is gone. Names are those of BullMQ's ``Job``.
     """
 
     __slots__ = ()
@@ -29,7 +29,7 @@ class Job(JobFields):
         """Read all fields again.
 
         Raises:
-            JobNotFound: the job is gone.
+            JobNotFoundError: the job is gone.
         """
         self._link.run(operations.refresh(self))
 
@@ -37,7 +37,7 @@ class Job(JobFields):
         """Replace the data (plain JSON); a worker that takes the job later sees the new one.
 
         Raises:
-            EncodeError, PayloadTooLarge: it cannot travel.
+            EncodeError, PayloadTooLargeError: it cannot travel.
         """
         self._link.run(operations.set_data(self, data))
 
@@ -107,7 +107,7 @@ class Job(JobFields):
             state: ``"failed"`` or ``"completed"``: where it is now.
 
         Raises:
-            JobNotInState: it is not there.
+            JobStateError: it is not there.
         """
         self._link.run(operations.retry(self, state))
 
@@ -118,8 +118,8 @@ class Job(JobFields):
             children: remove its children too.
 
         Raises:
-            LockMismatch: it, or one of these children, is active.
-            SchedulerJob: it is the next one of a job scheduler.
+            LockMismatchError: it, or one of these children, is active.
+            SchedulerJobError: it is the next one of a job scheduler.
         """
         self._link.run(operations.remove(self, children=children))
 
@@ -127,7 +127,7 @@ class Job(JobFields):
         """Let a delayed job wait now.
 
         Raises:
-            JobNotInState: it is not delayed.
+            JobStateError: it is not delayed.
         """
         self._link.run(operations.promote(self))
 
@@ -135,7 +135,7 @@ class Job(JobFields):
         """Let a delayed job be due ``delay`` (seconds or ``timedelta``) from now.
 
         Raises:
-            JobNotInState: it is not delayed.
+            JobStateError: it is not delayed.
         """
         self._link.run(operations.change_delay(self, delay))
 
@@ -164,10 +164,10 @@ class Job(JobFields):
             The next job; ``None`` unless asked for, and when there is none.
 
         Raises:
-            EncodeError, PayloadTooLarge: the value cannot travel; the job is still active.
+            EncodeError, PayloadTooLargeError: the value cannot travel; the job is still active.
             ConfigError: no token is known.
-            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
-            PendingChildren, FailedChildren: it cannot complete because of its children.
+            LockMissingError, LockMismatchError: the lock ran out, or somebody else has the job by now.
+            PendingChildrenError, FailedChildrenError: it cannot complete because of its children.
         """
         record = self._link.run(by_hand.complete(self, value, token, fetch_next=fetch_next))
         return None if record is None else Job(self._link, record, self.token if token is None else token)
@@ -199,7 +199,7 @@ class Job(JobFields):
         Raises:
             DecodeError: its ``backoff`` cannot be read.
             ConfigError: no token is known, or ``countdown`` is no length of time.
-            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+            LockMissingError, LockMismatchError: the lock ran out, or somebody else has the job by now.
         """
         record = self._link.run(by_hand.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
         return None if record is None else Job(self._link, record, self.token if token is None else token)
@@ -209,7 +209,7 @@ class Job(JobFields):
 
         Raises:
             ConfigError: no token is known.
-            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+            LockMissingError, LockMismatchError: the lock ran out, or somebody else has the job by now.
         """
         self._link.run(by_hand.delay(self, delay, token))
 
@@ -218,7 +218,7 @@ class Job(JobFields):
 
         Raises:
             ConfigError: no token is known.
-            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+            LockMissingError, LockMismatchError: the lock ran out, or somebody else has the job by now.
         """
         self._link.run(by_hand.give_back(self, token))
 
@@ -226,9 +226,9 @@ class Job(JobFields):
         """Let the job, which :meth:`Queue.get_next_job` took, wait for its children; false when none is pending.
 
         Raises:
-            FailedChildren: one has failed that fails its parent.
+            FailedChildrenError: one has failed that fails its parent.
             ConfigError: no token is known.
-            LockMissing, LockMismatch: the lock ran out, or somebody else has the job by now.
+            LockMissingError, LockMismatchError: the lock ran out, or somebody else has the job by now.
         """
         return self._link.run(by_hand.await_children(self, token))
 
@@ -255,7 +255,7 @@ class Job(JobFields):
         """End the parent's waiting for this job; it is released if this was the last child. False without a parent.
 
         Raises:
-            ParentNotFound: the parent is gone.
+            ParentNotFoundError: the parent is gone.
         """
         return self._link.run(operations.remove_child_dependency(self))
 
@@ -274,8 +274,8 @@ class Job(JobFields):
             timeout: seconds or ``timedelta``; ``None`` waits for ever.
 
         Raises:
-            ResultTimeout: it has not ended in time (it goes on).
-            JobNotFound: it is gone, and no event says how it ended.
+            ResultTimeoutError: it has not ended in time (it goes on).
+            JobNotFoundError: it is gone, and no event says how it ended.
             Exception: it failed: as :meth:`bulltask.result.AsyncResult.get`.
         """
         return self.result().get(timeout)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError, JobNotFound, LockMismatch
+from bulltask.errors import ConfigError, JobNotFoundError, LockMismatchError
 from bulltask.jobs import codec
 from bulltask.jobs.options import check_priority, check_together
 from bulltask.queue.answers import ChildFailures, Dependencies
@@ -47,7 +47,7 @@ def refresh(job: JobFields) -> Operation[None]:
     """Read all fields again."""
     record = yield from ask(scripts.read_job(job.link.keys, job.id))
     if record is None:
-        raise JobNotFound(job.id, job.link.keys.name)
+        raise JobNotFoundError(job.id, job.link.keys.name)
     job.become(record)
 
 
@@ -95,7 +95,7 @@ def retry(job: JobFields, state: str) -> Operation[None]:
 def remove(job: JobFields, *, children: bool) -> Operation[None]:
     """Remove the job."""
     if not (yield from ask(remove_job(job.link.keys, job.id, children=children))):
-        raise LockMismatch(job.id, job.link.keys.name, "It (or a child of it) is active and cannot be removed.")
+        raise LockMismatchError(job.id, job.link.keys.name, "It (or a child of it) is active and cannot be removed.")
 
 
 def promote(job: JobFields) -> Operation[None]:

@@ -35,7 +35,7 @@ class Link:
         owned: the broker is this link's alone and is closed with it.
 
     Raises:
-        InvalidName: the queue's name is refused.
+        InvalidNameError: the queue's name is refused.
         TypeError: a default option is unknown.
     """
 

@@ -121,7 +121,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
 
     Raises:
         TypeError: an option is unknown.
-        EncodeError, PayloadTooLarge, InvalidName, ConfigError: something about the job is wrong.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: something about the job is wrong.
     """
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)

@@ -47,9 +47,9 @@ class Queue(QueueGetters):
             The job as it was sent. Where an earlier job counts as the same, the id is that one's (as in Node).
 
         Raises:
-            TypeError, ConfigError, InvalidName, EncodeError, PayloadTooLarge: nothing was sent.
-            ParentNotFound: the parent is gone.
-            ParentConflict: the job exists already and belongs to another parent that still waits.
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
+            ParentNotFoundError: the parent is gone.
+            ParentConflictError: the job exists already and belongs to another parent that still waits.
         """
         return self.add_bulk([{"name": name, "data": data, "options": options}])[0]
 
@@ -68,7 +68,7 @@ class Queue(QueueGetters):
         """Remove a job wherever it is; false when it, or a child that would go too, is locked by a worker.
 
         Raises:
-            SchedulerJob: it is the next one of a job scheduler.
+            SchedulerJobError: it is the next one of a job scheduler.
         """
         return self._link.run(operations.remove(self._link, job_id, children=remove_children))
 
@@ -81,7 +81,7 @@ class Queue(QueueGetters):
                 what is returned. Without this a job that runs goes on.
 
         Raises:
-            SchedulerJob: it is the next one of a job scheduler: remove that instead.
+            SchedulerJobError: it is the next one of a job scheduler: remove that instead.
         """
         return self._link.run(self._link.broker.revocation(self.name, job_id, terminate=terminate))
 
@@ -115,8 +115,8 @@ class Queue(QueueGetters):
             count: jobs in one call.
 
         Raises:
-            QueueActive: jobs are active, and ``force`` is off; the queue is left paused.
-            QueueNotPaused: somebody resumed it meanwhile.
+            QueueActiveError: jobs are active, and ``force`` is off; the queue is left paused.
+            QueueNotPausedError: somebody resumed it meanwhile.
         """
         self._link.run(operations.obliterate(self._link, count, force=force))
 
@@ -220,7 +220,7 @@ class Queue(QueueGetters):
 
         Raises:
             DecodeError, ConfigError: the rule of a scheduler's job cannot be read; the job is delayed.
-            BrokerUnavailable: a job may have been taken; it waits again when its lock has run out.
+            BrokerUnavailableError: a job may have been taken; it waits again when its lock has run out.
         """
         taking = Taking(self._link, token, timeout, lock_duration, worker)
         while (record := self._link.run(taking.attempt())) is None and (wait_ms := taking.wait_ms):
@@ -265,7 +265,7 @@ class Queue(QueueGetters):
         """Store a job's progress and tell listeners.
 
         Raises:
-            JobNotFound: there is no such job.
+            JobNotFoundError: there is no such job.
         """
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
         self._link.run(operations.update_job_progress(self._link, job_id, encoded))

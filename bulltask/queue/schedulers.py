@@ -167,9 +167,9 @@ class JobSchedulers(_Schedulers):
             The scheduler, ``None`` when no job follows any more: the pattern does not fire before ``end``.
 
         Raises:
-            ConfigError, InvalidName, TypeError, EncodeError, PayloadTooLarge: nothing was changed.
-            SchedulerCollision: a job for the next moment exists and cannot be replaced, because it has run.
-            SchedulerBusy: the same for the next two moments of an interval.
+            ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: nothing was changed.
+            SchedulerCollisionError: a job for the next moment exists and cannot be replaced, because it has run.
+            SchedulerBusyError: the same for the next two moments of an interval.
         """
         return self._link.run(self._upsert(scheduler_id, rule, name, data, options))
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bulltask.errors import JobRefusedError
+from bulltask.errors import InvalidJobError
 
 __all__ = ["Arguments"]
 
@@ -66,7 +66,7 @@ class Arguments:
         """Return stored data as positional and keyword arguments that fit the signature.
 
         Raises:
-            JobRefusedError: they do not fit; the message names task and argument.
+            InvalidJobError: they do not fit; the message names task and argument.
         """
         if self._by_name and type(data) is dict and self._needed <= data.keys() <= self._names:
             return (), data  # as nearly every job: the full check costs several times as much
@@ -74,7 +74,7 @@ class Arguments:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise JobRefusedError(f"the job's data does not fit {self._task}{self._signature}: {exc}") from None
+            raise InvalidJobError(f"the job's data does not fit {self._task}{self._signature}: {exc}") from None
         return args, kwargs
 
     def _split(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -107,7 +107,7 @@ class Arguments:
         """What stands in a place that the data leaves out although it has a later one."""
         default = self._signature.parameters[name].default
         if default is _Kind.empty:
-            raise JobRefusedError(
+            raise InvalidJobError(
                 f"the job's data does not fit {self._task}{self._signature}: missing a required argument: {name!r}"
             )
         return default

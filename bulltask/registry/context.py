@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Never, Protocol
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError, DelayJob, RateLimited, Retry, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, Retry, WaitForChildren, WaitJob
 from bulltask.jobs import codec
 
 __all__ = ["Context", "Reporter", "Request"]
@@ -124,7 +124,7 @@ class Context:
 
         Raises:
             EncodeError: it is no plain JSON.
-            JobNotFound: the job was removed meanwhile.
+            JobNotFoundError: the job was removed meanwhile.
             BrokerError: Redis could not be told.
         """
         self._reporter.update_progress(self._encode(progress))
@@ -171,8 +171,8 @@ class Context:
 
         Raises:
             EncodeError: it is no plain JSON.
-            PayloadTooLarge: it is, with the job's options, longer than ``max_payload``.
-            JobNotFound: the job was removed meanwhile.
+            PayloadTooLargeError: it is, with the job's options, longer than ``max_payload``.
+            JobNotFoundError: the job was removed meanwhile.
             BrokerError: Redis could not be told.
         """
         self._reporter.update_data(codec.encode(data, what=f"data of job {self.request.id}"))
@@ -218,12 +218,12 @@ class Context:
             duration: seconds or ``timedelta``, more than 0; a limit that is set already is replaced.
 
         Raises:
-            RateLimited: always (a ``BaseException``: ``except Exception`` does not swallow it).
+            RateLimitQueue: always (a ``BaseException``: ``except Exception`` does not swallow it).
             ConfigError: ``duration`` is no length of time, or none at all.
         """
         if not to_ms(duration, "duration"):
             raise ConfigError(f"a rate limit must last for 0.001 s or more, not {duration!r}")
-        raise RateLimited(duration)
+        raise RateLimitQueue(duration)
 
     def move_to_waiting_children(self) -> Never:
         """End this run and have the job run again when its pending children have ended; no attempt is counted.

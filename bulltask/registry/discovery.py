@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
-from bulltask.errors import AppNotFound
+from bulltask.errors import AppNotFoundError
 
 __all__ = ["find_app", "import_related", "work_in"]
 
@@ -40,7 +40,7 @@ def find_app(spec: str, kind: type[A]) -> A:
         kind: the class that an app is an instance of.
 
     Raises:
-        AppNotFound: nothing was found, and the message lists what was tried; or there are several. An error inside
+        AppNotFoundError: nothing was found, and the message lists what was tried; or there are several. An error inside
             the user's own modules is not hidden by it.
     """
     tried: list[str] = []
@@ -51,7 +51,7 @@ def find_app(spec: str, kind: type[A]) -> A:
         found = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
     if found is None:
         lines = "".join(f"\n  - {line}" for line in tried)
-        raise AppNotFound(f"no bulltask App found at {spec!r}; tried, from {Path.cwd()}:{lines}")
+        raise AppNotFoundError(f"no bulltask App found at {spec!r}; tried, from {Path.cwd()}:{lines}")
     return found
 
 
@@ -103,7 +103,7 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
         return next(iter(apps.values()))[1]
     if apps:  # looking further could only find one of these by another name, and choose in the user's place
         names = ", ".join(sorted(name for name, _ in apps.values()))
-        raise AppNotFound(f"{module_name} has several apps ({names}); say which: -A {module_name}:NAME")
+        raise AppNotFoundError(f"{module_name} has several apps ({names}); say which: -A {module_name}:NAME")
     tried.append(f"{module_name}: has no App")
     return None
 

@@ -281,7 +281,7 @@ class JobPlan:
             job_id: the job's id; made here (UUIDv7) when left out.
 
         Raises:
-            EncodeError, PayloadTooLarge, InvalidName: the arguments cannot travel, or the id is none.
+            EncodeError, PayloadTooLargeError, InvalidNameError: the arguments cannot travel, or the id is none.
         """
         what = f"the arguments of task {self.name}"
         encoded = codec.encode(data, what=what, limit=self.max_payload)
@@ -303,7 +303,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     """Merge everything that was said about a call.
 
     Raises:
-        EncodeError, InvalidName, ConfigError: something about the call is wrong; the message names the task.
+        EncodeError, InvalidNameError, ConfigError: something about the call is wrong; the message names the task.
     """
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")

@@ -94,7 +94,7 @@ class AnyTask(Generic[P, R]):
 
         Raises:
             TypeError: the arguments do not fit the function.
-            EncodeError, PayloadTooLarge: they cannot travel. In both cases nothing was sent.
+            EncodeError, PayloadTooLargeError: they cannot travel. In both cases nothing was sent.
             BrokerError: Redis could not be reached within ``broker_publish_timeout``, or refused.
         """
         return self._send(self._plan().job(self.arguments.bind(args, kwargs)))

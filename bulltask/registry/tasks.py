@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bulltask.errors import DuplicateTask, UnknownTask, did_you_mean
+from bulltask.errors import DuplicateTaskError, UnknownTaskError, did_you_mean
 from bulltask.registry.task import AnyTask
 
 __all__ = ["Tasks"]
@@ -29,11 +29,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         module, a notebook cell that is run twice, a file imported under two names.
 
         Raises:
-            DuplicateTask: another function has the name; the message says where both are.
+            DuplicateTaskError: another function has the name; the message says where both are.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):
-            raise DuplicateTask(
+            raise DuplicateTaskError(
                 f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
                 "give one of them another name with @app.task(name='…')"
             )
@@ -42,7 +42,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         found = self._own.get(name) or self._shared.get(name)
         if found is None:
-            raise UnknownTask(f"no task is named {name!r}{did_you_mean(name, self)}")
+            raise UnknownTaskError(f"no task is named {name!r}{did_you_mean(name, self)}")
         return found
 
     def get(self, name: str, default: Any = None) -> Any:

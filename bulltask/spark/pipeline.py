@@ -121,7 +121,7 @@ class Pipeline:
             is being written, which loses nothing; :meth:`stop` waits for it.
 
         Raises:
-            LakeInUse: another stream feeds this lake.
+            LakeInUseError: another stream feeds this lake.
             ConfigError: an option is wrong, or metrics cannot be served where they should be.
         """
         _release_ended(self.layout.root)

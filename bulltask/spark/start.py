@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import DataSource
 
 import bulltask
-from bulltask.errors import MissingExtra
+from bulltask.errors import MissingExtraError
 from bulltask.spark.data_source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "register", "session"]
@@ -59,7 +59,7 @@ def session(
         The session. ``session().stop()`` ends it.
 
     Raises:
-        MissingExtra: Spark Connect needs what is not installed.
+        MissingExtraError: Spark Connect needs what is not installed.
     """
     # Without it the workers are the `python3` of PATH, which need not have what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -75,7 +75,7 @@ def session(
     try:
         spark = builder.getOrCreate()
     except ImportError as exc:  # only the client of Connect looks for packages, and names the first
-        raise MissingExtra(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
+        raise MissingExtraError(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
 

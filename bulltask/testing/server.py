@@ -54,7 +54,7 @@ class RedisServer:
             The running server; also a context manager that stops it.
 
         Raises:
-            BrokerUnavailable: there is no such program, or it did not start; the message says why.
+            BrokerUnavailableError: there is no such program, or it did not start; the message says why.
         """
         process = EmbeddedServer(
             directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
@@ -99,7 +99,7 @@ class RedisServer:
         """Stop the server if it runs, start it again on the same port and data, and wait until it serves.
 
         Raises:
-            BrokerUnavailable: it did not start; the message says why.
+            BrokerUnavailableError: it did not start; the message says why.
         """
         self._process.stop()
         self._process.start()

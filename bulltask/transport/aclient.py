@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BrokerMisconfigured
+from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
@@ -69,7 +69,7 @@ class AsyncClient:
         await self._connected(ends_ms)
 
     async def close(self) -> None:
-        """Close the connection; calls that still wait fail with ``BrokerUnavailable``."""
+        """Close the connection; calls that still wait fail with ``BrokerUnavailableError``."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -139,7 +139,7 @@ class AsyncClient:
         said, *time = await self._round_trip(connection, [call.packed() for call in meeting(self._clock)], ends_ms)
         try:
             check_kind(said, self._endpoint)
-        except BrokerMisconfigured as exc:
+        except BrokerConfigError as exc:
             await self._drop(exc, only=connection)
             raise
         if self._clock is not None:

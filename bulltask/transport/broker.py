@@ -80,7 +80,7 @@ class Broker:
         """The keys of a queue, by the user's spelling.
 
         Raises:
-            InvalidName: no queue can have that name.
+            InvalidNameError: no queue can have that name.
         """
         found = self._keys.get(queue)
         if found is None:

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerMisconfigured, BulltaskError
+from bulltask.errors import BrokerConfigError, BulltaskError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.deadline import set_deadline
@@ -56,7 +56,7 @@ class Client:
         """Make one call.
 
         Raises:
-            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailable`` nobody
+            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailableError`` nobody
                 knows whether the call was executed.
             JobError: the script refused the operation.
         """
@@ -99,7 +99,7 @@ class Client:
         """:meth:`run_many` for calls that mean something alone: each one's error stands in its place.
 
         Raises:
-            BrokerUnavailable: the connection broke; nobody knows which of the calls were executed.
+            BrokerUnavailableError: the connection broke; nobody knows which of the calls were executed.
         """
         replies = self._exchange_many(calls)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
@@ -146,7 +146,7 @@ class Client:
             self.close()
 
     def interrupt(self) -> None:
-        """End the call that another thread waits in: it raises ``BrokerUnavailable`` at once.
+        """End the call that another thread waits in: it raises ``BrokerUnavailableError`` at once.
 
         Only the socket is shut down; closing it here could hand its number to another file while that thread reads.
         """
@@ -215,7 +215,7 @@ class Client:
         said, *time = self._round_trip(connection, [call.packed() for call in meeting(self._clock)])
         try:
             check_kind(said, self._endpoint)
-        except BrokerMisconfigured:
+        except BrokerConfigError:
             self.close()
             raise
         if self._clock is not None:

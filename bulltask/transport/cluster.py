@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, BulltaskError
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.cluster_slots import Address, Errand, SlotElsewhere, SlotMap, errands, slots
@@ -79,7 +79,7 @@ class ClusterClient:
         """:meth:`run_many` for calls that mean something alone: each one's error stands in its place.
 
         Raises:
-            BrokerUnavailable: a node could not be reached; nobody knows which of the calls were executed.
+            BrokerUnavailableError: a node could not be reached; nobody knows which of the calls were executed.
             BrokerError: calls that have to go together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
@@ -140,7 +140,7 @@ class ClusterClient:
         for errand in left:
             for place in errand.places:
                 if isinstance(results[place], SlotElsewhere):
-                    results[place] = BrokerNotReady(
+                    results[place] = BrokerNotReadyError(
                         f"slot {errand.slot} of the Redis Cluster at {self._endpoint.shown} is being moved. Scripts "
                         "and transactions wait until it has arrived, and that takes longer than this call may"
                     )
@@ -169,7 +169,7 @@ class ClusterClient:
     def _reached(self, address: Address, use: Callable[[Client], R]) -> R:
         try:
             return use(self._client(address))
-        except BrokerUnavailable as exc:
+        except BrokerUnavailableError as exc:
             self._map, self._moved = None, {}
             exc.refused = False  # nobody listens there any more, but another node may take its place
             raise
@@ -184,7 +184,7 @@ class ClusterClient:
         for address in dict.fromkeys([*self._clients, self._endpoint.address]):
             try:
                 return self._client(address).run(slots(address))
-            except (BrokerUnavailable, BrokerNotReady) as exc:
+            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 faults.append(exc)
         raise faults[-1]
 

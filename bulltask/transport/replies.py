@@ -7,35 +7,35 @@ from typing import Any, Final
 
 from bulltask.errors import (
     BrokerError,
-    FailedChildren,
+    FailedChildrenError,
     JobError,
-    JobNotFound,
-    JobNotInState,
-    LockMismatch,
-    LockMissing,
-    ParentConflict,
-    ParentNotFound,
-    PendingChildren,
-    SchedulerBusy,
-    SchedulerCollision,
-    SchedulerJob,
+    JobNotFoundError,
+    JobStateError,
+    LockMismatchError,
+    LockMissingError,
+    ParentConflictError,
+    ParentNotFoundError,
+    PendingChildrenError,
+    SchedulerBusyError,
+    SchedulerCollisionError,
+    SchedulerJobError,
 )
 from bulltask.value_class import value_class
 
 __all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text", "texts"]
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
-    -1: JobNotFound,
-    -2: LockMissing,
-    -3: JobNotInState,
-    -4: PendingChildren,
-    -5: ParentNotFound,
-    -6: LockMismatch,
-    -7: ParentConflict,
-    -8: SchedulerJob,
-    -9: FailedChildren,
-    -10: SchedulerCollision,
-    -11: SchedulerBusy,
+    -1: JobNotFoundError,
+    -2: LockMissingError,
+    -3: JobStateError,
+    -4: PendingChildrenError,
+    -5: ParentNotFoundError,
+    -6: LockMismatchError,
+    -7: ParentConflictError,
+    -8: SchedulerJobError,
+    -9: FailedChildrenError,
+    -10: SchedulerCollisionError,
+    -11: SchedulerBusyError,
 }
 
 

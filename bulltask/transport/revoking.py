@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bulltask.config.config import Config
-from bulltask.errors import REPAIRABLE, BrokerError, DecodeError
+from bulltask.errors import RECOVERABLE, BrokerError, DecodeError
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import Revocation
 from bulltask.transport.call import Call, command
@@ -39,7 +39,7 @@ def revoke(
     try:
         found = yield from ask(scripts_revoke.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
-        if isinstance(exc, REPAIRABLE) or not (yield from _set_aside(keys, job, config, now_ms(), exc)):
+        if isinstance(exc, RECOVERABLE) or not (yield from _set_aside(keys, job, config, now_ms(), exc)):
             raise
         return Revocation.REVOKED
     if found is Revocation.REVOKED and job.deduplication_id:

@@ -9,7 +9,13 @@ from contextlib import suppress
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound, ResultTimeout
+from bulltask.errors import (
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerUnavailableError,
+    JobNotFoundError,
+    ResultTimeoutError,
+)
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.record import Finished, JobSnapshot
@@ -28,7 +34,7 @@ RECHECK_MS: Final = LONGEST_BLOCK_MS
 
 _CLOCK_MARGIN_MS: Final = 2_000
 _RETRY_MS: Final = 200
-_OUTAGE: Final = (BrokerUnavailable, BrokerNotReady)
+_OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Results:
@@ -101,7 +107,7 @@ class Results:
     def _look(self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> tuple[str, Finished | None]:
         try:
             cursor, finished = client.run_many([last_id(keys), is_finished(keys, ref.id)])
-        except JobNotFound:
+        except JobNotFoundError:
             since = _since(sent_ms)
             if since is None:
                 raise
@@ -156,7 +162,7 @@ class Results:
         client = self._aclient()
         try:
             return await client.run(is_finished(keys, ref.id))
-        except JobNotFound:
+        except JobNotFoundError:
             since = _since(sent_ms)
             for _, fields in await client.run(history(keys, since)) if since else ():
                 if (ended := _ending(fields, ref.id)) is not None:
@@ -284,8 +290,8 @@ def _deadline(timeout_ms: int | None) -> int | None:
     return None if timeout_ms is None else mono_ms() + timeout_ms
 
 
-def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeout:
-    return ResultTimeout(
+def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:
+    return ResultTimeoutError(
         f"job {ref.id} in queue {ref.queue} has not ended within {(timeout_ms or 0) / 1000:g} s; it goes on, and "
         "get() may be called again"
     )

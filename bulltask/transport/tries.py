@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerError, BrokerUnavailable
+from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.job import NewJob
 
@@ -43,7 +43,7 @@ class Tries:
         Raises:
             BrokerError: no try is left, or no time for one.
         """
-        self._nothing_left_here &= isinstance(exc, BrokerUnavailable) and exc.refused
+        self._nothing_left_here &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1
         config = self._config
         pause_ms = reconnect_delay_ms(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from bulltask.app import App
 from bulltask.clock import ServerClock
-from bulltask.errors import BrokerNotReady, BrokerUnavailable, BulltaskError, JobError
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError, JobError
 from bulltask.queue.schedulers import put
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -31,7 +31,7 @@ __all__ = ["Beat", "Changes", "reconcile"]
 
 _READ_AT_ONCE: Final = 1_000
 _RETRY_MS: Final = 1_000
-_AGAIN: Final = (BrokerUnavailable, BrokerNotReady)
+_AGAIN: Final = (BrokerUnavailableError, BrokerNotReadyError)
 _NEVER_MS: Final = 86_400_000
 
 

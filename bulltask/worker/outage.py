@@ -7,7 +7,7 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerError, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.events import (
     Bus,
     RedisAccepted,
@@ -51,14 +51,14 @@ class Outage:
         second is the most. Each kind of fault begins with a short pause: in a failover error replies come first, and a
         connection that breaks after them says that something has changed.
         """
-        lost = isinstance(exc, BrokerUnavailable)
+        lost = isinstance(exc, BrokerUnavailableError)
         if self._attempt == 0:
             self._since_ms = mono_ms()
         self._tell(exc)
         self._attempt += 1
         if self._lost:
             self._bus.emit(RedisReconnecting(self._attempt))
-        quick = isinstance(exc, BrokerNotReady) or (isinstance(exc, BrokerUnavailable) and exc.refused)
+        quick = isinstance(exc, BrokerNotReadyError) or (isinstance(exc, BrokerUnavailableError) and exc.refused)
         self._tries[lost, quick] += 1
         most_ms = self._config.reconnect_delay_max_ms if lost else self._config.run_retry_delay_ms
         return reconnect_delay_ms(
@@ -76,7 +76,7 @@ class Outage:
 
     def _tell(self, exc: BrokerError) -> None:
         fault = str(exc).partition(" script: ")[0]  # whichever script met it
-        if isinstance(exc, BrokerUnavailable):
+        if isinstance(exc, BrokerUnavailableError):
             # Ways to be lost follow each other in every restart; an answer that is not Redis' says something else.
             if not self._lost or (exc.answered and fault not in self._told):
                 self._bus.emit(RedisDisconnected(str(exc)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from bulltask.config.config import ENV_PREFIX, URL_FILE, Config
 from bulltask.config.settings import SETTINGS
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, ScriptIntegrityError, did_you_mean
+from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.names import wire_name
 from bulltask.lua import loader
 from bulltask.transport.client import Client
@@ -67,7 +67,7 @@ class Preflight:
         while True:
             try:
                 self._look()
-            except (BrokerAuthError, BrokerMisconfigured) as exc:
+            except (BrokerAuthError, BrokerConfigError) as exc:
                 # One line for the operator; the way through bulltask's code says nothing more.
                 refused = isinstance(exc, BrokerAuthError)
                 event = "Redis refused this worker" if refused else "This worker cannot use this Redis"

@@ -10,11 +10,11 @@ from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import (
     BrokerAuthError,
+    BrokerConfigError,
     BrokerError,
-    BrokerFull,
-    BrokerMisconfigured,
-    BrokerNotReady,
-    BrokerUnavailable,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
 )
 from bulltask.events import Bus, RedisAccepted, RedisRefused
 from bulltask.jobs.backoff import reconnect_delay_ms
@@ -22,7 +22,7 @@ from bulltask.transport.keys import QueueKeys
 
 __all__ = ["Refusals"]
 
-_OF_THE_SERVER = (BrokerUnavailable, BrokerNotReady, BrokerFull, BrokerMisconfigured)
+_OF_THE_SERVER = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerConfigError)
 
 
 @dataclass(slots=True)

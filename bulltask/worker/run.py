@@ -62,7 +62,7 @@ def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None,
 
     Raises:
         ConfigError: a setting is wrong.
-        InvalidName: no queue can have that name.
+        InvalidNameError: no queue can have that name.
     """
     for queue in queues:
         check_queue_name(queue)

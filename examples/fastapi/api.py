@@ -9,8 +9,8 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from pydantic import BaseModel
 from shop import app, build_report
 
-from bulltask import JobState, ResultTimeout
-from bulltask.errors import JobNotFound
+from bulltask import JobState, ResultTimeoutError
+from bulltask.errors import JobNotFoundError
 
 api = FastAPI(title="Shop")
 NO_REPORT = "there is no such report, or it was deleted a day after it was done"
@@ -43,9 +43,9 @@ async def report_result(job_id: UUID, wait: Annotated[float, Query(ge=0, le=30)]
     """The report itself; waits for it up to ``wait`` seconds."""
     try:
         return await app.result(str(job_id)).aget(timeout=wait)
-    except ResultTimeout:
+    except ResultTimeoutError:
         raise HTTPException(503, "not ready yet, ask again", {"Retry-After": "1"}) from None
-    except JobNotFound:
+    except JobNotFoundError:
         raise HTTPException(404, NO_REPORT) from None
     except ValueError as error:  # what the task raised is raised here again
         raise HTTPException(422, str(error)) from error

@@ -18,7 +18,7 @@ from pyspark.sql import functions as fn
 from tasks import FAILS, QUEUES, RETRIES, app
 
 import bulltask.spark
-from bulltask.errors import BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
 from bulltask.spark import Pipeline
 
 RING = 1_000_000
@@ -95,7 +95,7 @@ class Story:
             try:
                 done = jobs_done()
                 behind = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
-            except (BrokerUnavailable, BrokerNotReady):  # it is gone, or back and loading its data
+            except (BrokerUnavailableError, BrokerNotReadyError):  # it is gone, or back and loading its data
                 print("            the server does not answer: worker and stream wait for it", flush=True)
                 continue
             seconds = time.perf_counter() - begin

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import QueueActive
+from bulltask.errors import QueueActiveError
 from bulltask.queue import events_types as types
 from bulltask.queue.events import QueueEvents
 from bulltask.queue.flow import FlowJob
@@ -265,7 +265,7 @@ def test_obliterate_by_the_other_side(mail: SideBySide, told: str) -> None:
         queue.resume()
         hand.take()
         mail.call("pause")
-        with pytest.raises(QueueActive):
+        with pytest.raises(QueueActiveError):
             queue.obliterate()
         with pytest.raises(NodeError, match="active"):
             mail.call("obliterate", {"force": False})

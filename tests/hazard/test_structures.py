@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import InvalidName
+from bulltask.errors import InvalidNameError
 from bulltask.jobs.states import JobState
 from bulltask.queue.flow import FlowJob
 from bulltask.testing.wait import wait_until
@@ -277,7 +277,7 @@ def test_job_ids_that_the_other_side_refuses(mail: SideBySide, told: str) -> Non
     """Both refuse the same ids, so that none is made that the other could not name."""
     with mail.app.queue("mail") as queue:
         for job_id in ("1", "0", "0:a", "a:b", "a:b:c:d"):
-            with pytest.raises(InvalidName):
+            with pytest.raises(InvalidNameError):
                 queue.add("a", job_id=job_id)
             with pytest.raises(NodeError):
                 mail.add("a", jobId=job_id)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import BrokerFull, BrokerUnavailable, MigrationRefused
+from bulltask.errors import BrokerOutOfMemoryError, BrokerUnavailableError, MigrationRefusedError
 from bulltask.migrate import BullMigration, Layout
 from bulltask.migrate.outcome import Left
 from bulltask.testing.flaky import FlakyProxy
@@ -115,7 +115,7 @@ def test_a_lost_reply_is_no_lost_job(migrating: Migrating) -> None:
         queue = type(migrating.app)("cut", app_url, queue_hash_tag=not migrating.in_place).queue("mail")
         plan = BullMigration(queue, "mail").plan()
         proxy.drop_replies(1, match="EVALSHA")
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailableError):
             BullMigration(queue, "mail").run(plan)
     assert migrating.all_ids() == ids
     assert migrating.migrate().complete
@@ -127,7 +127,7 @@ def test_a_full_redis_loses_nothing_and_the_rest_follows_when_there_is_room(migr
     plan = migrating.migration().plan()
     try:
         migrating.redis.config_set("maxmemory", "1mb")
-        with pytest.raises(BrokerFull):
+        with pytest.raises(BrokerOutOfMemoryError):
             migrating.migration().run(plan)
     finally:
         migrating.redis.config_set("maxmemory", "0")
@@ -162,7 +162,7 @@ def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
     done = migrating.command("--execute")
     assert (done.returncode, migrating.dump("bull:mail:*")) == (3, before)
     assert "bull:mail is a queue of BullMQ and has no job of Bull" in done.stderr
-    with pytest.raises(MigrationRefused, match="queue of BullMQ"):
+    with pytest.raises(MigrationRefusedError, match="queue of BullMQ"):
         migrating.migrate(force=True)
 
 
@@ -238,7 +238,7 @@ def test_ids_that_are_names_of_bullmqs_keys_stay(migrating: Migrating) -> None:
     )
     if migrating.in_place:
         before = migrating.dump()
-        with pytest.raises(MigrationRefused, match="names of BullMQ's keys"):
+        with pytest.raises(MigrationRefusedError, match="names of BullMQ's keys"):
             migrating.migrate()
         assert migrating.dump() == before
     else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask import BulltaskError, TaskError
-from bulltask.errors import EncodeError, JobRefusedError, PayloadTooLarge
+from bulltask.errors import EncodeError, InvalidJobError, PayloadTooLargeError
 from tests.interop.side_by_side import SideBySide
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -118,7 +118,7 @@ def test_nothing_is_sent_when_an_argument_cannot_travel(mail: SideBySide) -> Non
                 task.delay(wrapped)
             with pytest.raises(EncodeError, match="echo"):
                 task.delay_many([("good",), (wrapped,)])
-    with pytest.raises(PayloadTooLarge):
+    with pytest.raises(PayloadTooLargeError):
         mail.sender(max_payload=100).send_task("echo", kwargs={"value": "x" * 100})
     with pytest.raises(EncodeError):
         mail.send("echo", options={"headers": {"size": 2**53}})
@@ -159,5 +159,5 @@ def test_a_job_whose_data_is_no_json_fails_instead_of_stalling(mail: SideBySide)
         job = mail.add("echo", {"value": 1}, attempts=3)
         mail.redis.hset(mail.keys.job(job), "data", broken)
         mail.call("resume")
-        with pytest.raises(JobRefusedError, match=f"data of job {job} is not valid JSON"):
+        with pytest.raises(InvalidJobError, match=f"data of job {job} is not valid JSON"):
             mail.result(job).get(timeout=60)

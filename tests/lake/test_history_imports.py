@@ -43,7 +43,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
     said = output(
         WITHOUT + "try:\n    from bulltask.lake import History\nexcept ImportError as exc:\n    print(repr(exc))"
     )
-    assert "MissingExtra" in said
+    assert "MissingExtraError" in said
     assert "bulltask.lake.History needs pyarrow, which is not installed: pip install 'bulltask[history]'" in said
 
 

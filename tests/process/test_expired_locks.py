@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 TASKS = """
 import asyncio
 
-from bulltask.errors import DelayJob, PermanentError, RateLimited, TransientError, WaitForChildren, WaitJob
+from bulltask.errors import DelayJob, PermanentError, RateLimitQueue, TransientError, WaitForChildren, WaitJob
 
 
 def ended(task, how):
@@ -35,7 +35,7 @@ def ended(task, how):
         case "goes back":
             raise WaitJob
         case "limits its queue":
-            raise RateLimited(0.01)
+            raise RateLimitQueue(0.01)
         case "waits for children":
             quick.apply_async(parent=task.request, countdown=0.3)  # later than it waits
             raise WaitForChildren

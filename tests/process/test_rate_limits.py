@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
 TASKS = """
-from bulltask.errors import RateLimited
+from bulltask.errors import RateLimitQueue
 
 
 @app.task(bind=True, name="busy")
@@ -30,7 +30,7 @@ def busy(self, times=1, duration=0.5):
 async def abusy(self, times=1, duration=0.5):
     tell("start", job=self.request.id)
     if self.request.deliveries <= times:
-        raise RateLimited(duration)
+        raise RateLimitQueue(duration)
     return self.request.deliveries, self.request.retries
 
 
@@ -41,7 +41,7 @@ async def aquick(self):
 
 @app.task(name="wrong")
 def wrong(duration):
-    raise RateLimited(duration)
+    raise RateLimitQueue(duration)
 """
 BUSY = pytest.mark.parametrize("task", ["busy", "abusy"])
 
@@ -163,7 +163,7 @@ def test_a_limited_queue_keeps_nobody_from_the_others(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("duration", "why"),
-    [("soon", "the duration of RateLimited must be seconds or a timedelta"), (0, "must last for 0.001 s or more")],
+    [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must last for 0.001 s or more")],
 )
 def test_a_limit_of_no_length_fails_the_job(stage: Stage, duration: object, why: str) -> None:
     stage.worker(TASKS)

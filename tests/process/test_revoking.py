@@ -120,7 +120,7 @@ def test_a_task_that_swallows_it_is_killed_and_that_counts_as_no_crash(stage: St
     pid = stage.started(job)["pid"]
     job.revoke(terminate=True)
     assert_revoked(stage, job)
-    assert stage.journal.wait_for(1, what="swallowed", what_was="TaskRevoked")
+    assert stage.journal.wait_for(1, what="swallowed", what_was="TaskCancelled")
     assert stage.field(job, CRASHES) is None
     assert stage.started(stage.app.send_task("quick"))["pid"] != pid
     assert worker.stop() == 0

@@ -13,7 +13,7 @@ import redis
 
 from bulltask.clock import ServerClock, wall_ms
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReady, BrokerUnavailable, JobNotFound
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
 from bulltask.transport.aclient import AsyncClient
@@ -111,7 +111,7 @@ async def test_an_error_reply_is_the_answer_to_one_call_and_not_the_end(client: 
 async def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
-    with pytest.raises(JobNotFound):
+    with pytest.raises(JobNotFoundError):
         await client.run_many([command("SET", "a", 1), update_progress(KEYS, "nobody", b"1"), command("SET", "b", 1)])
     assert redis_client.mget("a", "b") == ["1", "1"]
 
@@ -238,7 +238,7 @@ async def test_closing_fails_the_calls_that_wait_and_the_client_may_be_used_agai
     started = time.monotonic()
     await client.close()
     await client.close()
-    assert await outcomes(*waiting) == [BrokerUnavailable] * len(waiting)
+    assert await outcomes(*waiting) == [BrokerUnavailableError] * len(waiting)
     assert time.monotonic() - started < at_this_pace(1)
     wait_until(lambda: connections(redis_client) == 0, what="the end of the connection")
     assert await client.run(echo("again")) == "again"
@@ -251,7 +251,7 @@ async def test_a_connection_that_breaks_fails_all_its_calls_at_once_and_is_repla
     waiting = [asyncio.create_task(client.run(blocking(30))) for _ in range(20)]
     await asyncio.sleep(0.05)
     redis_client.client_kill_filter(_id=str(before))
-    assert await outcomes(*waiting) == [BrokerUnavailable] * len(waiting)
+    assert await outcomes(*waiting) == [BrokerUnavailableError] * len(waiting)
     assert await asyncio.gather(*(client.run(echo(n)) for n in range(20))) == [str(n) for n in range(20)]
     assert connections(redis_client) == 1
 
@@ -261,9 +261,9 @@ async def test_a_server_that_comes_back_is_used_again(server_factory: ServerFact
     client = AsyncClient(endpoint(server.url), ServerClock())
     assert await client.run(echo(1)) == "1"
     server.kill()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         await client.run(echo(2))
-    with pytest.raises(BrokerUnavailable, match="no Redis answers") as refused:
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers") as refused:
         await client.run(echo(3))
     assert refused.value.refused
     server.restart()
@@ -297,7 +297,7 @@ async def test_a_server_that_is_loading_is_not_ready(proxy: FlakyProxy) -> None:
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
     await client.connect()
     proxy.inject_error("LOADING Redis is loading the dataset in memory", match="echo")
-    with pytest.raises(BrokerNotReady):
+    with pytest.raises(BrokerNotReadyError):
         await client.run(echo("x"))
     assert await client.run(echo("y")) == "y"
     await client.close()
@@ -313,7 +313,7 @@ async def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(p
     started = time.monotonic()
     lost = await asyncio.gather(*(client.run(echo(n)) for n in range(5)), return_exceptions=True)
     assert 0.3 <= time.monotonic() - started < at_this_pace(2)
-    assert all(isinstance(error, BrokerUnavailable) for error in lost)
+    assert all(isinstance(error, BrokerUnavailableError) for error in lost)
     proxy.pass_all()
     assert await asyncio.gather(*(client.run(echo(n)) for n in range(5))) == [str(n) for n in range(5)]
     await client.close()
@@ -323,7 +323,7 @@ async def test_a_send_that_nobody_reads_ends_after_its_timeout_too(proxy: FlakyP
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300))
     await client.connect()
     proxy.blackhole()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         await asyncio.wait_for(client.run(command("SET", "big", b"x" * 30_000_000)), 10)
     proxy.pass_all()
     assert await client.run(echo("again")) == "again"
@@ -341,7 +341,7 @@ async def test_lost_replies_never_shift_the_replies_that_follow(proxy: FlakyProx
             text = f"{task}-{number}"
             try:
                 assert await client.run(echo(text)) == text
-            except BrokerUnavailable:
+            except BrokerUnavailableError:
                 lost += 1
         return lost
 

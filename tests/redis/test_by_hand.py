@@ -13,13 +13,13 @@ import redis
 
 from bulltask.clock import mono_ms
 from bulltask.errors import (
-    BrokerUnavailable,
+    BrokerUnavailableError,
     ConfigError,
     DecodeError,
     EncodeError,
-    LockMismatch,
-    LockMissing,
-    PendingChildren,
+    LockMismatchError,
+    LockMissingError,
+    PendingChildrenError,
     PermanentError,
     Retry,
     TransientError,
@@ -285,10 +285,10 @@ def test_only_who_holds_the_lock_ends_the_job(queue: Queue, redis_client: redis.
     queue.add("a")
     job = taken(queue)
     arguments = [] if ending == "move_to_wait" else [1 if ending == "move_to_delayed" else "x"]
-    with pytest.raises(LockMismatch):
+    with pytest.raises(LockMismatchError):
         getattr(job, ending)(*arguments, "foreign")
     redis_client.delete(f"{job.key}:lock")
-    with pytest.raises(LockMissing):
+    with pytest.raises(LockMissingError):
         getattr(job, ending)(*arguments)
 
 
@@ -320,7 +320,7 @@ def test_a_job_waits_for_its_children(queue: Queue) -> None:
     job = taken(queue, "p")
     assert job.move_to_waiting_children() is False
     child = queue.add("child", parent={"id": parent.id, "queue": queue.qualified_name})
-    with pytest.raises(PendingChildren):
+    with pytest.raises(PendingChildrenError):
         job.move_to_completed(1)
     assert job.move_to_waiting_children() is True
     assert parent.is_waiting_children()
@@ -412,9 +412,9 @@ def test_a_lost_server_is_told_and_leaves_nothing_behind(server_factory: ServerF
     with Queue("mail", server.url) as queue:
         queue.wait_until_ready()
         server.stop()
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailableError):
             queue.get_next_job("t", timeout=60)
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailableError):
             queue.wait_until_ready()
 
 

@@ -20,11 +20,11 @@ from bulltask.clock import ServerClock, wall_ms
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,
-    BrokerFull,
-    BrokerNotReady,
-    BrokerUnavailable,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
     ConfigError,
-    JobNotFound,
+    JobNotFoundError,
 )
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
@@ -106,7 +106,7 @@ def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client
 
 
 def test_a_scripts_negative_answer_is_a_job_error(client: Client) -> None:
-    with pytest.raises(JobNotFound, match=r"job nobody in queue \{mail\}"):
+    with pytest.raises(JobNotFoundError, match=r"job nobody in queue \{mail\}"):
         client.run(update_progress(KEYS, "nobody", b"1"))
 
 
@@ -123,7 +123,7 @@ def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
 def test_calls_that_mean_something_alone_have_their_errors_in_their_places(client: Client) -> None:
     one, two, three = client.try_many([echo("a"), update_progress(KEYS, "nobody", b"1"), command("NONSENSE")])
     assert one == "a"
-    assert isinstance(two, JobNotFound)
+    assert isinstance(two, JobNotFoundError)
     assert isinstance(three, BrokerError)
 
 
@@ -276,7 +276,7 @@ def test_a_connection_that_the_server_ended_is_replaced_at_the_next_call(
     client: Client, redis_client: redis.Redis
 ) -> None:
     redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
-    with pytest.raises(BrokerUnavailable, match=r"the connection to Redis at .* broke"):
+    with pytest.raises(BrokerUnavailableError, match=r"the connection to Redis at .* broke"):
         client.run(command("PING"))
     assert client.run(echo("again")) == "again"
 
@@ -286,7 +286,7 @@ def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: 
     assert client.run(echo("first")) == "first"
     proxy.blackhole()
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=r"[Tt]imeout"):
+    with pytest.raises(BrokerUnavailableError, match=r"[Tt]imeout"):
         client.run(echo("lost"))
     assert 0.3 <= time.monotonic() - started < at_this_pace(2)
     proxy.pass_all()
@@ -320,11 +320,11 @@ def test_a_wait_ends_to_the_millisecond(broker_url: str, client: Client) -> None
 
 
 def test_where_nothing_listens_the_error_says_how_to_get_a_server() -> None:
-    with pytest.raises(BrokerUnavailable, match="bulltask server") as refused:
+    with pytest.raises(BrokerUnavailableError, match="bulltask server") as refused:
         Client(endpoint("redis://:secret@127.0.0.1:1/0"), None).connect()
     assert refused.value.refused
     assert "secret" not in str(refused.value)
-    with pytest.raises(BrokerUnavailable) as refused:
+    with pytest.raises(BrokerUnavailableError) as refused:
         Client(endpoint("unix:///nowhere/redis.sock"), None).connect()
     assert refused.value.refused
 
@@ -351,15 +351,15 @@ def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFacto
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        ("LOADING Redis is loading the dataset in memory", BrokerNotReady),
-        ("READONLY You can't write against a read only replica.", BrokerNotReady),
-        ("MISCONF Redis is configured to save RDB snapshots", BrokerNotReady),
-        ("BUSY Redis is busy running a script.", BrokerNotReady),
-        ("CLUSTERDOWN The cluster is down", BrokerNotReady),
-        ("MASTERDOWN Link with MASTER is down", BrokerNotReady),
-        ("NOREPLICAS Not enough good replicas to write.", BrokerNotReady),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", BrokerNotReady),
-        ("OOM command not allowed when used memory > 'maxmemory'.", BrokerFull),
+        ("LOADING Redis is loading the dataset in memory", BrokerNotReadyError),
+        ("READONLY You can't write against a read only replica.", BrokerNotReadyError),
+        ("MISCONF Redis is configured to save RDB snapshots", BrokerNotReadyError),
+        ("BUSY Redis is busy running a script.", BrokerNotReadyError),
+        ("CLUSTERDOWN The cluster is down", BrokerNotReadyError),
+        ("MASTERDOWN Link with MASTER is down", BrokerNotReadyError),
+        ("NOREPLICAS Not enough good replicas to write.", BrokerNotReadyError),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", BrokerNotReadyError),
+        ("OOM command not allowed when used memory > 'maxmemory'.", BrokerOutOfMemoryError),
         ("NOPERM this user has no permissions to run the 'echo' command", BrokerAuthError),
         ("NOAUTH Authentication required.", BrokerAuthError),
         ("ERR something else", BrokerError),
@@ -380,7 +380,7 @@ def test_a_server_without_a_connection_left_is_not_ready(server_factory: ServerF
     server = server_factory(extra=["--maxclients", "1"])
     first, second = Client(endpoint(server.url), None), Client(endpoint(server.url), None)
     first.run(command("PING"))
-    with pytest.raises(BrokerNotReady, match=r"takes no more connections \(maxclients\)"):
+    with pytest.raises(BrokerNotReadyError, match=r"takes no more connections \(maxclients\)"):
         second.run(command("PING"))
     first.close()
 
@@ -431,7 +431,7 @@ def test_a_connection_that_died_while_it_was_idle_is_replaced_before_it_is_used(
 def test_a_client_that_failed_goes_back_and_works_again(pool: ClientPool, redis_client: redis.Redis) -> None:
     with pool.client() as client:
         redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailableError):
             client.run(command("PING"))
     with pool.client() as again:
         assert again is client

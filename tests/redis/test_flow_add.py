@@ -14,13 +14,13 @@ import redis
 from bulltask import App, BrokerError
 from bulltask.config.config import Conf
 from bulltask.errors import (
-    BrokerFull,
-    BrokerUnavailable,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
     ConfigError,
     EncodeError,
-    InvalidName,
-    ParentConflict,
-    ParentNotFound,
+    InvalidNameError,
+    ParentConflictError,
+    ParentNotFoundError,
 )
 from bulltask.jobs.job import JobRef
 from bulltask.queue.ajob import AsyncJob
@@ -269,12 +269,12 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         "two flags": (ConfigError, "exclude each other"),
         "another parent": (ConfigError, "cannot have another parent"),
         "deduplicated": (ConfigError, "cannot be deduplicated"),
-        "twice": (InvalidName, "is used twice in queue q by one flow"),
+        "twice": (InvalidNameError, "is used twice in queue q by one flow"),
         "no node": (TypeError, "a flow is made of FlowJob and of calls"),
         "bad data": (EncodeError, "nan"),
-        "bad queue": (InvalidName, "queue name"),
+        "bad queue": (InvalidNameError, "queue name"),
         "unknown": (TypeError, "unknown option 'attemptz'"),
-        "bad id": (InvalidName, "job_id"),
+        "bad id": (InvalidNameError, "job_id"),
     }[flow]
 
 
@@ -325,7 +325,7 @@ def test_a_flow_may_be_the_child_of_an_existing_job(
 
 
 def test_a_parent_that_is_gone_is_an_error_and_nothing_is_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
-    with pytest.raises(ParentNotFound, match=r"job root in queue \{q\}.*Nothing was added"):
+    with pytest.raises(ParentNotFoundError, match=r"job root in queue \{q\}.*Nothing was added"):
         flows.add_bulk([job("fine"), job("root", job("child"), parent=JobRef("orders", "gone"))])
     assert set(cast("list[str]", redis_client.keys("*"))) <= {"bull:{q}:meta", "bull:{orders}:meta"}
 
@@ -335,7 +335,7 @@ def test_a_job_that_belongs_to_another_parent_is_an_error_and_nothing_is_added(
 ) -> None:
     flows.add(job("first", job("shared", queue="parts")))
     before = set(cast("list[str]", redis_client.keys("*")))
-    with pytest.raises(ParentConflict, match=r"job shared in queue \{parts\}.*Nothing was added"):
+    with pytest.raises(ParentConflictError, match=r"job shared in queue \{parts\}.*Nothing was added"):
         flows.add(job("second", job("new"), job("shared", queue="parts")))
     assert set(cast("list[str]", redis_client.keys("*"))) == before
     redis_client.delete("bull:{q}:first")
@@ -504,7 +504,7 @@ def test_a_flow_that_could_not_be_sent_is_not_there(
     shaky.add(job("before"))
     proxy.refuse()
     proxy.reset()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         shaky.add(job("root", job("a")))
     proxy.accept()
     assert names(redis_client, "added") == ["before"]
@@ -516,7 +516,7 @@ def test_a_full_server_takes_nothing_of_a_flow(server_factory: ServerFactory) ->
         flows.add(job("before"))
         before = set(cast("list[str]", plain.keys("*")))
         plain.config_set("maxmemory", "1mb")
-        with pytest.raises(BrokerFull):
+        with pytest.raises(BrokerOutOfMemoryError):
             flows.add(job("root", job("a"), job("b", delay=5)))
         plain.config_set("maxmemory", "0")
         assert set(cast("list[str]", plain.keys("*"))) == before

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from bulltask.config.config import Conf
-from bulltask.errors import ConfigError, InvalidName
+from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
 from bulltask.queue.queue import Queue
 from bulltask.transport.broker import Broker
@@ -195,5 +195,5 @@ def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, hand: Hand) -> None:
 def test_numbers_that_mean_nothing_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
         flows.get_flow("q", "root", **{name: number})
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidNameError):
         flows.get_flow("a:b", "root")

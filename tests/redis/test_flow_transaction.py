@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady, JobNotFound
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.broker import Broker
@@ -155,7 +155,7 @@ def test_a_call_that_is_refused_stands_for_itself_and_the_others_have_their_resu
         client, transaction([*adds(broker, "a"), gone, command("LPUSH", "text", "y"), command("GET", "text")], "there")
     )
     assert (results[0], results[3]) == ("a", b"x")
-    assert isinstance(results[1], JobNotFound)
+    assert isinstance(results[1], JobNotFoundError)
     assert isinstance(results[2], BrokerError)
     assert "Redis at there refused a command: WRONGTYPE" in str(results[2])
 
@@ -179,9 +179,9 @@ def test_a_full_server_takes_nothing_of_a_transaction(server_factory: ServerFact
         plain.config_set("maxmemory", "1mb")
         try:
             refusals = perform(client, transaction(adds(broker, "b", "c", "d", "e"), "here"))
-        except BrokerFull as refusal:  # Redis refuses to queue, Valkey 9 to write
+        except BrokerOutOfMemoryError as refusal:  # Redis refuses to queue, Valkey 9 to write
             refusals = [refusal]
-        assert {type(refusal) for refusal in refusals} == {BrokerFull}
+        assert {type(refusal) for refusal in refusals} == {BrokerOutOfMemoryError}
         plain.config_set("maxmemory", "0")
         assert set(plain.keys("*")) == before
         assert perform(client, transaction(adds(broker, "b"), "here")) == ["b"]
@@ -196,7 +196,7 @@ def test_a_replica_takes_nothing_of_a_transaction(server_factory: ServerFactory)
     with redis.Redis.from_url(server.url) as plain:
         plain.replicaof("127.0.0.1", server.port)  # of itself: it never gets anywhere, and is read-only
         results = perform(client, transaction(adds(broker, "a", "b"), "here"))
-        assert [type(result) for result in results] == [BrokerNotReady, BrokerNotReady]
+        assert [type(result) for result in results] == [BrokerNotReadyError, BrokerNotReadyError]
         plain.replicaof("no", "one")
         assert perform(client, transaction(adds(broker, "a", "b"), "here")) == ["a", "b"]
     client.close()

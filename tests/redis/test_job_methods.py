@@ -13,12 +13,12 @@ from bulltask import App
 from bulltask.errors import (
     ConfigError,
     EncodeError,
-    JobNotFound,
-    JobNotInState,
-    LockMismatch,
-    ParentNotFound,
-    PayloadTooLarge,
-    ResultTimeout,
+    JobNotFoundError,
+    JobStateError,
+    LockMismatchError,
+    ParentNotFoundError,
+    PayloadTooLargeError,
+    ResultTimeoutError,
     TaskError,
 )
 from bulltask.jobs.job import ActiveJob
@@ -104,7 +104,7 @@ def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_ur
     options = json.dumps({"tm": 600 * "x"}).encode()
     running = ActiveJob.from_hash("mail", job.id, [b"opts", options])
     reporter = JobReporter(running, app.broker.keys("mail"), app.broker.pool, app.broker.loop_client, app.config)
-    with pytest.raises(PayloadTooLarge, match="together more than the limit of 1,000"):
+    with pytest.raises(PayloadTooLargeError, match="together more than the limit of 1,000"):
         reporter.update_data(600 * b"1")
     reporter.update_data(300 * b"1")
     app.close()
@@ -142,7 +142,7 @@ def test_a_failed_job_is_tried_again(queue: Queue, hand: Hand) -> None:
     assert (job.failed_reason, job.finished_ms) == (None, None)
     assert job.is_waiting()
     assert hand.complete("sent") == job.id
-    with pytest.raises(JobNotInState, match=rf"job {job.id} in queue \{{mail\}}"):
+    with pytest.raises(JobStateError, match=rf"job {job.id} in queue \{{mail\}}"):
         job.retry()
     job.retry("completed")
     assert job.is_waiting()
@@ -161,7 +161,7 @@ def test_a_retried_lifo_job_is_the_next_one(queue: Queue, hand: Hand) -> None:
 def test_a_removed_job_is_gone_for_all_its_methods(queue: Queue, hand: Hand) -> None:
     job = queue.add("n")
     hand.take()
-    with pytest.raises(LockMismatch, match="cannot be removed"):
+    with pytest.raises(LockMismatchError, match="cannot be removed"):
         job.remove()
     hand.end(job.id)
     job.remove()
@@ -178,9 +178,9 @@ def test_a_removed_job_is_gone_for_all_its_methods(queue: Queue, hand: Hand) -> 
         if method == "wait_until_finished":
             assert job.wait_until_finished(5) is None, "the events still know how it ended"
             continue
-        with pytest.raises(JobNotFound, match=job.id):
+        with pytest.raises(JobNotFoundError, match=job.id):
             getattr(job, method)(*arguments)
-    with pytest.raises(JobNotInState):
+    with pytest.raises(JobStateError):
         job.promote()
 
 
@@ -198,7 +198,7 @@ def test_a_delay_is_changed(queue: Queue, redis_client: redis.Redis) -> None:
     assert job.delay_ms == 3_600_000
     score: Any = redis_client.zscore("bull:{mail}:delayed", job.id)
     assert score // 4096 == pytest.approx(queue.link.now_ms() + 3_600_000, abs=10_000)
-    with pytest.raises(JobNotInState):
+    with pytest.raises(JobStateError):
         queue.add("n").change_delay(1)
 
 
@@ -231,7 +231,7 @@ def test_a_lock_is_extended_by_its_holder(queue: Queue, hand: Hand, redis_client
 
 def test_waiting_until_a_job_has_ended(queue: Queue, hand: Hand) -> None:
     good, bad = queue.add("n"), queue.add("n")
-    with pytest.raises(ResultTimeout):
+    with pytest.raises(ResultTimeoutError):
         good.wait_until_finished(timeout=0.05)
     hand.complete({"sum": 3})
     hand.fail("no stamps")
@@ -299,7 +299,7 @@ def test_a_failed_child_is_tried_again_and_its_parent_waits_for_it(
     assert child.key not in {*found.ignored, *found.failed}
     entries: Any = redis_client.xrevrange("bull:{mail}:events", count=1)
     assert entries[0][1] == {"event": "waiting", "jobId": child.id, "prev": "failed"}
-    with pytest.raises(JobNotInState):
+    with pytest.raises(JobStateError):
         child.retry()
     assert hand.complete() == child.id
     assert child.key in family.parent.get_children_values()
@@ -321,7 +321,7 @@ def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
         assert not redis_client.exists("bull:{mail}:marker")
         unlimit()
         child.remove()
-        with pytest.raises(JobNotFound):
+        with pytest.raises(JobNotFoundError):
             child.retry()
 
 
@@ -379,7 +379,7 @@ def test_a_job_goes_with_its_children_or_without(queue: Queue, hand: Hand, redis
     family = Family(queue, hand)
     child = family.child()
     hand.take()
-    with pytest.raises(LockMismatch):
+    with pytest.raises(LockMismatchError):
         family.parent.remove()
     hand.end(child.id)
     other = family.child()
@@ -392,7 +392,7 @@ def test_a_job_goes_with_its_children_or_without(queue: Queue, hand: Hand, redis
 
 
 def test_a_parent_that_does_not_exist_is_refused(queue: Queue) -> None:
-    with pytest.raises(ParentNotFound):
+    with pytest.raises(ParentNotFoundError):
         queue.add("child", parent={"id": "nobody", "queue": "mail"})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.errors import ConfigError, InvalidName, MigrationRefused
+from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
 from bulltask.migrate import BullMigration, Layout
 from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.outcome import Outcome
@@ -109,7 +109,7 @@ def test_sets_cannot_become_sorted_sets_in_place(broker_url: str, redis_client: 
     old_queue(redis_client)
     before = {key: redis_client.type(key) for key in redis_client.keys("*")}
     with Queue("mail", broker_url, queue_hash_tag=False) as queue:
-        with pytest.raises(MigrationRefused, match="sets of Bull 1 and 2"):
+        with pytest.raises(MigrationRefusedError, match="sets of Bull 1 and 2"):
             BullMigration(queue).run()
         assert {key: redis_client.type(key) for key in redis_client.keys("*")} == before
         with Queue("new", broker_url, queue_hash_tag=False) as other:
@@ -144,7 +144,7 @@ def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None
         ({"states": ("waitin",)}, ConfigError, "waiting, delayed, completed, failed, not 'waitin'"),
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
         ({"id_prefix": "a:b"}, ConfigError, "id_prefix 'a:b' has a ':'"),
-        ({"default_name": ""}, InvalidName, "task name"),
+        ({"default_name": ""}, InvalidNameError, "task name"),
         ({"dry": True}, TypeError, "dry"),
     ],
 )
@@ -168,7 +168,7 @@ def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFact
         for prefix in ("bull:mail", "old:{mail}"):
             plain.hset(f"{prefix}:1", mapping={"name": "n", "data": "{}", "opts": opts})
             plain.lpush(f"{prefix}:wait", "1")
-        with pytest.raises(MigrationRefused, match=r"one step only within a slot, and bull:mail and bull:\{mail\}"):
+        with pytest.raises(MigrationRefusedError, match=r"only within a slot, and bull:mail and bull:\{mail\}"):
             BullMigration(queue).run()
         assert plain.lrange("bull:mail:wait", 0, -1) == ["1"]
         assert BullMigration(queue, "{mail}", source_prefix="old").run().outcome.moved == {"waiting": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App, JobState
 from bulltask.clock import ServerClock
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client, ClientPool
@@ -45,15 +45,15 @@ def endpoint(proxy: FlakyProxy) -> Endpoint:
 def test_it_is_a_lost_connection_that_the_next_call_makes_again(proxy: FlakyProxy, answer: bytes) -> None:
     client = Client(endpoint(proxy), ServerClock())
     proxy.inject_reply(answer)
-    with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
         client.connect()
     assert client.run(PING) == b"PONG"
     proxy.inject_reply(answer, match="ping")
-    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.run_many([PING, PING])
     assert client.run(PING) == b"PONG"
     proxy.inject_reply(answer, match="blpop")
-    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.wait(command("BLPOP", "nothing", 1), 1_000, lambda: None)
     client.close()
 
@@ -62,11 +62,11 @@ async def test_it_is_a_lost_connection_for_asyncio_too(proxy: FlakyProxy) -> Non
     app = App("sender", url_of(proxy), broker_publish_retries=0)
     client = app.broker.loop_client()
     proxy.inject_reply(ANSWERS["http"])
-    with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
         await client.connect()
     assert await client.run(PING) == b"PONG"
     proxy.inject_reply(ANSWERS["http"], match="ping")
-    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         await client.run_many([PING, PING])
     assert await client.run(PING) == b"PONG"
     await app.aclose()
@@ -77,7 +77,7 @@ def test_a_send_is_repeated_and_then_raises_our_own_error(proxy: FlakyProxy) -> 
     proxy.inject_reply(ANSWERS["http"], 2)
     assert app.send_task("work").state is JobState.WAITING
     proxy.inject_reply(ANSWERS["http"], None)
-    with pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         app.send_task("work")
     app.close()
 
@@ -94,6 +94,6 @@ def test_an_idle_connection_that_was_sent_something_else_is_not_lent(proxy: Flak
 def test_a_node_of_a_cluster_that_answers_so_is_lost(proxy: FlakyProxy) -> None:
     pool = ClusterPool(endpoint(proxy), None)
     proxy.inject_reply(ANSWERS["http"], None)
-    with pool.client() as client, pytest.raises(BrokerUnavailable, match="does not speak Redis' protocol"):
+    with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.run(PING)
     pool.close()

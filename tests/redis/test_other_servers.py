@@ -12,7 +12,7 @@ import redis
 import structlog
 
 from bulltask import App
-from bulltask.errors import BrokerMisconfigured
+from bulltask.errors import BrokerConfigError
 from bulltask.events.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
 from bulltask.testing.server import RedisServer
@@ -72,9 +72,9 @@ def test_nobody_sends_to_it_or_reads_from_it(other: tuple[str, str]) -> None:
     url, said = other
     app = App("shop", url)
     for use in USES:
-        with pytest.raises(BrokerMisconfigured, match=said):
+        with pytest.raises(BrokerConfigError, match=said):
             use(app)
-    with pytest.raises(BrokerMisconfigured, match=said), QueueEvents("mail", url) as events:
+    with pytest.raises(BrokerConfigError, match=said), QueueEvents("mail", url) as events:
         next(iter(events))
     app.close()
 
@@ -83,7 +83,7 @@ async def test_nobody_does_so_with_asyncio(other: tuple[str, str]) -> None:
     url, said = other
     app = App("shop", url)
     for use in ASYNC_USES:
-        with pytest.raises(BrokerMisconfigured, match=said):
+        with pytest.raises(BrokerConfigError, match=said):
             await use(app)
     await app.aclose()
 
@@ -99,8 +99,8 @@ def test_a_worker_says_so_and_does_not_start(other: tuple[str, str]) -> None:
         assert preflight.run(lambda _: None, lambda: True) is Exit.BROKER_REFUSED
     (line,) = lines
     assert line["log_level"] == "error"
-    with pytest.raises(BrokerMisconfigured, match=said):
-        raise BrokerMisconfigured(line["error"])
+    with pytest.raises(BrokerConfigError, match=said):
+        raise BrokerConfigError(line["error"])
     client.close()
     app.close()
 

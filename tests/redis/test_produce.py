@@ -15,7 +15,14 @@ import redis
 
 from bulltask import App, AsyncResult, JobState
 from bulltask.clock import wall_ms
-from bulltask.errors import BrokerFull, BrokerNotReady, BrokerUnavailable, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.errors import (
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+    EncodeError,
+    InvalidNameError,
+    PayloadTooLargeError,
+)
 from bulltask.queue.flow_plan import FlowJob
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
@@ -402,9 +409,9 @@ def bad_calls(app: App) -> list[tuple[Callable[[], object], type[Exception]]]:
     return [
         (lambda: work.delay_many([(1,), (2,), (bad,)]), EncodeError),
         (lambda: work.delay_many([(1,), (1, 2)]), TypeError),
-        (lambda: app.send_many([work.s(1), work.s(2).set(job_id="17")]), InvalidName),
-        (lambda: app.send_many([work.s(1), work.s("x" * 20_000)]), PayloadTooLarge),
-        (lambda: app.send_task("work", kwargs={"x": 1}, queue="a:b"), InvalidName),
+        (lambda: app.send_many([work.s(1), work.s(2).set(job_id="17")]), InvalidNameError),
+        (lambda: app.send_many([work.s(1), work.s("x" * 20_000)]), PayloadTooLargeError),
+        (lambda: app.send_task("work", kwargs={"x": 1}, queue="a:b"), InvalidNameError),
         (lambda: work.apply_async((1,), headers={"x": float("nan")}), EncodeError),
     ]
 
@@ -425,9 +432,9 @@ def test_the_limit_of_a_payload_is_the_apps(broker_url: str, redis_client: redis
     options: Any = redis_client.hget(app.broker.keys("default").job(work.delay("x").id), "opts")
     room = 1_000 - len(options) - len('{"x":""}')
     work.delay("x" * room)
-    with pytest.raises(PayloadTooLarge, match=r"the arguments of task work \(.*\) and the job's options .* of 1,000"):
+    with pytest.raises(PayloadTooLargeError, match=r"arguments of task work \(.*\) and the job's options .* of 1,000"):
         work.delay("x" * (room + 1))
-    with pytest.raises(PayloadTooLarge, match="the arguments of task work is 1,001 bytes of JSON"):
+    with pytest.raises(PayloadTooLargeError, match="the arguments of task work is 1,001 bytes of JSON"):
         work.delay("x" * (1_001 - len('{"x":""}')))
     app.close()
 
@@ -450,7 +457,7 @@ def test_the_limit_is_of_data_and_options_together(
     broker_url: str, redis_client: redis.Redis, send: Callable[[App, str], object]
 ) -> None:
     app = App("producer", broker_url, max_payload=10_000)
-    with pytest.raises(PayloadTooLarge, match="together more than the limit of 10,000"):
+    with pytest.raises(PayloadTooLargeError, match="together more than the limit of 10,000"):
         send(app, 6_000 * "x")
     assert redis_client.dbsize() == 0
     send(app, 4_000 * "x")
@@ -460,7 +467,7 @@ def test_the_limit_is_of_data_and_options_together(
 def test_a_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) -> None:
     with Queue("mail", broker_url, max_payload=10_000) as queue:
         job = queue.add("work", headers={"h": 6_000 * "x"})
-        with pytest.raises(PayloadTooLarge, match="together more than the limit of 10,000"):
+        with pytest.raises(PayloadTooLargeError, match="together more than the limit of 10,000"):
             job.update_data(6_000 * "x")
         job.update_data(3_000 * "x")
 
@@ -515,12 +522,12 @@ def test_a_server_that_is_not_ready_is_asked_again(
 def test_after_three_resends_the_error_is_the_callers(proxied: App, proxy: FlakyProxy) -> None:
     send(proxied)
     proxy.inject_error("LOADING Redis is loading", 4, match="evalsha")
-    with pytest.raises(BrokerNotReady):
+    with pytest.raises(BrokerNotReadyError):
         send(proxied)
     assert proxy.injected == 4
     proxy.blackhole()
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         send(proxied)
     assert 1 < time.monotonic() - started < 5, "each of four tries has its timeout"
     proxy.pass_all()
@@ -533,7 +540,7 @@ def test_the_number_of_resends_is_a_setting(proxy: FlakyProxy, retries: int) -> 
     app = App("producer", url, broker_publish_retries=retries, broker_reconnect_delay=0.01)
     send(app)
     proxy.inject_error("READONLY no", match="evalsha", count=None)
-    with pytest.raises(BrokerNotReady):
+    with pytest.raises(BrokerNotReadyError):
         send(app)
     assert proxy.injected == retries + 1
     app.close()
@@ -577,7 +584,7 @@ def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory:
         for _ in range(1_000):
             app.send_task("work", ["x" * 100_000])
 
-    with pytest.raises(BrokerFull, match="is full"):
+    with pytest.raises(BrokerOutOfMemoryError, match="is full"):
         fill()
     assert time.monotonic() - started < at_this_pace(5)
     app.close()
@@ -585,7 +592,7 @@ def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory:
 
 def test_where_nothing_listens_the_error_comes_after_the_resends() -> None:
     app = App("producer", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
-    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         send(app)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from bulltask.errors import ConfigError, InvalidName, QueueActive
+from bulltask.errors import ConfigError, InvalidNameError, QueueActiveError
 from bulltask.jobs.states import JobState
 from bulltask.queue.answers import JobCounts
 from bulltask.queue.queue import Queue
@@ -42,7 +42,7 @@ def test_jobs_are_added_in_bulk_and_in_order(queue: Queue) -> None:
 def test_nothing_is_added_when_one_of_many_is_wrong(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="priority"):
         queue.add_bulk([{"name": "a"}, {"name": "b", "options": {"priority": -1}}])
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidNameError):
         queue.add("a", job_id="7")
     with pytest.raises(TypeError, match="unknown option 'jobId'"):
         queue.add("a", jobId="x")  # type: ignore[call-arg]
@@ -158,7 +158,7 @@ def test_obliterating_removes_everything(queue: Queue, hand: Hand, redis_client:
     queue.add("late", delay=60)
     hand.complete()
     hand.take()
-    with pytest.raises(QueueActive, match=r"queue \{mail\}"):
+    with pytest.raises(QueueActiveError, match=r"queue \{mail\}"):
         queue.obliterate()
     assert queue.is_paused()
     queue.obliterate(force=True, count=2)

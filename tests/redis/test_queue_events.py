@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidName
+from bulltask.errors import BrokerError, BrokerUnavailableError, ConfigError, InvalidNameError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import events_types as types
 from bulltask.queue.events import AsyncQueueEvents, QueueEvents
@@ -288,7 +288,7 @@ async def test_a_listener_needs_no_app(broker_url: str, redis_client: redis.Redi
 def test_a_place_that_is_none_is_refused(broker: Broker, start: Any) -> None:
     with pytest.raises(ConfigError, match="start must be"):
         QueueEvents("mail", start=start, broker=lambda: broker)
-    with pytest.raises(InvalidName, match="queue name"):
+    with pytest.raises(InvalidNameError, match="queue name"):
         QueueEvents("ma:il", broker=lambda: broker)
 
 
@@ -433,9 +433,9 @@ def test_an_event_of_ones_own_is_heard_and_leaves_the_others_in_the_stream(
 def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     for name in ("completed", "events-lost", ""):
-        with pytest.raises(InvalidName, match="a name that BullMQ has no event for"):
+        with pytest.raises(InvalidNameError, match="a name that BullMQ has no event for"):
             events.publish(name)
-    with pytest.raises(InvalidName, match="the field 'event'"):
+    with pytest.raises(InvalidNameError, match="the field 'event'"):
         events.publish("own", {"event": "x"})
     for value in (True, None, [1], {"a": 1}):
         with pytest.raises(ConfigError, match="field 'a' of an event must be a text or a number"):
@@ -582,9 +582,9 @@ def cut(proxy: FlakyProxy) -> None:
 def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, shaky: Broker) -> None:
     proxy.refuse()
     events = listen(on=shaky, opened=False)
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         events.open()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         events.next(1)
     proxy.accept()
     assert events.next(0.05) is None

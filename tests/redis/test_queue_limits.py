@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.errors import BrokerUnavailable, ConfigError
+from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.queue.answers import RateLimit
 from bulltask.queue.queue import Queue
 from tests.support.hand import Hand
@@ -163,5 +163,5 @@ def test_the_queues_of_an_app_share_its_way_to_redis(broker_url: str) -> None:
 
 
 def test_the_fault_of_a_missing_server_is_said() -> None:
-    with Queue("mail", "redis://127.0.0.1:1/0") as queue, pytest.raises(BrokerUnavailable):
+    with Queue("mail", "redis://127.0.0.1:1/0") as queue, pytest.raises(BrokerUnavailableError):
         queue.count()

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bulltask import App
-from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.options import Deduplication
 from bulltask.queue.flow_plan import FlowJob
@@ -147,7 +147,7 @@ def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis)
         ({"keep_logs": -1}, ConfigError, "keep_logs"),
         ({"stack_trace_limit": 1.5}, ConfigError, "stack_trace_limit"),
         ({"size_limit": 0}, ConfigError, "size_limit"),
-        ({"size_limit": 5}, PayloadTooLarge, "size_limit of 5"),
+        ({"size_limit": 5}, PayloadTooLargeError, "size_limit of 5"),
         ({"deduplication": ""}, ConfigError, "deduplication needs an id"),
         ({"deduplication": {"ttl": 5}}, ConfigError, "deduplication needs an id"),
         ({"deduplication": {"id": "x", "ttl": -5}}, ConfigError, "ttl of deduplication"),
@@ -163,11 +163,11 @@ def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis)
         ({"timestamp": "now"}, ConfigError, "timestamp"),
         ({"parent": "p"}, ConfigError, "parent must be a job"),
         ({"parent": {"id": "p"}}, ConfigError, "parent must be a job"),
-        ({"job_id": "17"}, InvalidName, "is a number"),
-        ({"job_id": "0"}, InvalidName, "is a number"),
-        ({"job_id": "0:a:b"}, InvalidName, "':'"),
-        ({"job_id": "a:b"}, InvalidName, "':'"),
-        ({"job_id": "meta"}, InvalidName, "own keys"),
+        ({"job_id": "17"}, InvalidNameError, "is a number"),
+        ({"job_id": "0"}, InvalidNameError, "is a number"),
+        ({"job_id": "0:a:b"}, InvalidNameError, "':'"),
+        ({"job_id": "a:b"}, InvalidNameError, "':'"),
+        ({"job_id": "meta"}, InvalidNameError, "own keys"),
         ({"headers": {"x": b""}}, EncodeError, "headers"),
         ({"expires": []}, ConfigError, "expires"),
     ],

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.errors import InvalidName
+from bulltask.errors import InvalidNameError
 from bulltask.worker.run import run_worker
 
 pytestmark = pytest.mark.redis
@@ -38,13 +38,13 @@ def test_an_empty_broker_is_not_taken_for_none(shop: str, words: list[str]) -> N
 @pytest.mark.parametrize("name", ["a:b", "{}", "x" * 256])
 def test_a_worker_takes_the_names_of_queues_that_app_queue_takes(shop: str, flag: str, name: str) -> None:
     app = App("shop", "redis://127.0.0.1:1/0")
-    with pytest.raises(InvalidName) as refused:
+    with pytest.raises(InvalidNameError) as refused:
         app.queue(name)
     done = CliRunner().invoke(main, ["worker", "-A", shop, flag, f"mail,{name}"])
     assert done.exit_code == 1
     assert str(refused.value) in done.output
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidNameError):
         run_worker(app, ["mail", name])
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidNameError):
         app.result("1", queue=name).get(timeout=1)
     app.close()

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from bulltask import App, AsyncResult, JobState
-from bulltask.errors import BrokerUnavailable, DecodeError, JobNotFound, ResultTimeout, TaskError
+from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport import stream
@@ -312,9 +312,9 @@ def test_a_job_that_is_removed_while_somebody_waits_is_heard_of(
 
 async def test_a_job_that_never_existed_is_not_waited_for(app: App, worker: Worker) -> None:
     nobody = app.result("nobody")
-    with pytest.raises(JobNotFound, match=r"job nobody in queue \{default\}"):
+    with pytest.raises(JobNotFoundError, match=r"job nobody in queue \{default\}"):
         nobody.get(timeout=60)
-    with pytest.raises(JobNotFound):
+    with pytest.raises(JobNotFoundError):
         await nobody.aget(timeout=60)
     assert (nobody.state, nobody.ready(), nobody.traceback, nobody.info) == (JobState.UNKNOWN, False, None, None)
     await app.broker.aclose()
@@ -327,8 +327,8 @@ async def test_a_job_that_ended_unheard_and_is_gone_is_not_found(
     result = send(app)
     (future,) = await asyncio.to_thread(waiting, threads, redis_client, result)
     worker.end_unheard(redis_client, keep=0)
-    assert isinstance(await asyncio.to_thread(future.exception, 5), JobNotFound)
-    with pytest.raises(JobNotFound):
+    assert isinstance(await asyncio.to_thread(future.exception, 5), JobNotFoundError)
+    with pytest.raises(JobNotFoundError):
         await result.aget(5)
     await app.broker.aclose()
 
@@ -338,7 +338,9 @@ async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> 
     result = send(app)
     for attempt in (lambda: result.get(seconds), lambda: asyncio.run(result.aget(seconds))):
         started = time.monotonic()
-        with pytest.raises(ResultTimeout, match=f"job {result.id} in queue default has not ended within {seconds:g} s"):
+        with pytest.raises(
+            ResultTimeoutError, match=f"{result.id} in queue default has not ended within {seconds:g} s"
+        ):
             await asyncio.to_thread(attempt)
         assert seconds <= time.monotonic() - started < seconds + 0.3
     worker.end("later")
@@ -359,7 +361,7 @@ def lasting_server(server_factory: ServerFactory) -> RedisServer:
 def test_where_nothing_listens_get_says_so_at_once() -> None:
     app = App("results", "redis://127.0.0.1:1/0")
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         app.result("x").get()
     assert time.monotonic() - started < at_this_pace(1)
 
@@ -405,9 +407,9 @@ async def test_an_outage_that_lasts_ends_every_wait(lasting_server: RedisServer,
         await asyncio.to_thread(wait_until, lambda: looks(client) >= 1, what="its first look")
         (future,) = await asyncio.to_thread(waiting, threads, client, result)
     lasting_server.kill()
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         await asyncio.wait_for(task, 60)
-    assert isinstance(await asyncio.to_thread(future.exception, 10), BrokerUnavailable)
+    assert isinstance(await asyncio.to_thread(future.exception, 10), BrokerUnavailableError)
     app.close()
 
 

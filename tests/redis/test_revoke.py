@@ -11,7 +11,7 @@ import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
 from bulltask.config.config import Conf
-from bulltask.errors import SchedulerJob
+from bulltask.errors import SchedulerJobError
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.lua import loader
@@ -165,7 +165,7 @@ def test_the_next_job_of_a_scheduler_is_refused_because_the_series_would_end(que
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (job,) = queue.get_jobs(["waiting", "delayed"])
     before = places(redis_client, job.id)
-    with pytest.raises(SchedulerJob):
+    with pytest.raises(SchedulerJobError):
         queue.revoke(job.id)
     assert places(redis_client, job.id) == before != []
 

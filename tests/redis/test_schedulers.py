@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from bulltask.errors import ConfigError, InvalidName, SchedulerBusy, SchedulerCollision
+from bulltask.errors import ConfigError, InvalidNameError, SchedulerBusyError, SchedulerCollisionError
 from bulltask.queue.aqueue import AsyncQueue
 from bulltask.queue.queue import Queue
 from bulltask.queue.schedulers import JobSchedulers
@@ -193,7 +193,7 @@ def test_options_that_a_scheduler_decides_are_refused_and_unknown_ones_named(sch
     with pytest.raises(TypeError, match="unknown option 'prio'"):
         schedulers.upsert("a", every=1, options=cast("Any", {"prio": 1}))
     for name in ("", "a:b:c:d:e", "a\n"):
-        with pytest.raises(InvalidName):
+        with pytest.raises(InvalidNameError):
             schedulers.upsert(name, every=1)
 
 
@@ -224,7 +224,7 @@ def test_a_job_that_has_run_cannot_be_replaced(schedulers: JobSchedulers, jobs: 
     when = made(schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR))
     jobs.promote_jobs()
     assert hand.complete() == when.next_job_id
-    with pytest.raises(SchedulerCollision, match=when.next_job_id):
+    with pytest.raises(SchedulerCollisionError, match=when.next_job_id):
         schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR)
 
 
@@ -240,7 +240,7 @@ def test_an_interval_whose_next_two_moments_have_run_is_busy(
             second = made(schedulers.upsert("beat", every=3600, start=FAR))
             assert second.next_ms == first.next_ms + HOUR_MS, "the slot after the one that has run"
     redis_client.zadd(jobs.link.keys.repeat, {"beat": first.next_ms - HOUR_MS})
-    with pytest.raises(SchedulerBusy):
+    with pytest.raises(SchedulerBusyError):
         schedulers.upsert("beat", every=3600, start=FAR)
 
 

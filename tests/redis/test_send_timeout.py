@@ -16,7 +16,7 @@ import redis
 
 import bulltask
 from bulltask import App
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
@@ -48,7 +48,7 @@ def app(proxy: FlakyProxy) -> Iterator[App]:
 def took(send: Callable[[], object]) -> tuple[float, str]:
     """How long a send that fails took, and what it said."""
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailable) as caught:
+    with pytest.raises(BrokerUnavailableError) as caught:
         send()
     return time.monotonic() - started, str(caught.value)
 
@@ -56,7 +56,7 @@ def took(send: Callable[[], object]) -> tuple[float, str]:
 async def atook(send: Awaitable[object]) -> tuple[float, str]:
     """:func:`took` for asyncio."""
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailable) as caught:
+    with pytest.raises(BrokerUnavailableError) as caught:
         await send
     return time.monotonic() - started, str(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 from bulltask.events import (
     Bus,
     Event,
@@ -149,7 +149,7 @@ def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue
     redis_client.set(keys[0].active, "not a list")
     source = JobSource(app.broker, QUEUES, bus, "worker", wakeups, slots.orders)
     try:
-        source.failed(BrokerUnavailable("the reply was lost"), slot)
+        source.failed(BrokerUnavailableError("the reply was lost"), slot)
         picked = source.take(slot)
     finally:
         source.client.close()
@@ -204,7 +204,7 @@ def test_marks_are_not_asked_for_while_redis_is_away(app: App, bus: Bus) -> None
     class Away:
         def try_many(self, _calls: object) -> list[Any]:
             asked.append(1)
-            raise BrokerUnavailable
+            raise BrokerUnavailableError
 
     service = Revocations(
         app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, Away()), bus, outage

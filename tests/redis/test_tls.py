@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulltask import App
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailable
+from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailableError
 from bulltask.queue.queue import Queue
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import command
@@ -106,7 +106,7 @@ def test_what_a_server_says_of_a_certificate_becomes_advice(alert: str, says: st
 
 def test_a_tls_connection_that_breaks_later_is_only_broken() -> None:
     broken = no_connection(ConnectionError("[SSL: UNEXPECTED_EOF_WHILE_READING]"), "rediss://host", connecting=False)
-    assert isinstance(broken, BrokerUnavailable)
+    assert isinstance(broken, BrokerUnavailableError)
 
 
 def test_a_server_must_have_the_name_that_was_asked_for(tls_server: TlsServer, certificates: Certificates) -> None:
@@ -131,9 +131,9 @@ def test_who_asks_for_no_check_gets_none(tls_server: TlsServer, certificates: Ce
 
 
 def test_the_wrong_scheme_is_named(tls_server: TlsServer, certificates: Certificates) -> None:
-    with pytest.raises(BrokerUnavailable, match="If that port speaks TLS, begin the URL with rediss://"):
+    with pytest.raises(BrokerUnavailableError, match="If that port speaks TLS, begin the URL with rediss://"):
         ping(f"redis://localhost:{tls_server.port}/0")
-    with pytest.raises(BrokerUnavailable, match="A port without TLS answers like this"):
+    with pytest.raises(BrokerUnavailableError, match="A port without TLS answers like this"):
         ping(f"rediss://localhost:{tls_server.plain.port}/0?{certificates.query()}", timeout_ms=1_000)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.errors import JobRefusedError
+from bulltask.errors import InvalidJobError
 from bulltask.jobs import codec
 from bulltask.registry.arguments import Arguments
 
@@ -186,7 +186,7 @@ def test_the_data_of_other_clients_fits_where_its_names_or_places_do(
 def test_data_that_does_not_fit_names_the_task_its_signature_and_the_argument(
     function: Callable[..., Any], data: Any, why: str
 ) -> None:
-    with pytest.raises(JobRefusedError, match=why) as refused:
+    with pytest.raises(InvalidJobError, match=why) as refused:
         arguments(function).unbind(data)
     assert "the job's data does not fit t(" in str(refused.value)
 

@@ -14,7 +14,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from bulltask.errors import BrokerError, BrokerNotReady
+from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.transport.call import Call, command
 from bulltask.transport.cluster_slots import Errand, SlotElsewhere, SlotMap, errands, slot_of, slots
 from bulltask.transport.faults import passes_in_a_cluster, refused
@@ -87,7 +87,7 @@ def test_the_map_says_who_has_a_slot() -> None:
     asked = {slot: found.address(slot)[1] for slot in (0, 5_999, 6_500, 7_000, 8_000, 16_383)}
     assert asked == {0: 7_001, 5_999: 7_001, 6_500: 7_003, 7_000: 7_003, 8_000: 7_002, 16_383: 7_002}
     for nobodys in (6_000, 6_499, 7_001, 7_999):
-        with pytest.raises(BrokerNotReady, match=f"slot {nobodys}"):
+        with pytest.raises(BrokerNotReadyError, match=f"slot {nobodys}"):
             found.address(nobodys)
 
 
@@ -119,5 +119,5 @@ def test_what_passes_in_a_cluster_is_known(fault: ResponseError) -> None:
 
 
 def test_a_cluster_without_slots_is_not_ready() -> None:
-    with pytest.raises(BrokerNotReady, match="no slots yet"):
+    with pytest.raises(BrokerNotReadyError, match="no slots yet"):
         slots(("me", 1)).judge([])

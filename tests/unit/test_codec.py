@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.errors import DecodeError, EncodeError, PayloadTooLarge
+from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
 from bulltask.jobs.codec import MAX_SAFE_INTEGER, decode, decode_text, encode
 
 atoms = (
@@ -153,12 +153,12 @@ def test_a_wide_value_is_not_a_deep_one() -> None:
 
 def test_the_limit_counts_bytes_not_characters() -> None:
     assert len(encode("é" * 4, limit=10)) == 10
-    with pytest.raises(PayloadTooLarge, match=r"value is 12 bytes of JSON, more than the limit of 10"):
+    with pytest.raises(PayloadTooLargeError, match=r"value is 12 bytes of JSON, more than the limit of 10"):
         encode("é" * 5, limit=10)
 
 
 def test_the_limit_is_checked_on_what_is_sent_when_escapes_are_needed() -> None:
-    with pytest.raises(PayloadTooLarge, match="8 bytes"):
+    with pytest.raises(PayloadTooLargeError, match="8 bytes"):
         encode("\ud800", limit=7)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulltask import App
-from bulltask.errors import AppNotFound
+from bulltask.errors import AppNotFoundError
 from bulltask.registry.discovery import find_app, import_related, work_in
 
 APP = "from bulltask import App\n"
@@ -40,7 +40,7 @@ def found(spec: str) -> str:
 
 
 def problem(spec: str) -> str:
-    with pytest.raises(AppNotFound) as missing:
+    with pytest.raises(AppNotFoundError) as missing:
         find_app(spec, App)
     return str(missing.value)
 
@@ -157,7 +157,7 @@ def test_an_error_inside_the_users_module_is_shown_as_it_is(
     write(shop=code)
     with pytest.raises(error) as raised:
         find_app(spec, App)
-    assert not isinstance(raised.value, AppNotFound)
+    assert not isinstance(raised.value, AppNotFoundError)
 
 
 def test_an_error_inside_a_submodule_is_shown_as_it_is(write: Write) -> None:

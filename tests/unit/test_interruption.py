@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked, TimeLimitExceeded
+from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.worker.child.interruption import Interruption, Run, call_users, quietly
 from bulltask.worker.slots import Slot, Slots
@@ -157,13 +157,13 @@ def test_a_greater_cause_is_raised_after_a_smaller_one_and_nothing_makes_good_a_
 
     def task() -> str:
         for cause in (Cause.SOFT_LIMIT, Cause.REVOKED):
-            with pytest.raises((SoftTimeLimitExceeded, TaskRevoked)):
+            with pytest.raises((SoftTimeLimitExceeded, TaskCancelled)):
                 child.order(cause)
         return "value"
 
     assert child.call(task) == "value"
-    assert isinstance(run.ended(None), TaskRevoked)
-    assert isinstance(run.ended(ValueError()), TaskRevoked)
+    assert isinstance(run.ended(None), TaskCancelled)
+    assert isinstance(run.ended(ValueError()), TaskCancelled)
 
 
 def test_the_hard_limit_of_a_plain_function_is_left_to_the_supervisor(child: Child) -> None:
@@ -188,7 +188,7 @@ async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child
     except asyncio.CancelledError as exc:
         raised = exc
     child.interruption.leave_async()
-    ended = {Cause.SOFT_LIMIT: SoftTimeLimitExceeded, Cause.HARD_LIMIT: TimeLimitExceeded, Cause.REVOKED: TaskRevoked}
+    ended = {Cause.SOFT_LIMIT: SoftTimeLimitExceeded, Cause.HARD_LIMIT: TimeLimitExceeded, Cause.REVOKED: TaskCancelled}
     assert type(run.ended(raised)) is ended[cause]
     after = run.ended(None)
     assert (after is None) == (cause is Cause.SOFT_LIMIT), "a task that returns has made good a soft limit only"

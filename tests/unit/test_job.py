@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.errors import DecodeError, InvalidName
+from bulltask.errors import DecodeError, InvalidNameError
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.job import (
     MAX_PRIORITY,
@@ -276,7 +276,7 @@ def test_queue_names_that_bullmq_takes(name: str) -> None:
     ],
 )
 def test_queue_names_that_are_refused(name: Any, why: str) -> None:
-    with pytest.raises(InvalidName, match=why):
+    with pytest.raises(InvalidNameError, match=why):
         check_queue_name(name)
 
 
@@ -304,11 +304,11 @@ def test_job_ids_that_node_takes_too(job_id: str) -> None:
     ],
 )
 def test_job_ids_that_are_refused(job_id: Any, why: str) -> None:
-    with pytest.raises(InvalidName, match=why):
+    with pytest.raises(InvalidNameError, match=why):
         check_job_id(job_id)
 
 
 def test_a_task_name_is_any_text_without_control_characters() -> None:
     assert check_job_name("mail:send now") == "mail:send now"
-    with pytest.raises(InvalidName, match="task name"):
+    with pytest.raises(InvalidNameError, match="task name"):
         check_job_name("a\tb")

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerFull, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+)
 from bulltask.events import Bus, Event, RedisAccepted, RedisDisconnected, RedisReconnected, RedisReconnecting
 from bulltask.events import RedisRefused as Refused
 from bulltask.transport.keys import QueueKeys
@@ -25,8 +31,8 @@ def outage(**settings: Any) -> tuple[Outage, list[Event]]:
     return Outage(bus, Conf(settings, {}).freeze()), heard
 
 
-def nothing_listens() -> BrokerUnavailable:
-    exc = BrokerUnavailable("refused")
+def nothing_listens() -> BrokerUnavailableError:
+    exc = BrokerUnavailableError("refused")
     exc.refused = True
     return exc
 
@@ -35,7 +41,7 @@ def pauses(watched: Outage, exc: BrokerError, count: int = 40) -> list[int]:
     return [watched.failed(exc) for _ in range(count)]
 
 
-@pytest.mark.parametrize("exc", [BrokerFull(), BrokerAuthError(), BrokerError("ERR")])
+@pytest.mark.parametrize("exc", [BrokerOutOfMemoryError(), BrokerAuthError(), BrokerError("ERR")])
 def test_an_answer_is_asked_for_again_after_run_retry_delay_at_most(exc: BrokerError) -> None:
     found = pauses(outage(run_retry_delay=3, broker_reconnect_delay_max=60)[0], exc)
     assert found[0] <= 0.1 * MOST_S * 1000
@@ -44,20 +50,20 @@ def test_an_answer_is_asked_for_again_after_run_retry_delay_at_most(exc: BrokerE
 
 
 def test_a_lost_redis_is_asked_for_after_the_pause_of_a_reconnect_whatever_run_retry_delay_is() -> None:
-    found = pauses(outage(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailable("timed out"))
+    found = pauses(outage(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailableError("timed out"))
     assert 60_000 * 0.8 <= max(found) <= 60_000 * MOST_S
 
 
 def test_what_passes_by_itself_is_asked_for_every_second() -> None:
-    assert max(pauses(outage()[0], BrokerNotReady("LOADING"))) <= 1_000 * MOST_S
-    assert max(pauses(outage(run_retry_delay=0.5)[0], BrokerNotReady("READONLY"))) <= 500 * MOST_S
+    assert max(pauses(outage()[0], BrokerNotReadyError("LOADING"))) <= 1_000 * MOST_S
+    assert max(pauses(outage(run_retry_delay=0.5)[0], BrokerNotReadyError("READONLY"))) <= 500 * MOST_S
 
 
 FAULTS = [
-    BrokerUnavailable("timed out"),
+    BrokerUnavailableError("timed out"),
     nothing_listens(),
-    BrokerNotReady("READONLY"),
-    BrokerFull("OOM"),
+    BrokerNotReadyError("READONLY"),
+    BrokerOutOfMemoryError("OOM"),
 ]
 
 
@@ -80,17 +86,17 @@ def test_by_default_no_pause_is_longer_than_four_seconds(exc: BrokerError) -> No
 
 def test_many_jobs_that_meet_one_fault_wait_together_and_count_as_one_try() -> None:
     watched, heard = outage(broker_reconnect_delay=1)
-    waits = [watched.failed_together(BrokerUnavailable("reset")) for _ in range(100)]
+    waits = [watched.failed_together(BrokerUnavailableError("reset")) for _ in range(100)]
     assert max(waits) <= 1_000 * MOST_S
     assert max(waits) - min(waits) <= 1_000, "the later ones wait no longer than the first"
     assert [event.attempt for event in heard if isinstance(event, RedisReconnecting)] == [1]
     watched.over()
-    assert watched.failed_together(BrokerUnavailable("reset again")) >= 1_000 * 0.8
+    assert watched.failed_together(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
 
 
 def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() -> None:
     watched, heard = outage()
-    pauses(watched, BrokerFull("full"), 5)
+    pauses(watched, BrokerOutOfMemoryError("full"), 5)
     watched.over()
     watched.over()
     assert heard[0] == Refused("", "full")
@@ -101,8 +107,8 @@ def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() ->
 
 def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
     watched, heard = outage()
-    lost, loading, login = BrokerUnavailable("gone"), BrokerNotReady("LOADING"), BrokerAuthError("WRONGPASS")
-    for exc in (BrokerFull("full"), lost, loading, lost, login, loading, login):
+    lost, loading, login = BrokerUnavailableError("gone"), BrokerNotReadyError("LOADING"), BrokerAuthError("WRONGPASS")
+    for exc in (BrokerOutOfMemoryError("full"), lost, loading, lost, login, loading, login):
         watched.failed(exc)
     watched.over()
     watched.failed(login)
@@ -114,9 +120,9 @@ def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
 
 def test_an_answer_that_is_not_redis_is_told_although_the_connection_was_lost_before() -> None:
     watched, heard = outage()
-    page = BrokerUnavailable("HTTP")
+    page = BrokerUnavailableError("HTTP")
     page.answered = True
-    for exc in (BrokerUnavailable("reset"), page, BrokerUnavailable("reset"), page, nothing_listens()):
+    for exc in (BrokerUnavailableError("reset"), page, BrokerUnavailableError("reset"), page, nothing_listens()):
         watched.failed(exc)
     assert [event.error for event in heard if isinstance(event, RedisDisconnected)] == ["reset", "HTTP"]
 
@@ -137,7 +143,7 @@ def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
     assert (told.queue, told.attempt) == ("mail", 21)
 
 
-@pytest.mark.parametrize("exc", [BrokerUnavailable(), BrokerNotReady(), BrokerFull()])
+@pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
 def test_what_concerns_the_whole_server_is_no_refusal_of_a_queue(exc: BrokerError) -> None:
     assert not Refusals.concern_a_queue(exc)
     assert Refusals.concern_a_queue(BrokerError("WRONGTYPE"))

@@ -19,11 +19,11 @@ from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
 from bulltask.config.config import Conf, Config
 from bulltask.errors import (
     ConfigError,
-    DuplicateTask,
+    DuplicateTaskError,
     EncodeError,
-    InvalidName,
-    PayloadTooLarge,
-    UnknownTask,
+    InvalidNameError,
+    PayloadTooLargeError,
+    UnknownTaskError,
 )
 from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
@@ -157,7 +157,7 @@ def test_two_functions_of_one_name_are_refused_with_both_places(app: App) -> Non
 
     def two() -> None: ...
 
-    with pytest.raises(DuplicateTask) as refused:
+    with pytest.raises(DuplicateTaskError) as refused:
         app.task(name="mail.send")(two)
     text = str(refused.value)
     assert "two tasks are named 'mail.send'" in text
@@ -196,13 +196,13 @@ def test_functions_of_one_name_in_two_modules_do_not_replace_each_other(app: App
     app.task(name="work")(add)
     elsewhere.__qualname__ = add.__qualname__
     elsewhere.__module__ = "another.module"
-    with pytest.raises(DuplicateTask, match="two tasks are named 'work'"):
+    with pytest.raises(DuplicateTaskError, match="two tasks are named 'work'"):
         app.task(name="work")(elsewhere)
 
 
 def test_an_unknown_task_is_answered_with_the_nearest_known_one(app: App) -> None:
     app.task(name="mail.send")(add)
-    with pytest.raises(UnknownTask, match=r"no task is named 'mail.sned'; did you mean 'mail.send'\?"):
+    with pytest.raises(UnknownTaskError, match=r"no task is named 'mail.sned'; did you mean 'mail.send'\?"):
         app.tasks["mail.sned"]
     with pytest.raises(LookupError, match=r"^no task is named 'x'$"):
         app.tasks["x"]
@@ -262,7 +262,7 @@ def test_an_apps_own_task_stands_before_a_shared_one_of_the_same_function() -> N
 def test_a_shared_task_may_not_take_the_name_of_another_function() -> None:
     app = App("a")
     shared_task(name="work")(add)
-    with pytest.raises(DuplicateTask):
+    with pytest.raises(DuplicateTaskError):
         app.task(name="work")(where)
 
 
@@ -398,7 +398,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(outbox: Outbox) -> None
         task.delay()
     with pytest.raises(EncodeError, match=r"the arguments of task t\['x'\] is of type builtins.bytes"):
         task.delay(cast(Any, b""))
-    with pytest.raises(PayloadTooLarge, match="the arguments of task t"):
+    with pytest.raises(PayloadTooLargeError, match="the arguments of task t"):
         task.delay(cast(Any, "x" * CONFIG.max_payload))
     with pytest.raises(TypeError, match=r"unknown option 'quueue'; known are .*countdown, .*eta, expires, .*queue"):
         task.apply_async((1,), quueue="mail")
@@ -445,8 +445,8 @@ def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkey
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"queue": "a:b"}, InvalidName, "queue name"),
-        ({"queue": 5}, InvalidName, "queue name must be a text"),
+        ({"queue": "a:b"}, InvalidNameError, "queue name"),
+        ({"queue": 5}, InvalidNameError, "queue name must be a text"),
         ({"priority": -1}, ConfigError, "priority"),
         ({"priority": 2**21}, ConfigError, "priority"),
         ({"priority": True}, ConfigError, "priority"),
@@ -576,8 +576,8 @@ def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str,
         ({"eta": 5}, ConfigError, "eta must be a datetime"),
         ({"expires": []}, ConfigError, "expires"),
         ({"priority": 2**21}, ConfigError, "priority"),
-        ({"queue": "a:b"}, InvalidName, "queue name"),
-        ({"job_id": "17"}, InvalidName, "a number"),
+        ({"queue": "a:b"}, InvalidNameError, "queue name"),
+        ({"job_id": "17"}, InvalidNameError, "a number"),
         ({"headers": {"x": b""}}, EncodeError, "headers of task t"),
         ({"max_retries": -1}, ConfigError, "max_retries"),
     ],

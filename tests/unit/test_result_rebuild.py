@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 
 from bulltask.errors import (
-    BrokerUnavailable,
+    BrokerUnavailableError,
     DecodeError,
-    ExpiredError,
-    JobNotFound,
+    JobExpiredError,
+    JobNotFoundError,
     PermanentError,
-    ResultTimeout,
+    ResultTimeoutError,
+    TaskCancelled,
     TaskError,
-    TaskRevoked,
     TaskRevokedError,
     TransientError,
 )
@@ -159,7 +159,7 @@ def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
         AddsWords("x"),
         PermanentError("never"),
         TransientError("later", retry_after=5),
-        ExpiredError(),
+        JobExpiredError(),
     ],
     ids=repr,
 )
@@ -349,9 +349,9 @@ def test_what_cannot_be_made_truthfully_is_a_task_error_with_the_traceback(error
 @pytest.mark.parametrize(
     "error",
     [
-        BrokerUnavailable("the task could not reach its Redis"),
-        ResultTimeout("the task waited for another job"),
-        JobNotFound("other", "q"),
+        BrokerUnavailableError("the task could not reach its Redis"),
+        ResultTimeoutError("the task waited for another job"),
+        JobNotFoundError("other", "q"),
         DecodeError("x"),
         StopIteration("x"),
         StopAsyncIteration("x"),
@@ -382,7 +382,7 @@ def test_handles_of_one_job_are_equal() -> None:
 
 def test_a_job_that_was_revoked_raises_celerys_error_also_when_its_task_was_interrupted() -> None:
     assert type(raised("revoked")) is TaskRevokedError
-    reason, trace = failure_of(TaskRevoked("revoked"))
+    reason, trace = failure_of(TaskCancelled("revoked"))
     assert reason == "revoked"
     found = raised(reason, trace)
     assert type(found) is TaskRevokedError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor import services as module
@@ -133,9 +133,9 @@ def test_every_interval_is_a_tick_or_a_missed_one(time: Time, interval_ms: int, 
 def test_the_ticker_knows_when_redis_has_been_away_for_too_long(time: Time) -> None:
     outage = Outage(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
     clockwork = Ticker([], outage, Bus())
-    outage.failed(BrokerUnavailable())
+    outage.failed(BrokerUnavailableError())
     assert not clockwork.given_up
-    outage.failed(BrokerUnavailable())
+    outage.failed(BrokerUnavailableError())
     assert clockwork.given_up
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
 from bulltask.clock import ServerClock
-from bulltask.errors import ExpiredError, JobRefusedError
+from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
 from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
 from bulltask.jobs.job import ActiveJob
@@ -98,8 +98,8 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
         (SystemExit(1), False, True),
         (asyncio.CancelledError(), True, True),
         (PermanentError("x"), False, False),
-        (ExpiredError(), False, False),
-        (JobRefusedError("x"), False, False),
+        (JobExpiredError(), False, False),
+        (InvalidJobError("x"), False, False),
     ],
     ids=repr,
 )
@@ -148,7 +148,7 @@ def test_attempts_are_those_written_in_the_job(opts: dict[str, Any], attempts: i
 
 
 def test_a_job_whose_task_was_not_found_is_judged_too() -> None:
-    assert not retried(judge(JobRefusedError("x"), job(FOREIGN), None, app))
+    assert not retried(judge(InvalidJobError("x"), job(FOREIGN), None, app))
     assert retried(judge(TransientError("x"), job(FOREIGN), None, app))
 
 
@@ -331,7 +331,7 @@ def test_the_traceback_begins_with_the_users_own_code() -> None:
 
 
 def test_an_error_of_bulltask_itself_still_looks_like_a_python_traceback() -> None:
-    assert trace_of(JobRefusedError("x")) == "Traceback (most recent call last):\nbulltask.errors.JobRefusedError: x\n"
+    assert trace_of(InvalidJobError("x")) == "Traceback (most recent call last):\nbulltask.errors.InvalidJobError: x\n"
 
 
 def test_the_traceback_of_an_exception_group_is_pythons_own() -> None:

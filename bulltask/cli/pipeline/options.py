@@ -16,7 +16,7 @@ from bulltask import embedded
 from bulltask.cli.loading import app_options, load_app
 from bulltask.config.config import Conf
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, MissingExtra
+from bulltask.errors import ConfigError, MissingExtraError
 from bulltask.lake.layout import check_local
 
 __all__ = [
@@ -180,7 +180,7 @@ def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
 
     Raises:
         click.UsageError: a setting is no ``NAME=VALUE``.
-        MissingExtra: Spark or Java is not installed.
+        MissingExtraError: Spark or Java is not installed.
     """
     for text in conf:
         if "=" not in text:
@@ -190,7 +190,7 @@ def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
     given = any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"))
     remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
     if not given and not remote and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise MissingExtra("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME where one is")
+        raise MissingExtraError("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME where one is")
     # Its bar would run into the lines that commands write.
     settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
     settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}

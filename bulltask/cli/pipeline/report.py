@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from bulltask.cli.pipeline.options import day, days, root_option, seconds
-from bulltask.errors import MissingExtra
+from bulltask.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from bulltask.lake.layout import Layout
@@ -98,14 +98,14 @@ def _told_what_to_install() -> Iterator[None]:
     """Name the extra where one of its modules is missing.
 
     Raises:
-        MissingExtra: one is.
+        MissingExtraError: one is.
     """
     try:
         yield
     except ModuleNotFoundError as exc:
         if exc.name not in {"pyarrow", "jinja2", "markupsafe"}:
             raise
-        raise MissingExtra(
+        raise MissingExtraError(
             f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
         ) from exc
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from bulltask import embedded
 from bulltask.clock import Duration, to_ms, wall_ms
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError, JobRefusedError
+from bulltask.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import wire_name
 from bulltask.registry.options import CallOptions, JobPlan, plan_job
 from bulltask.registry.task import AnyTask
@@ -150,7 +150,7 @@ def _arguments(
         columns = {name: name for name in (df.columns if columns is None else columns)}
     try:
         task.arguments.unbind(dict.fromkeys(columns))
-    except JobRefusedError as exc:
+    except InvalidJobError as exc:
         raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
 

@@ -141,7 +141,7 @@ class JobMaker:
         Raises:
             ConfigError: the row has no name, no queue, or no id where the others have.
             DecodeError: its data is no JSON.
-            EncodeError, PayloadTooLarge, InvalidName: something about the job is wrong, as for ``Queue.add``.
+            EncodeError, PayloadTooLargeError, InvalidNameError: something about the job is wrong, as for ``Queue.add``.
         """
         if self.queue is not None:
             queue = self.queue

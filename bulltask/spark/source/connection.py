@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from bulltask import embedded
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerAuthError, BrokerError, BrokerMisconfigured, BrokerNotReady, BrokerUnavailable
+from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.transport.broker import Broker
@@ -126,7 +126,7 @@ class Connection:
         if self._hello is None:
             try:
                 self._hello = self._client.run(hello())
-            except (BrokerUnavailable, BrokerNotReady, BrokerAuthError, BrokerMisconfigured):
+            except (BrokerUnavailableError, BrokerNotReadyError, BrokerAuthError, BrokerConfigError):
                 raise
             except BrokerError:
                 self._hello = SILENT
@@ -141,7 +141,7 @@ class Connection:
                 self._greet()
                 with no_search_for_cycles():
                     return ask(self._cluster or self._client)
-            except (BrokerUnavailable, BrokerNotReady) as exc:
+            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 failed += 1
                 if self._is_over(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
                     raise

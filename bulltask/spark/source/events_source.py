@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from bulltask.errors import EventsLost
+from bulltask.errors import EventsLostError
 from bulltask.spark.source.columns import count_batch, event_batch
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import CountsOptions, EventsOptions
@@ -74,7 +74,7 @@ class EventsReader(DataSourceReader):
         """Read one range, in batches; runs in another process than :meth:`partitions`.
 
         Raises:
-            EventsLost: entries of the range were trimmed after it was planned.
+            EventsLostError: entries of the range were trimmed after it was planned.
         """
         assert isinstance(partition, EventsPartition)
         if partition.span is None:
@@ -87,7 +87,7 @@ class EventsReader(DataSourceReader):
                 yield event_batch(self._schema, partition.queue, entries)
         gap = span.gap(count)
         if gap is not None:
-            raise EventsLost(gap.message)
+            raise EventsLostError(gap.message)
 
 
 class NarrowingEventsReader(EventsReader):

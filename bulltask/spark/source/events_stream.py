@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from bulltask.errors import EventsLost
+from bulltask.errors import EventsLostError
 from bulltask.spark.source.columns import event_batch, gap_entry
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import StreamOptions
@@ -105,7 +105,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan the next batch.
 
         Raises:
-            EventsLost: events were trimmed before they were read, and ``failOnDataLoss`` is on.
+            EventsLostError: events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
@@ -129,7 +129,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Cut a planned batch into pieces for tasks.
 
         Raises:
-            EventsLost: as :meth:`latestOffset`; the batch may have been planned before a crash.
+            EventsLostError: as :meth:`latestOffset`; the batch may have been planned before a crash.
         """
         before, parts = begin_of(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
@@ -147,7 +147,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one piece, in batches; runs in another process than the other methods.
 
         Raises:
-            EventsLost: entries of it were trimmed after the batch was cut, and ``failOnDataLoss`` is on.
+            EventsLostError: entries of it were trimmed after the batch was cut, and ``failOnDataLoss`` is on.
         """
         assert isinstance(partition, StreamPartition)
         piece, count, page, left = partition.piece, 0, BEGINNING, None
@@ -215,7 +215,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _fail_for(self, gaps: Sequence[Gap]) -> None:
         if gaps and self._options.fail_on_loss:
-            raise EventsLost("; ".join(gap.message for gap in gaps))
+            raise EventsLostError("; ".join(gap.message for gap in gaps))
 
 
 class _RedisStreams:

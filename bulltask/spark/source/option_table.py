@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from bulltask.config.parsers import Parse, choice, flag, integer, names_of, optional, plain_text, url
-from bulltask.errors import ConfigError, DecodeError, InvalidName
+from bulltask.errors import ConfigError, DecodeError, InvalidNameError
 from bulltask.jobs.names import check_queue_name
 from bulltask.spark.source.positions import StreamId
 from bulltask.transport.scripts.history import LISTS, SETS
@@ -139,7 +139,7 @@ def _json(text: str, name: str, kind: type) -> Any:
 def _queue(value: Any, name: str) -> str:
     try:
         return check_queue_name(value)
-    except InvalidName as exc:
+    except InvalidNameError as exc:
         raise ConfigError(f"{name}: {exc}") from exc
 
 

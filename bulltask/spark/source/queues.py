@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bulltask.errors import ConfigError, InvalidName
+from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.jobs.names import check_queue_name
 from bulltask.lake.layout import partition_name
 from bulltask.lake.status import SetAside
@@ -114,7 +114,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
         )
     try:
         check_queue_name(keys.queue)
-    except InvalidName as exc:
+    except InvalidNameError as exc:
         return str(exc)
     if (size := len(partition_name("queue", keys.queue).encode())) > _LONGEST:
         return f"its directory's name would have {size} bytes, and {_LONGEST} are possible"

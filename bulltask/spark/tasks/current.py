@@ -26,7 +26,7 @@ def current_session() -> SparkSession:
     with :func:`bulltask.spark.session` where there is none.
 
     Raises:
-        MissingExtra: the extra ``spark`` is not installed.
+        MissingExtraError: the extra ``spark`` is not installed.
     """
     session: Callable[[], SparkSession] = look_up("bulltask.spark", "session", _HOME, "spark", SPARK)
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above

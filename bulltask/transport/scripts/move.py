@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from bulltask.config.config import Config
-from bulltask.errors import NothingPending
+from bulltask.errors import NoPendingChildrenError
 from bulltask.lua import loader
 from bulltask.transport.call import Call, script_call
 from bulltask.transport.keys import QueueKeys
@@ -228,8 +228,8 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
     """``moveToWaitingChildren``: the job waits for its children and is run again then; no attempt is counted.
 
-    The judge raises ``NothingPending`` when there is none to wait for: the job is still active. ``FailedChildren``:
-    the failure of one of them fails the job.
+    The judge raises ``NoPendingChildrenError`` when there is none to wait for: the job is still active.
+    ``FailedChildrenError``: the failure of one of them fails the job.
     """
     places = (
         keys.active,
@@ -244,7 +244,7 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
     def judge(reply: Any) -> None:
         raise_for(reply, job_id, keys.name)
         if reply == 1:
-            raise NothingPending(job_id, keys.name)
+            raise NoPendingChildrenError(job_id, keys.name)
 
     args = (token, "", now_ms, job_id, keys.base)
     return script_call(loader.official("moveToWaitingChildren"), places, args, judge)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bulltask.errors import BrokerError, QueueActive, QueueError, QueueNotPaused
+from bulltask.errors import BrokerError, QueueActiveError, QueueError, QueueNotPausedError
 from bulltask.jobs import codec
 from bulltask.jobs.states import REVOKED
 from bulltask.lua import loader
@@ -120,7 +120,7 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
     return script_call(loader.official("obliterate"), (keys.meta, keys.base), (count, "force" if force else ""), judge)
 
 
-OBLITERATE_ERRORS: Final[Mapping[int, type[QueueError]]] = {-1: QueueNotPaused, -2: QueueActive}
+OBLITERATE_ERRORS: Final[Mapping[int, type[QueueError]]] = {-1: QueueNotPausedError, -2: QueueActiveError}
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:

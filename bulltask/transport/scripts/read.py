@@ -94,7 +94,7 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
 def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
     """``isFinished`` with its value: how the job ended, ``None`` while it has not.
 
-    The judge raises ``JobNotFound`` when Redis has no such job (any more).
+    The judge raises ``JobNotFoundError`` when Redis has no such job (any more).
     """
 
     def judge(reply: Any) -> Finished | None:

@@ -62,8 +62,8 @@ def add_job_scheduler(
         now_ms: the server's time.
 
     Returns:
-        The id of the job, and how many milliseconds it is delayed. The judge raises ``SchedulerCollision`` and
-        ``SchedulerBusy``.
+        The id of the job, and how many milliseconds it is delayed. The judge raises ``SchedulerCollisionError`` and
+        ``SchedulerBusyError``.
     """
     places = (*_places(keys), keys.active)
     name, options = template

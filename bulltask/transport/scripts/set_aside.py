@@ -26,8 +26,8 @@ def malformed(problem: str, keep: Mapping[str, int]) -> Ending:
 def set_aside(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
     """Own ``setAside`` around a call of ``moveToFinished``: fail a job that nobody could take or end otherwise.
 
-    The judge raises ``LockMismatch``, ``JobNotInState`` or ``JobNotFound`` when there is nothing to do: another worker
-    has the job, it waits or has ended, or it is gone.
+    The judge raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when another
+    worker has the job, it waits or has ended, or it is gone.
 
     Args:
         keys: the queue.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from bulltask.clock import mono_ms
-from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError, LockMissing
+from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError, LockMissingError
 from bulltask.process import leave
 from bulltask.transport.aclient import AsyncClient
 from bulltask.transport.call import Call
@@ -162,8 +162,8 @@ class AsyncLoop:
         while True:
             try:
                 await self._write(picked, outcome)
-            except REPAIRABLE as exc:
-                unsure = unsure or isinstance(exc, BrokerUnavailable)
+            except RECOVERABLE as exc:
+                unsure = unsure or isinstance(exc, BrokerUnavailableError)
                 await asyncio.sleep(self._outage.failed_together(exc) / 1000)
                 continue
             except (BrokerError, JobError) as exc:
@@ -188,7 +188,7 @@ class AsyncLoop:
             return self._settler.instead(picked, outcome, exc), False
         if unsure and await self._surely(self._settler.was_ours(picked), False):
             return None, True
-        retaken = isinstance(exc, LockMissing) and await self._surely(self._settler.retake(picked), False)
+        retaken = isinstance(exc, LockMissingError) and await self._surely(self._settler.retake(picked), False)
         return (outcome if retaken else None), False
 
     async def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
@@ -210,7 +210,7 @@ class AsyncLoop:
         while True:
             try:
                 return await self.client().run(call)
-            except REPAIRABLE as exc:
+            except RECOVERABLE as exc:
                 await asyncio.sleep(self._outage.failed_together(exc) / 1000)
             except (BrokerError, JobError):
                 return otherwise

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.clock import mono_ms
-from bulltask.errors import DecodeError, ExpiredError, JobRefusedError, PermanentError
+from bulltask.errors import DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
@@ -77,11 +77,11 @@ class Attempts:
             if task.bind:
                 args = (self._context(job, args, kwargs), *args)
         except DecodeError as exc:
-            return self._judge(JobRefusedError(str(exc)), job, task)
+            return self._judge(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
             return self._judge(exc, job, task)
         except Exception as exc:  # noqa: BLE001 - whatever the job holds: the child has others
-            return self._judge(JobRefusedError(f"{type(exc).__name__}: {exc}"), job, task)
+            return self._judge(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
@@ -129,7 +129,7 @@ class Attempts:
         if most is not None and job.attempts_started > most:
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
-            raise ExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
+            raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
 
     def _limits(self, job: ActiveJob, task: AnyTask[..., Any]) -> TimeLimits:
         """The job's limits, else its task's, else the app's."""
@@ -140,7 +140,7 @@ class Attempts:
 
     def _unknown(self, job: ActiveJob) -> Outcome:
         if self._config.unknown_task == "fail":
-            raise JobRefusedError(f"no task is named {job.name!r} in app {self._app.name} (task_unknown='fail')")
+            raise InvalidJobError(f"no task is named {job.name!r} in app {self._app.name} (task_unknown='fail')")
         pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return Postponed(min(pause_ms, _LONGEST_PAUSE_MS))
 

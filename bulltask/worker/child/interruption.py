@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from bulltask.errors import SoftTimeLimitExceeded, TaskRevoked
+from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.process import end_if_forked
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
@@ -105,7 +105,7 @@ class Run:
         """
         match self.heard:
             case Cause.REVOKED:
-                ended: BaseException = raised if isinstance(raised, TaskRevoked) else TaskRevoked("revoked")
+                ended: BaseException = raised if isinstance(raised, TaskCancelled) else TaskCancelled("revoked")
             case Cause.HARD_LIMIT:
                 ended = self.limits.hard_exceeded(self.task)
             case Cause.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
@@ -157,7 +157,7 @@ class Interruption:
 
         Raises:
             SoftTimeLimitExceeded: the run takes longer than its soft limit.
-            TaskRevoked: its job was revoked.
+            TaskCancelled: its job was revoked.
         """
         run = self._sync
         if run is None or run.slot.order is Cause.HARD_LIMIT:  # there, this child is being killed
@@ -167,7 +167,7 @@ class Interruption:
             return
         with suppress(Exception):
             self._cancel_spark()
-        raise TaskRevoked("revoked") if cause is Cause.REVOKED else run.limits.soft_exceeded(run.task)
+        raise TaskCancelled("revoked") if cause is Cause.REVOKED else run.limits.soft_exceeded(run.task)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._async and (loop := self._running_loop()) is not None:
@@ -181,7 +181,7 @@ class Interruption:
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             run = self._sync
-            if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskRevoked):
+            if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
                 run.heard = Cause.NONE
                 run.slot.hear(False)
             before(unraisable)

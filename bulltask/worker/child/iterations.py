@@ -6,7 +6,7 @@ from datetime import tzinfo
 from typing import Final
 
 from bulltask.clock import ServerClock
-from bulltask.errors import REPAIRABLE
+from bulltask.errors import RECOVERABLE
 from bulltask.queue.following import add_following, pause_ms
 from bulltask.transport.operation import perform
 from bulltask.worker.child.source import JobSource
@@ -46,7 +46,7 @@ class Iterations:
                 self._add(picked)
                 # Redis was away, perhaps for longer than the lock lasts: the job may be another worker's by now.
                 lost = interrupted and not self._source.keeps(picked)
-            except REPAIRABLE as exc:
+            except RECOVERABLE as exc:
                 interrupted = True
                 self._source.pause(exc)
             except Exception as exc:  # noqa: BLE001 - whatever rule it has: the child has other jobs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, DelayJob, RateLimited, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, WaitForChildren, WaitJob
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
 from bulltask.worker.child.work import AwaitsChildren, Delayed, Failed, GivenBack, Limited, Moved, Picked
@@ -27,7 +27,7 @@ def moved(exc: BaseException) -> Moved | Failed | None:
                 return Failed(str(fault), "", "permanent")
         case WaitJob():
             return GivenBack()
-        case RateLimited():
+        case RateLimitQueue():
             return _limited(exc)
         case WaitForChildren():
             return AwaitsChildren()
@@ -60,9 +60,9 @@ def why(outcome: Moved) -> str:
             return "it waits for its children"
 
 
-def _limited(exc: RateLimited) -> Limited | Failed:
+def _limited(exc: RateLimitQueue) -> Limited | Failed:
     try:
-        limit_ms = to_ms(exc.duration, "the duration of RateLimited")
+        limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
     except ConfigError as fault:
         return Failed(str(fault), "", "permanent")
     return Limited(limit_ms) if limit_ms else Failed("a rate limit must last for 0.001 s or more", "", "permanent")

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
-from bulltask.errors import BrokerError, BulltaskError, DecodeError, FailedChildren, NothingPending, PendingChildren
+from bulltask.errors import (
+    BrokerError,
+    BulltaskError,
+    DecodeError,
+    FailedChildrenError,
+    NoPendingChildrenError,
+    PendingChildrenError,
+)
 from bulltask.events import (
     Bus,
     EventLoopStopped,
@@ -40,8 +47,8 @@ from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Ou
 
 __all__ = ["UNSTORABLE", "Settler"]
 
-UNSTORABLE: Final = (BrokerError, PendingChildren, FailedChildren, NothingPending)
-"""What says, after ``REPAIRABLE``, that waiting will not help: see :meth:`Settler.instead`."""
+UNSTORABLE: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+"""What says, after ``RECOVERABLE``, that waiting will not help: see :meth:`Settler.instead`."""
 
 _LONG_S: Final = 3_600
 """No call is repeated for so long."""
@@ -141,14 +148,14 @@ class Settler:
         A job that would wait for children of which none is left is run again at once, as if the last one had ended
         a moment later.
         """
-        if isinstance(exc, NothingPending):
+        if isinstance(exc, NoPendingChildrenError):
             return GivenBack()
         by_script = isinstance(exc, BrokerError)
         if isinstance(outcome, Failed):
             return replace(outcome, aside=True) if by_script and not outcome.aside else None
         reason = f"the outcome of the job could not be stored: {exc}"
         made = picked.job.attempts_made + 1
-        if isinstance(exc, PendingChildren) and made < picked.job.attempts:
+        if isinstance(exc, PendingChildrenError) and made < picked.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: then it fails
                 return RetryLater(picked.job.retry_delay_ms(made), reason, "", "transient")
         return Failed(reason, "", "permanent", aside=by_script)

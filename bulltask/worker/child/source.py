@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerError, BrokerUnavailable, BulltaskError, Interrupt, JobError
+from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
 from bulltask.jobs.job import ActiveJob
 from bulltask.transport.broker import Broker
@@ -117,7 +117,7 @@ class JobSource:
 
     def failed(self, exc: BrokerError, slot: Slot) -> None:
         """A call that may have taken a job broke: the job, if there is one, is locked with the slot's token."""
-        if isinstance(exc, BrokerUnavailable):
+        if isinstance(exc, BrokerUnavailableError):
             self._unsure.add(slot)
             # Where one connection is half-open the other may be as well, and would take another timeout to find out.
             self.disconnect()

@@ -6,7 +6,7 @@ import time
 from typing import TypeVar
 
 from bulltask.clock import mono_ms
-from bulltask.errors import REPAIRABLE, BrokerError, BrokerUnavailable, BulltaskError, JobError, LockMissing
+from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError, LockMissingError
 from bulltask.transport.call import Call
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
@@ -80,9 +80,9 @@ class SyncLoop:
         while True:
             try:
                 following = self._exchange(picked, outcome, slot, fetch=self._source.may_take and not unsure)
-            except REPAIRABLE as exc:
+            except RECOVERABLE as exc:
                 # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
-                unsure = unsure or isinstance(exc, BrokerUnavailable)
+                unsure = unsure or isinstance(exc, BrokerUnavailableError)
                 self._source.failed(exc, slot)
                 self._source.pause(exc)
                 continue
@@ -111,7 +111,7 @@ class SyncLoop:
             return self._settler.instead(picked, outcome, exc), False
         if unsure and self._surely(self._settler.was_ours(picked), False):
             return None, True
-        retaken = isinstance(exc, LockMissing) and self._surely(self._settler.retake(picked), False)
+        retaken = isinstance(exc, LockMissingError) and self._surely(self._settler.retake(picked), False)
         return (outcome if retaken else None), False
 
     def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
@@ -153,7 +153,7 @@ class SyncLoop:
         while True:
             try:
                 return self._source.client.run(call)
-            except REPAIRABLE as exc:
+            except RECOVERABLE as exc:
                 self._source.pause(exc)
             except (BrokerError, JobError):
                 return otherwise

@@ -16,7 +16,7 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import Retry, TaskRevoked
+from bulltask.errors import Retry, TaskCancelled
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import REVOKED
@@ -37,7 +37,7 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
         task: its task, ``None`` when the failure came before one was found.
         app: for the error categories and the server's time.
     """
-    if isinstance(exc, TaskRevoked):
+    if isinstance(exc, TaskCancelled):
         return Failed(REVOKED, trace_of(exc), REVOKED, exc)
     asked = exc if isinstance(exc, Retry) else None
     cause = exc if asked is None else (asked.exc or exc)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import DecodeError, TaskRevoked
+from bulltask.errors import DecodeError, TaskCancelled
 from bulltask.events import Bus, JobFailed, JobRetried
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import REVOKED
@@ -80,7 +80,7 @@ class FailedAttempts:
             JobError: it is not, any more.
         """
         job = self._read(keys, job_id)
-        exc: BaseException = TaskRevoked("revoked")
+        exc: BaseException = TaskCancelled("revoked")
         category = reason = REVOKED
         if culprit.cause is not Cause.REVOKED:
             exc = TimeLimits(hard_ms=culprit.hard_ms).hard_exceeded(job.name or "?", killed=True)

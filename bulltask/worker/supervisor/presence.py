@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bulltask.errors import BrokerError, BrokerFull, BrokerNotReady
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
@@ -56,7 +56,7 @@ class Presence:
         """Whether a Redis that answers a ``PING`` would also change something, if there were anything to change."""
         try:
             self._clients[0].run(self._no_write)
-        except (BrokerNotReady, BrokerFull):
+        except (BrokerNotReadyError, BrokerOutOfMemoryError):
             return False
         except BrokerError:
             return True  # that is no answer to this question

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import REPAIRABLE, BrokerError, JobError
+from bulltask.errors import RECOVERABLE, BrokerError, JobError
 from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
@@ -148,7 +148,7 @@ class Recovery:
         with suppress(JobError):
             try:
                 self._settle_job(keys, token, job_id, remains)
-            except (JobError, *REPAIRABLE):
+            except (JobError, *RECOVERABLE):
                 raise
             except Exception as exc:
                 if not self._aside.blame(keys, token, job_id, exc):

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol, cast
 from unittest import mock
 
 from bulltask import App
-from bulltask.errors import NothingPending, PermanentError
+from bulltask.errors import NoPendingChildrenError, PermanentError
 from bulltask.events import Bus
 from bulltask.jobs import codec
 from bulltask.jobs.job import ActiveJob
@@ -135,7 +135,7 @@ class WorkersHands:
     def await_children(self, held: Held, token: str) -> bool:
         try:
             self._client.run(scripts_move.move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
-        except NothingPending:
+        except NoPendingChildrenError:
             return False
         return True
 

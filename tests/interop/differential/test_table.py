@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import ConfigError, InvalidName, ParentNotFound
+from bulltask.errors import ConfigError, InvalidNameError, ParentNotFoundError
 from bulltask.queue.flow import FlowJob, FlowProducer
 from bulltask.queue.queue import Queue
 from tests.interop.differential.intended import META
@@ -188,12 +188,12 @@ def test_limit_of_logs(pair: Pair, lasting_node: NodeBridge) -> None:
 def test_refused_flows(pair: Pair) -> None:
     leaf = FlowJob("leaf", "q", {}, {"job_id": "same"})
     with FlowProducer(pair.url) as flows:
-        with pytest.raises(InvalidName, match="twice"):
+        with pytest.raises(InvalidNameError, match="twice"):
             flows.add(FlowJob("root", "q", {}, {}, [leaf, leaf]))
         with pytest.raises(ConfigError, match="deduplicated"):
             flows.add(FlowJob("root", "q", {}, {}, [FlowJob("leaf", "q", {}, {"deduplication": "d"})]))
         assert pair.redis.keys("bull:{q}:*") == []
-        with pytest.raises(ParentNotFound):
+        with pytest.raises(ParentNotFoundError):
             flows.add(leaf, parent={"id": "gone", "queue": "q"})
         assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
 

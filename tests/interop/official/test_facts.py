@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, TaskError
-from bulltask.errors import BrokerUnavailable
+from bulltask.errors import BrokerUnavailableError
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
@@ -180,7 +180,7 @@ def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
     flaky.blackhole()
     with pytest.raises(TimeoutError):
         mail.node.call("queue.add", name="echo", data={}, timeout=3, **at)
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailableError):
         app.send_task("echo")
     flaky.pass_all()
     app.close()

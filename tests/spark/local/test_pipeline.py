@@ -16,7 +16,7 @@ import redis
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from bulltask.errors import ConfigError, LakeInUse
+from bulltask.errors import ConfigError, LakeInUseError
 from bulltask.lake.arrow import partition_schema
 from bulltask.lake.history import History
 from bulltask.lake.layout import Layout
@@ -195,14 +195,14 @@ def test_a_lake_is_fed_by_one_stream_at_a_time(pipeline: Make, redis_client: red
     made = pipeline(trigger="1 hour")
     query = made.run()
     try:
-        with pytest.raises(LakeInUse, match="is fed by process"):
+        with pytest.raises(LakeInUseError, match="is fed by process"):
             pipeline().run()
         program = (
             "import sys\nfrom bulltask.lake.layout import Layout\nfrom bulltask.lake.lock import RunLock\n"
             "RunLock(Layout(sys.argv[1]))"
         )
         with run_program(program, str(made.layout.root)) as other:
-            assert "LakeInUse" in other.rest()
+            assert "LakeInUseError" in other.rest()
     finally:
         query.stop()
     run(pipeline())

@@ -167,7 +167,7 @@ def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, t
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("Py4J\n  x.EventsLost: [BULLTASK_EVENTS_LOST] queue=a\n at java", "[BULLTASK_EVENTS_LOST] queue=a"),
+        ("Py4J\n  x.EventsLostError: [BULLTASK_EVENTS_LOST] queue=a\n at java", "[BULLTASK_EVENTS_LOST] queue=a"),
         ("\nfirst\nsecond", "first"),
         ("Said: Traceback (most recent call last):\n  File x\n    y()\nbulltask.errors.LakeError: no\n\n\tat",
          "LakeError: no"),

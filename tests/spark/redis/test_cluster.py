@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bulltask.errors import BrokerError, BrokerMisconfigured
+from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.queue.queue import Queue
 from bulltask.spark.sink.gathering import Look
 from bulltask.spark.sink.sending import Sums
@@ -160,5 +160,5 @@ def test_another_database_than_the_first_is_refused(broker_url: str, read: Calla
 
 def test_who_knows_no_clusters_says_so(cluster: Cluster, queues: list[str]) -> None:
     other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
-    with Queue(queues[0], other) as queue, pytest.raises(BrokerMisconfigured, match="is a node of a Redis Cluster"):
+    with Queue(queues[0], other) as queue, pytest.raises(BrokerConfigError, match="is a node of a Redis Cluster"):
         queue.add("send", {})

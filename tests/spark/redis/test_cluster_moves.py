@@ -14,7 +14,7 @@ import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.clock import mono_ms
-from bulltask.errors import BrokerNotReady
+from bulltask.errors import BrokerNotReadyError
 from bulltask.queue.queue import Queue
 from bulltask.spark.sink.sending import Sums
 from bulltask.spark.sink.writer import JobsWriter, Wrote
@@ -192,7 +192,7 @@ def test_a_transaction_that_waits_too_long_says_why(cluster: Cluster, ids: list[
     with on_its_way(cluster, "mail"):
         assert client.run(wait) == 30  # the new node is asked
         client.end_by(mono_ms() + 3_000)
-        with pytest.raises(BrokerNotReady, match=r"slot 4247 of the Redis Cluster at redis://.* is being moved"):
+        with pytest.raises(BrokerNotReadyError, match=r"slot 4247 of the Redis Cluster at redis://.* is being moved"):
             client.run_many(atomic([wait, wait], "here"))
     client.end_by(None)
     assert client.run_many(atomic([wait, wait], "here"))[-1] == [30, 30]
@@ -246,7 +246,10 @@ def test_a_connection_gives_up_on_a_slot_that_nobody_has(
     try:
         for client in cluster.clients:
             client.execute_command("CLUSTER DELSLOTS", slot)
-        with Connection(options.config) as connection, pytest.raises(BrokerNotReady, match=f"slot {slot}|not served"):
+        with (
+            Connection(options.config) as connection,
+            pytest.raises(BrokerNotReadyError, match=f"slot {slot}|not served"),
+        ):
             connection.run(count_in(options.keys("mail"), "wait"))
     finally:
         for client in cluster.clients:

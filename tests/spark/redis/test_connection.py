@@ -11,7 +11,7 @@ import pytest
 import redis
 from pyspark.sql.datasource import DataSourceReader
 
-from bulltask.errors import BrokerError, BrokerUnavailable
+from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
@@ -73,7 +73,7 @@ def test_a_read_of_a_server_that_is_gone_says_so(
     reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.close()
-    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         rows_of(reader)
 
 
@@ -101,6 +101,6 @@ def test_a_stream_whose_address_is_wrong_says_so_at_once(server_factory: ServerF
     server = server_factory()
     server.stop()
     began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match="no Redis answers"):
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         Query(server.url)
     assert time.monotonic() - began < 30

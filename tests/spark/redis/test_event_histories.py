@@ -14,7 +14,7 @@ import pytest
 import redis
 from pyspark.sql.types import StructType
 
-from bulltask.errors import EventsLost
+from bulltask.errors import EventsLostError
 from bulltask.spark.source import events_stream
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import StreamOptions, read_options
@@ -148,7 +148,7 @@ class History:
         gaps = [json.loads(row["extra"]) for row in query.read(end) if row["event"] == GAP]
         try:
             strict.read(strict.plan(most))
-        except EventsLost as lost:
+        except EventsLostError as lost:
             said = re.findall(r"\[BULLTASK_EVENTS_LOST\] queue=\S+ after=\S+ .*?(\d+) events? lost", str(lost))
             assert Counter(said) == Counter(gap["lost"] for gap in gaps)
         else:

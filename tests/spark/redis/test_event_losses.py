@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.errors import EventsLost
+from bulltask.errors import EventsLostError
 from tests.support.event_writing import fill
 from tests.support.query import Query
 
@@ -117,7 +117,7 @@ def test_a_loss_before_a_batch_is_planned_stops_the_query_or_is_a_row(
 
     more = case.harm(redis_client)
 
-    with pytest.raises(EventsLost, match=f"^{error(case, ids[4], redis_client)}"):
+    with pytest.raises(EventsLostError, match=f"^{error(case, ids[4], redis_client)}"):
         query.plan()
     gap = expected(case, redis_client)
     query.restart(failOnDataLoss="false", gapRows="true")
@@ -140,7 +140,7 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     more = case.harm(redis_client)
 
     for read in (lambda: query.read(end), lambda: list(query.reader.read(part))):
-        with pytest.raises(EventsLost, match=f"^{error(case, ids[4], redis_client)}"):
+        with pytest.raises(EventsLostError, match=f"^{error(case, ids[4], redis_client)}"):
             read()
     query.restart(failOnDataLoss="false", gapRows="true")
     late = [row for batch in query.reader.read(part) for row in batch.to_pylist()]

@@ -11,7 +11,7 @@ import pytest
 import redis
 from pyspark.sql.datasource import DataSourceReader, EqualTo
 
-from bulltask.errors import EventsLost
+from bulltask.errors import EventsLostError
 from bulltask.queue.queue import Queue
 from bulltask.spark.source.events_source import EventsPartition
 from tests.support.hand import Hand
@@ -131,7 +131,7 @@ def test_a_trim_between_plan_and_read_is_an_error_with_the_number_of_events(
 
     redis_client.xtrim(STREAM, 18, approximate=False)
 
-    with pytest.raises(EventsLost, match=r"\[BULLTASK_EVENTS_LOST\].*: trimmed between.* 12 events lost"):
+    with pytest.raises(EventsLostError, match=r"\[BULLTASK_EVENTS_LOST\].*: trimmed between.* 12 events lost"):
         rows_of(reader, parts)
 
 

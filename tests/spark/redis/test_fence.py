@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from bulltask.config.config import Conf
-from bulltask.errors import BrokerError, BrokerFull, ParentNotFound
+from bulltask.errors import BrokerError, BrokerOutOfMemoryError, ParentNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
@@ -139,14 +139,14 @@ def test_the_fence_is_kept_for_its_time_after_the_last_job(broker: Broker, redis
 
 def test_a_job_that_is_refused_is_not_fenced(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s1", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
-    with pytest.raises(ParentNotFound):
+    with pytest.raises(ParentNotFoundError):
         broker.producer.send_fenced([orphan], FENCE)
     assert not redis_client.exists(KEY)
 
 
 def test_a_refused_job_keeps_no_other_from_being_added(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s5", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
-    with pytest.raises(ParentNotFound):
+    with pytest.raises(ParentNotFoundError):
         broker.producer.send_fenced([*jobs(0, 5), orphan, *jobs(6, 9)], FENCE)
     assert redis_client.smembers(KEY) == {"s0", "s1", "s2", "s3", "s4", "s6", "s7", "s8"}
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s8", "s7", "s6", "s4", "s3", "s2", "s1", "s0"]
@@ -171,7 +171,7 @@ def test_a_full_server_neither_adds_nor_fences(server_factory: ServerFactory) ->
     with redis.Redis.from_url(server.url, decode_responses=True) as plain:
         broker.producer.send_fenced(jobs(0, 1), FENCE)
         plain.config_set("maxmemory", 1)
-        with pytest.raises(BrokerFull):
+        with pytest.raises(BrokerOutOfMemoryError):
             broker.producer.send_fenced(jobs(1, 2), FENCE)
         plain.config_set("maxmemory", 0)
         assert plain.smembers(KEY) == {"s0"}

@@ -11,7 +11,7 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidName, PayloadTooLarge
+from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.queue.queue import Queue
 from bulltask.spark.sink.sending import Sums
 from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, Wrote
@@ -191,12 +191,12 @@ def test_a_row_that_makes_no_job_is_named_and_its_round_trip_is_not_sent(writer:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"name": None}, ConfigError, "ROW_INCOMPLETE.*no name"),
         ({"id": None}, ConfigError, "ROW_INCOMPLETE.*no id"),
-        ({"id": "12"}, InvalidName, "'12' is a number"),
-        ({"name": "a\nb"}, InvalidName, "control characters"),
+        ({"id": "12"}, InvalidNameError, "'12' is a number"),
+        ({"name": "a\nb"}, InvalidNameError, "control characters"),
         ({"data": "{"}, DecodeError, "job send in queue mail.*'{'"),
         ({"data": '{"n":9007199254740993}'}, EncodeError, r"data of job send\['n'\].*beyond"),
         ({"data": '{"n":1e999}'}, EncodeError, "is inf"),
-        ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLarge, "data of job send"),
+        ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLargeError, "data of job send"),
     ]
     for bad, error, told in wrong:
         columns = schema("name", "data", "id")

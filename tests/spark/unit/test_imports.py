@@ -69,7 +69,8 @@ def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None
     names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LATE]
     program = WITHOUT_SPARK.format(heavy={missing}) + TOLD_OF_EACH.format(names=names)
     assert output(program).splitlines() == [
-        f"MissingExtra bulltask.spark.{name} needs {missing}, which is not installed: pip install 'bulltask[spark]'"
+        f"MissingExtraError bulltask.spark.{name} needs {missing}, which is not installed:"
+        " pip install 'bulltask[spark]'"
         for name in names
     ]
 
