@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bulltask.lake.tables import TABLES, Table
-from bulltask.spark.source.option_table import OPTIONS, REQUIRED, Option, Use
+from bulltask.spark.source.options import OPTIONS, REQUIRED, Option, Use
 
 HERE = Path(__file__).parent
 USES = {

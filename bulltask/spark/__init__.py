@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.extras import SPARK, look_up
 
 if TYPE_CHECKING:
-    from bulltask.spark.enqueueing_stream import enqueue_stream
+    from bulltask.spark.connector.enqueue_stream import enqueue_stream
+    from bulltask.spark.connector.read import counts, events, jobs, stream_events
+    from bulltask.spark.connector.session import register, session
     from bulltask.spark.pipeline import Pipeline
-    from bulltask.spark.reading import counts, events, jobs, stream_events
-    from bulltask.spark.sink.enqueueing import EnqueueReport, enqueue
-    from bulltask.spark.sink.gathering import gather
+    from bulltask.spark.sink.enqueue import EnqueueReport, enqueue
     from bulltask.spark.sink.mapping import map_dataframe
-    from bulltask.spark.start import register, session
-    from bulltask.spark.tasks.current import current_session
+    from bulltask.spark.sink.results import gather
+    from bulltask.spark.tasks.current_session import current_session
 
 __all__ = [
     "EnqueueReport",
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "EnqueueReport": "bulltask.spark.sink.enqueueing",
+    "EnqueueReport": "bulltask.spark.sink.enqueue",
     "Pipeline": "bulltask.spark.pipeline",
-    "counts": "bulltask.spark.reading",
-    "current_session": "bulltask.spark.tasks.current",
-    "enqueue": "bulltask.spark.sink.enqueueing",
-    "enqueue_stream": "bulltask.spark.enqueueing_stream",
-    "events": "bulltask.spark.reading",
-    "gather": "bulltask.spark.sink.gathering",
-    "jobs": "bulltask.spark.reading",
+    "counts": "bulltask.spark.connector.read",
+    "current_session": "bulltask.spark.tasks.current_session",
+    "enqueue": "bulltask.spark.sink.enqueue",
+    "enqueue_stream": "bulltask.spark.connector.enqueue_stream",
+    "events": "bulltask.spark.connector.read",
+    "gather": "bulltask.spark.sink.results",
+    "jobs": "bulltask.spark.connector.read",
     "map_dataframe": "bulltask.spark.sink.mapping",
-    "register": "bulltask.spark.start",
-    "session": "bulltask.spark.start",
-    "stream_events": "bulltask.spark.reading",
+    "register": "bulltask.spark.connector.session",
+    "session": "bulltask.spark.connector.session",
+    "stream_events": "bulltask.spark.connector.read",
 }
 """Where each public name lives; a module of the same name would take its place as soon as it is imported."""
 

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypedDict, Unpack, get_args
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, mono_ms, to_ms
@@ -23,14 +24,15 @@ from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
 from bulltask.lake.replacing import finish_intents
 from bulltask.lake.status import PipelineStatus
+from bulltask.lake.tables import GAPS, REPAIRS
 from bulltask.lake.terms import Terms
-from bulltask.spark.gold.building import build_gold
+from bulltask.spark.connector.session import register
+from bulltask.spark.gold.build import build_gold
+from bulltask.spark.source.settings import where_options
 from bulltask.spark.source.status import pipeline_status
-from bulltask.spark.source.where import where_options
-from bulltask.spark.start import register
 from bulltask.spark.tables.backfill import BackfillReport, backfill
 from bulltask.spark.tables.batches import Batches
-from bulltask.spark.tables.gap_rows import gap_rows
+from bulltask.spark.tables.lake_tables import read_table
 from bulltask.spark.tables.rebuild import build_silver
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
@@ -232,7 +234,10 @@ class Pipeline:
 
     def gaps(self) -> DataFrame:
         """``bronze.gaps`` and, in ``repaired_rows``, how many jobs backfills have found; null for no backfill."""
-        return gap_rows(self.spark, self.layout)
+        key = list(GAPS.key)
+        repairs = read_table(self.spark, self.layout, REPAIRS).groupBy(key)
+        repaired = repairs.agg(fn.sum("repaired_rows").alias("repaired_rows"))
+        return read_table(self.spark, self.layout, GAPS).join(repaired, key, "left")
 
     def status(self) -> PipelineStatus:
         """How far the lake is behind its queues, how long their rings hold what is not read, what was lost."""
@@ -240,7 +245,7 @@ class Pipeline:
 
     def _serve_metrics(self, until: ExitStack) -> None:
         if (port := self._more.get("metrics_port")) is not None:
-            from bulltask.spark.tables.metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
+            from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
             host = self._more.get("metrics_host", "127.0.0.1")
             until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bulltask.spark.data_source import BulltaskSource
-from bulltask.spark.sink.ids import derived_id
+from bulltask.spark.connector.data_source import BulltaskSource
+from bulltask.spark.sink.rows import derived_id
 from tests.interop.side_by_side import SideBySide
 
 __all__ = ["write_rows"]

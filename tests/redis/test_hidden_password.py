@@ -21,7 +21,7 @@ from bulltask.queue.events import QueueEvents
 from bulltask.queue.flow import FlowProducer
 from bulltask.queue.queue import Queue
 from bulltask.spark.source.options import EventsOptions, read_options
-from bulltask.spark.source.where import where_options
+from bulltask.spark.source.settings import where_options
 from bulltask.worker.child.spawned import SpawnOrder
 from tests.conftest import ServerFactory
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle.fold import Event
-from bulltask.spark.tables.telling import silver_of_batch
+from bulltask.spark.tables.silver import silver_of_batch
 from tests.support.silver_rows import events_table
 
 __all__ = ["AT_ONCE", "NEVER", "BatchLake", "many", "slices"]

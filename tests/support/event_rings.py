@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bulltask.spark.source.planning import Question
+from bulltask.spark.source.planning import Question, Reach
 from bulltask.spark.source.positions import BEGINNING, Facts, StreamId
-from bulltask.spark.source.way import Reach
 
 Entry = tuple[str, int, int]
 """A queue, which of its streams, and the entry's number in it from 1 on."""

@@ -16,7 +16,7 @@ import bulltask
 from tests.support.programs import ROOT
 
 LAZY = ("bulltask", "bulltask.queue", "bulltask.lake", "bulltask.spark")
-READERS = "bulltask.spark.data_source"
+READERS = "bulltask.spark.connector.data_source"
 
 
 def imported(program: str) -> set[str]:

@@ -50,7 +50,7 @@ def command(
     layout.check()  # before a JVM is started for nothing, as are the terms
     spark = open_session(master, conf)
     if layer == "gold":
-        from bulltask.spark.gold.building import build_gold  # noqa: PLC0415 - slow
+        from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow
 
         build_gold(spark, layout, which, wanted)
     else:

@@ -133,7 +133,7 @@ def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
     """The server, the rings of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.source.rings import look_at_rings, redis_version  # noqa: PLC0415 - slow
+    from bulltask.spark.source.status import look_at_rings, redis_version  # noqa: PLC0415 - slow
 
     options = read_options(EventsOptions, {"table": "events", **source.texts, "skipForeignQueues": "true"})
     try:

@@ -17,12 +17,10 @@ from bulltask.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import wire_name
 from bulltask.registry.options import CallOptions, JobPlan, plan_job
 from bulltask.registry.task import AnyTask
-from bulltask.spark.sink.enqueueing import WEEK, as_json, check_known, numbered, sent, telling_how_to_go_on
-from bulltask.spark.sink.gathering import FOUND, Look
-from bulltask.spark.sink.ids import check_write_id, new_write_id
-from bulltask.spark.sink.rows import NUMBER, Alike, Columns, JobMaker
-from bulltask.spark.sink.sending import Sending
-from bulltask.spark.source.vectorized import vectorized
+from bulltask.spark.sink.enqueue import WEEK, as_json, check_known, numbered, sent, telling_how_to_go_on, vectorized
+from bulltask.spark.sink.results import FOUND, Look
+from bulltask.spark.sink.rows import NUMBER, Alike, Columns, JobMaker, check_write_id, new_write_id
+from bulltask.spark.sink.writer import Sending
 from bulltask.transport.keys import QueueKeys
 
 __all__ = ["MapOptions", "map_dataframe"]

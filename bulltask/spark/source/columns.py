@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from bulltask.jobs.codec import decode_text
 from bulltask.spark.lifecycle.fold import LAST_MS
-from bulltask.spark.source.collecting import no_search_for_cycles
+from bulltask.spark.source.connection import no_search_for_cycles
 from bulltask.spark.source.positions import Gap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
 from bulltask.transport.scripts.history import RawEntry

@@ -7,8 +7,10 @@ a node of a cluster; there every call goes to the node that has its keys.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
@@ -17,7 +19,6 @@ from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.jobs.backoff import reconnect_delay_ms
-from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
@@ -27,7 +28,7 @@ from bulltask.transport.hello import SILENT, Hello, hello
 from bulltask.transport.scripts.history import READING
 from bulltask.transport.transaction import atomic
 
-__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of"]
+__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "no_search_for_cycles"]
 
 R = TypeVar("R")
 
@@ -184,3 +185,20 @@ def _walked(step: Walk, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, 
         found.update(some)
         if cursor == "0":
             return found
+
+
+@contextmanager
+def no_search_for_cycles() -> Iterator[None]:
+    """Keep Python from looking for unused objects that refer to each other.
+
+    A page of replies is tens of thousands of lists, and no cycle. Python takes so many new objects for a reason to look
+    through all it has, again and again: that is two thirds of the time in which a page of events is read. What is used
+    no more goes all the same, by its count. Of several threads the first one ends it.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -35,9 +35,9 @@ from bulltask.spark.source.positions import (
     starting,
 )
 from bulltask.spark.source.queues import Found, look_for_queues, no_stream, tell
-from bulltask.spark.source.rings import limits_of
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.spans import Span, spans_of
+from bulltask.spark.source.status import limits_of
 from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.history import SPAN, span_end

@@ -24,8 +24,7 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.replacing import steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
 from bulltask.spark.lifecycle.sql import as_time, error_key, plain_reason
-from bulltask.spark.tables.appending import append, ingest_of
-from bulltask.spark.tables.lake_tables import day_of, latest, read_table
+from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
 __all__ = ["BackfillReport", "backfill"]

@@ -4,7 +4,7 @@
 
     read Redis once -> staging: bronze -> staging: silver, carry -> into the tables -> ledger -> Spark notes the batch
 
-Spark does the first step; the rest is done here, with Arrow (:mod:`~bulltask.spark.tables.telling`).
+Spark does the first step; the rest is done here, with Arrow (:mod:`~bulltask.spark.tables.silver`).
 
 Nothing is in the tables before all of it is written, and the ledger decides what counts. So a batch may be killed at
 any moment: done again, it first takes away what it had put into the tables.
@@ -33,8 +33,8 @@ from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark.tables import bronze
 from bulltask.spark.tables.completeness import check_whole
-from bulltask.spark.tables.past import earlier_events, read_carry
-from bulltask.spark.tables.telling import silver_of_batch
+from bulltask.spark.tables.silver import silver_of_batch
+from bulltask.spark.tables.state import earlier_events, read_carry
 
 __all__ = ["Batches"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import (
@@ -22,10 +24,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bulltask.lake.layout import Layout
+from bulltask.lake.layout import Layout, listed
+from bulltask.lake.replacing import Replacing
 from bulltask.lake.tables import Kind, Table
 
-__all__ = ["as_table", "day_of", "latest", "read_table", "spark_schema"]
+__all__ = ["append", "as_table", "day_of", "ingest_of", "latest", "read_table", "spark_schema"]
 
 _TYPES: Final[Mapping[Kind, DataType]] = {
     Kind.TEXT: StringType(),
@@ -73,3 +76,35 @@ def latest(rows: DataFrame, table: Table) -> DataFrame:
     """Return the rows that count: of those with the same key, the one with the latest ``as_of``."""
     newest = Window.partitionBy(*table.key).orderBy(fn.col("as_of").desc())
     return rows.withColumn("place", fn.row_number().over(newest)).where("place = 1").drop("place")
+
+
+def ingest_of(command: str, now: datetime | None = None) -> str:
+    """Return the ``ingest_id`` of one run of a command: its name and the time."""
+    return f"{command}-{now or datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+
+
+def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
+    """Add rows to a table of bronze or silver.
+
+    They are written where no reader looks, and then put into place, partition by partition.
+
+    Args:
+        rows: with all columns of the table but ``ingest_id``.
+        table: which.
+        layout: the lake.
+        ingest: their ``ingest_id``; a new one for each call and table.
+
+    Returns:
+        How many rows there were.
+    """
+    columns = as_table(rows.selectExpr("*", "'' AS ingest_id"), table).drop("ingest_id")
+    count = 0
+    with Replacing(layout) as replacing:
+        new = replacing.fresh()
+        columns.write.partitionBy("dt", "queue").parquet(str(new))
+        for day in listed(new):
+            for queue in listed(day):
+                count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
+                place = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
+                replacing.swap(queue, place, [])
+    return count

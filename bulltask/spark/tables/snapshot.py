@@ -11,9 +11,8 @@ from pyspark.sql import functions as fn
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import SNAPSHOTS
-from bulltask.spark.start import register
-from bulltask.spark.tables.appending import append, ingest_of
-from bulltask.spark.tables.lake_tables import day_of
+from bulltask.spark.connector.session import register
+from bulltask.spark.tables.lake_tables import append, day_of, ingest_of
 
 __all__ = ["FINISHED", "SnapshotReport", "snapshot"]
 

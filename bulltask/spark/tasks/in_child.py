@@ -16,8 +16,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
 from bulltask.errors import TransientError, WaitJob
-from bulltask.spark.start import session
-from bulltask.spark.tasks.watch import GONE, Watch
+from bulltask.spark.connector.session import session
+from bulltask.spark.tasks.progress import GONE, Watch
 from bulltask.worker.child.spark_tasks import SparkRun
 
 __all__ = ["SparkInChild"]

@@ -16,8 +16,8 @@ from bulltask.errors import ConfigError
 from bulltask.lake.gaps import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue.queue import Queue
+from bulltask.spark.pipeline import Pipeline
 from bulltask.spark.tables.backfill import BackfillReport, backfill
-from bulltask.spark.tables.gap_rows import gap_rows
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.replay import ReplayReport, Selection, replay
 from bulltask.spark.tables.snapshot import snapshot
@@ -169,7 +169,7 @@ def test_a_stream_that_was_made_anew_twice_has_two_gaps_behind_its_beginning(
     report = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
     assert (report.gaps, report.jobs, report.repaired) == (2, 4, 2)
     assert [one.repaired_rows for one in find_gaps(lake.layout)] == [1, 3]
-    rows = gap_rows(spark, lake.layout).orderBy("detected_at").collect()
+    rows = Pipeline(spark, lake.layout.root).gaps().orderBy("detected_at").collect()
     assert [row["repaired_rows"] for row in rows] == [1, 3]
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from bulltask.errors import ConfigError
 from bulltask.spark import EnqueueReport, enqueue, gather
-from bulltask.spark.start import register
+from bulltask.spark.connector.session import register
 from tests.support.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

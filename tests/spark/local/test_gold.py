@@ -25,7 +25,7 @@ from bulltask.lake.tables import (
     Table,
 )
 from bulltask.lake.terms import Objective, Terms
-from bulltask.spark.gold.building import _spans, build_gold
+from bulltask.spark.gold.build import _spans, build_gold
 from bulltask.spark.gold.minutes import merge_minutes
 from bulltask.spark.tables.lake_tables import read_table
 from tests.support.gold_oracle import History, Oracle, nearest_rank, random_history

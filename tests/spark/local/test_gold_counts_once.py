@@ -14,7 +14,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
-from bulltask.spark.gold.building import read_inputs
+from bulltask.spark.gold.build import read_inputs
 from bulltask.spark.gold.facts import Span
 from tests.support.lake import LakeBuilder, at
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bulltask.spark import EnqueueReport, enqueue
-from bulltask.spark.start import register
+from bulltask.spark.connector.session import register
 from bulltask.testing.wait import wait_until
 from tests.support.stage import Stage
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.tables.silver import silver_of
+from bulltask.spark.tables.rebuild import silver_of
 from tests.support.batch_lake import NEVER, BatchLake, many, slices
 from tests.support.job_histories import cut, far, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same

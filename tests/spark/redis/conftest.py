@@ -10,7 +10,7 @@ import pytest
 import redis
 from pyspark.sql.datasource import DataSourceReader
 
-from bulltask.spark.data_source import BulltaskSource
+from bulltask.spark.connector.data_source import BulltaskSource
 from tests.conftest import FLAVOUR
 from tests.support.redis_cluster import Cluster
 

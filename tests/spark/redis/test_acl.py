@@ -15,12 +15,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.errors import BrokerAuthError
 from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
-from bulltask.spark.data_source import BulltaskSource
-from bulltask.spark.sink.gathering import Look
+from bulltask.spark.connector.data_source import BulltaskSource
+from bulltask.spark.sink.results import Look
 from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
-from bulltask.spark.source.rings import look_at_rings
+from bulltask.spark.source.status import look_at_rings
 from bulltask.transport.scripts.fence import some_fenced
 from tests.conftest import ServerFactory
 from tests.support.hand import Hand

@@ -14,9 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.gathering import Look
-from bulltask.spark.sink.sending import Sums
-from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.sink.results import Look
+from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.stream import history

@@ -16,8 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReadyError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.sending import Sums
-from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.testing.wait import wait_until

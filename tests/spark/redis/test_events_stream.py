@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.spark.data_source import BulltaskSource
+from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.source.spans import Span
 from tests.support.event_writing import fill

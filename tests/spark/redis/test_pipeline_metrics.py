@@ -14,7 +14,7 @@ from bulltask.errors import ConfigError
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
 from bulltask.spark.source.status import pipeline_status
-from bulltask.spark.tables.metrics import PipelineMetrics, serve
+from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 

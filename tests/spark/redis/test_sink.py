@@ -13,8 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.sending import Sums
-from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, Wrote
+from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, Sums, Wrote
 from bulltask.spark.source.options import WriteOptions, read_options
 
 pytestmark = pytest.mark.redis

@@ -13,8 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.sending import Sums
-from bulltask.spark.sink.writer import JobsWriter, Wrote
+from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
 from bulltask.spark.source.options import StreamOptions, WriteOptions, read_options
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.query import Query

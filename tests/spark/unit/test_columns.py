@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.source.collecting import no_search_for_cycles
 from bulltask.spark.source.columns import event_batch, job_batch, job_fields_of
+from bulltask.spark.source.connection import no_search_for_cycles
 from bulltask.spark.source.schemas import EVENT_FIELDS, EVENTS, JOBS, arrow_schema
 
 KNOWN = [name.encode() for name in EVENT_FIELDS.values()]

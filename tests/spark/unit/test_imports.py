@@ -56,7 +56,7 @@ def output(program: str) -> str:
         "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
         "from bulltask.spark import current_session",  # by tasks: a worker forks, and NumPy starts threads
-        "from bulltask.spark.source import options, positions, planning, queues, rings, spans",
+        "from bulltask.spark.source import options, positions, planning, queues, spans, status",
     ],
 )
 def test_what_needs_no_spark_imports_none(program: str) -> None:
@@ -106,8 +106,9 @@ def test_nodes_need_what_the_docs_say_and_no_more_of_what_bulltask_depends_on() 
     assert needed == {"cloudpickle", "msgpack", "pyarrow", "redis", "uuid_utils"}
     program = WITHOUT_SPARK.format(heavy={"click", "prometheus_client", "structlog", "tzdata"}) + (
         "before = set(sys.modules)\n"
-        "import bulltask.spark.data_source, bulltask.spark.enqueueing_stream, bulltask.spark.sink.gathering\n"
-        "import bulltask.spark.sink.mapping, bulltask.spark.tables.batches, bulltask.transport.broker\n"
+        "import bulltask.spark.connector.data_source, bulltask.spark.connector.enqueue_stream\n"
+        "import bulltask.spark.sink.mapping, bulltask.spark.sink.results\n"
+        "import bulltask.spark.tables.batches, bulltask.transport.broker\n"
         "print(*(name for name in set(sys.modules) - before))"
     )
     assert needed <= set(output(program).split())

@@ -10,13 +10,15 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from bulltask.errors import ConfigError
-from bulltask.spark.source.option_table import OPTIONS, REQUIRED, Use
 from bulltask.spark.source.options import (
+    OPTIONS,
+    REQUIRED,
     CountsOptions,
     EventsOptions,
     JobsOptions,
     SourceOptions,
     StreamOptions,
+    Use,
     WriteOptions,
     read_options,
     table_of,

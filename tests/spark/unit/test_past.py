@@ -14,7 +14,7 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import EVENTS
 from bulltask.spark.lifecycle.fold import LIFE, Event
-from bulltask.spark.tables.past import earlier_events, read_carry
+from bulltask.spark.tables.state import earlier_events, read_carry
 from tests.support.silver_rows import events_table
 
 

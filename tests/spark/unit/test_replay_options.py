@@ -7,8 +7,7 @@ import json
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.spark.tables.replay import Selection
-from bulltask.spark.tables.replaying import replay_options
+from bulltask.spark.tables.replay import Selection, replay_options
 
 
 def test_what_says_how_the_job_is_run_comes_along_as_it_was_stored() -> None:

@@ -6,14 +6,16 @@ Spark plans in processes of its own, whose environment is that of the moment in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bulltask import embedded
+from bulltask.config.config import ENV_PREFIX, Conf, Config
 from bulltask.config.urls import SecretUrl
-from bulltask.spark.source.options import settings
+from bulltask.errors import ConfigError
 
-__all__ = ["Where", "where_options"]
+__all__ = ["Where", "option_error", "resolve_config", "where_options"]
 
 
 class Where(TypedDict, total=False):
@@ -44,9 +46,29 @@ def where_options(where: Mapping[str, Any]) -> dict[str, str]:
         "prefix": where.get("prefix"),
         "queue_hash_tag": where.get("queue_hash_tag"),
     }
-    config = settings(given)
+    config = resolve_config(given)
     return {
         "url": embedded.resolve_url(config.broker_url).get_secret_value(),
         "prefix": config.prefix,
         "queueHashTag": str(config.queue_hash_tag).lower(),
     }
+
+
+def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
+    """Return bulltask's settings: what is given, and is not ``None``, wins over the environment.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    set_here = {name: value for name, value in given.items() if value is not None}
+    beaten = {ENV_PREFIX + name.upper() for name in set_here}
+    around = os.environ if environ is None else environ
+    try:
+        return Conf(set_here, {name: text for name, text in around.items() if name not in beaten}).freeze()
+    except ConfigError as exc:
+        raise option_error("WRONG", str(exc)) from None
+
+
+def option_error(code: str, text: str) -> ConfigError:
+    """Return the error of a wrong option, with its code in front."""
+    return ConfigError(f"[BULLTASK_OPTION_{code}] {text}")

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource
 
 import bulltask
 from bulltask.errors import MissingExtraError
-from bulltask.spark.data_source import BulltaskSource
+from bulltask.spark.connector.data_source import BulltaskSource
 
 __all__ = ["PUSHDOWN", "register", "session"]
 

@@ -6,28 +6,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql import functions as fn
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, did_you_mean
 from bulltask.queue.options import AddOptions
-from bulltask.spark.sink.ids import check_write_id, new_write_id
-from bulltask.spark.sink.rows import NUMBER, JobMaker, check_columns, check_job_options
-from bulltask.spark.sink.sending import Sending, how_to_go_on
+from bulltask.spark.sink.rows import NUMBER, JobMaker, check_columns, check_job_options, check_write_id, new_write_id
+from bulltask.spark.sink.writer import Sending, how_to_go_on
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.vectorized import vectorized
-from bulltask.spark.source.where import where_options
+from bulltask.spark.source.settings import where_options
 
 __all__ = [
     "WEEK",
     "EnqueueOptions",
     "EnqueueReport",
+    "RowNames",
     "WayOptions",
     "as_json",
     "check_known",
@@ -35,7 +36,9 @@ __all__ = [
     "numbered",
     "sent",
     "standard_rows",
+    "submit",
     "telling_how_to_go_on",
+    "vectorized",
     "write_options",
 ]
 
@@ -247,3 +250,71 @@ def write_options(queue: str, more: WayOptions) -> dict[str, str]:
     }
     write_id = more.get("write_id")
     return options if write_id is None else {**options, "writeId": write_id}
+
+
+@dataclass(frozen=True, slots=True)
+class RowNames:
+    """What the columns of the rows are.
+
+    Attributes:
+        data: columns that become a job's data.
+        name: name of all jobs; or
+        name_column: the column with their names.
+        id_column: the column with their ids; none: they come from the rows.
+    """
+
+    data: Sequence[str]
+    name: str | None = None
+    name_column: str | None = None
+    id_column: str | None = None
+
+
+def submit(
+    spark: SparkSession, path: str, queue: str, names: RowNames, **more: Unpack[EnqueueOptions]
+) -> EnqueueReport:
+    """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
+
+    Args:
+        spark: the session.
+        path: of the file.
+        queue: the queue.
+        names: which columns are what.
+        more: as for ``enqueue``.
+
+    Raises:
+        ConfigError: there is no such column, or as for ``enqueue``.
+    """
+    rows = spark.read.parquet(path)
+    for column in (*names.data, names.name_column, names.id_column):
+        if column is not None and column not in rows.columns:
+            hint = did_you_mean(column, rows.columns)
+            raise ConfigError(f"{path} has no column {column!r}{hint}; it has {', '.join(rows.columns)}")
+    return enqueue(
+        rows,
+        queue,
+        name=fn.col(names.name_column) if names.name_column is not None else str(names.name),
+        data=list(names.data),
+        job_id=None if names.id_column is None else fn.col(names.id_column).cast("string"),
+        **more,
+    )
+
+
+def vectorized(
+    function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
+) -> Callable[[Column], Column]:
+    """Make a function of a column: it is called once in each task, with an iterator of the column's Arrow arrays.
+
+    ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark takes the function for one whose result
+    is not the same each time, so it neither leaves a call out nor makes it twice.
+
+    Args:
+        function: returns for each array one of the same length.
+        returns: the type of its elements.
+    """
+
+    def whole(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        # By these types Spark knows how to call it.
+        return function(arrays)
+
+    make: Any = arrow_udf  # its stub knows neither structs nor that the result is a whole UserDefinedFunction
+    return cast("Callable[[Column], Column]", make(whole, returns).asNondeterministic())

@@ -17,11 +17,10 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.jobs.codec import decode_text
-from bulltask.spark.sink.enqueueing import EnqueueReport, check_known
+from bulltask.spark.sink.enqueue import EnqueueReport, check_known, vectorized
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.vectorized import vectorized
-from bulltask.spark.source.where import where_options
+from bulltask.spark.source.settings import where_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.fence import some_fenced

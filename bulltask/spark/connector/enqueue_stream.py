@@ -12,16 +12,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
-from bulltask.spark.sink.enqueueing import WayOptions, check_known, standard_rows, write_options
+from bulltask.spark.connector.session import register
+from bulltask.spark.sink.enqueue import WayOptions, check_known, standard_rows, write_options
 from bulltask.spark.sink.writer import JobsStreamWriter
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.start import register
 
 __all__ = ["StreamWayOptions", "enqueue_stream"]
 
 
 class StreamWayOptions(WayOptions, total=False):
-    """What else ``enqueue_stream`` may be told, beside :class:`bulltask.spark.sink.enqueueing.WayOptions`.
+    """What else ``enqueue_stream`` may be told, beside :class:`bulltask.spark.sink.enqueue.WayOptions`.
 
     ``write_id`` takes the place of the query's id in the ids of jobs: give one, and a new checkpoint of the same source
     adds nothing that was added before. Times in ``opts`` are lengths, no moments.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["current_session"]
 
-_HOME: Final = {"session": "bulltask.spark.start"}
+_HOME: Final = {"session": "bulltask.spark.connector.session"}
 
 
 def current_session() -> SparkSession:

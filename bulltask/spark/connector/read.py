@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 
 from bulltask.config.parsers import choice
 from bulltask.errors import ConfigError, did_you_mean
+from bulltask.spark.connector.session import register
 from bulltask.spark.source.schemas import TABLES
-from bulltask.spark.source.where import Where, where_options
-from bulltask.spark.start import register
+from bulltask.spark.source.settings import Where, where_options
 
 __all__ = ["counts", "events", "jobs", "stream_events"]
 
