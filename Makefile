@@ -114,6 +114,7 @@ $(BIN)/python:
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests on a real Redis need it (others use the embedded Valkey)"
+	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
 # Each JVM of the tests takes 6 CPU seconds less where Spark's classes lie ready for Java; they do without, too.

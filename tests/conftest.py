@@ -22,6 +22,7 @@ from bulltask.embedded.binary import Flavour
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
+from tests.support.containers import ContainerServer, session_server
 from tests.support.distribution import Distribution, long_ones_first
 from tests.support.processes import MARK, Leftovers
 
@@ -100,15 +101,16 @@ def _no_signal_stays_blocked() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def redis_server(
     session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RedisServer]:
+) -> Iterator[RedisServer | ContainerServer]:
     """The server of this test session, one for each xdist worker; everything is in memory. Do not stop it."""
-    with RedisServer.start(tmp_path_factory.mktemp("redis"), flavour=FLAVOUR) as server:
-        lasting_processes.add(server.pid)
+    with session_server(tmp_path_factory.mktemp("redis"), FLAVOUR) as server:
+        if isinstance(server, RedisServer):
+            lasting_processes.add(server.pid)
         yield server
 
 
 @pytest.fixture
-def broker_url(redis_server: RedisServer) -> str:
+def broker_url(redis_server: RedisServer | ContainerServer) -> str:
     """URL of the session's server, which is empty when the test starts."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()

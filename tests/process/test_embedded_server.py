@@ -462,12 +462,13 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
     assert "Traceback" not in said
 
 
-def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, redis_server):
-    with serve(redis_server.port, "--data-dir", str(tmp_path)) as program:
+def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, server_factory):
+    server = server_factory()
+    with serve(server.port, "--data-dir", str(tmp_path / "other")) as program:
         said = program.rest()
         assert program.process.wait(60) == 1
-    assert f"process {redis_server.pid}" in said
-    assert f"broker_url to redis://127.0.0.1:{redis_server.port}/0" in said
+    assert f"process {server.pid}" in said
+    assert f"broker_url to redis://127.0.0.1:{server.port}/0" in said
 
 
 def test_the_command_says_that_the_server_ended_by_itself(tmp_path):

@@ -1,0 +1,141 @@
+"""The way with containers: testcontainers, an engine, and Redis and Valkey in it.
+
+Where no engine answers, podman is started for these tests, with images of the servers of this machine: no registry is
+asked. It has a mount and a process namespace of its own, so it sees no cgroups that crun refuses, and all that it has
+started ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import docker
+import pytest
+import redis
+
+from bulltask.embedded.binary import Flavour, find_binary
+from bulltask.testing.wait import wait_until
+from tests.redis import test_queue_basics
+from tests.support.containers import IMAGES, ContainerServer, container_server, engine_answers
+from tests.support.processes import MARK
+from tests.support.stage import Stage
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+MISSING = [program for program in ("podman", "crun", "unshare", "ldd") if shutil.which(program) is None]
+NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis")
+
+# Without CAP_SYS_RESOURCE crun cannot raise limits, without cgroups of its own it cannot make any.
+CONFIG = """
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
+cgroups = "disabled"
+netns = "host"
+"""
+SERVICE = """
+umount /sys/fs/cgroup/unified 2>/dev/null
+podman="podman --root $1/root --runroot $1/run --storage-driver vfs --cgroup-manager cgroupfs --runtime crun"
+for flavour in valkey redis; do
+    $podman import --quiet --change 'ENTRYPOINT ["/bin/server"]' $1/$flavour.tar localhost/$flavour:test || exit 1
+done
+exec $podman system service --time 0 unix://$1/socket
+"""
+
+
+def pack(binary: Path, file: Path) -> None:
+    """Write an image: the program, and the libraries that it is linked with."""
+    listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
+    with tarfile.open(file, "w", dereference=True) as image:
+        image.add(binary, "bin/server")
+        for library in {word for word in listed.split() if word.startswith("/")}:
+            image.add(library, library.lstrip("/"))
+
+
+@contextmanager
+def podman(directory: Path, lasting_processes: set[int]) -> Iterator[str]:
+    """Serve Docker's API; its address."""
+    for flavour in FLAVOURS:
+        pack(find_binary(flavour).path, directory / f"{flavour}.tar")
+    (directory / "containers.conf").write_text(CONFIG)
+    service = subprocess.Popen(
+        [*NAMESPACES, "sh", "-c", SERVICE, "sh", directory],
+        env={name: text for name, text in os.environ.items() if name != MARK}
+        | {"CONTAINERS_CONF": str(directory / "containers.conf")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    lasting_processes.add(service.pid)
+    try:
+        socket = directory / "socket"
+        wait_until(lambda: socket.exists() or service.poll() is not None, 60.0, "podman's service")
+        if service.poll() is not None and service.stdout is not None:
+            raise RuntimeError(service.stdout.read().decode(errors="replace"))
+        yield f"unix://{socket}"
+    finally:
+        service.kill()
+        service.communicate()
+
+
+@pytest.fixture(scope="module")
+def images(lasting_processes: set[int]) -> Iterator[dict[Flavour, str]]:
+    """The images of the servers, with an engine that has them."""
+    if engine_answers():
+        yield IMAGES
+        return
+    if MISSING or subprocess.run([*NAMESPACES, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip(f"no container engine: {' and '.join(MISSING) or 'a namespace for podman'} cannot be had here")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="podman-") as directory,  # what works in pytest's is a leftover
+        podman(Path(directory), lasting_processes) as address,
+    ):
+        patch.setenv("DOCKER_HOST", address)
+        patch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")  # an image of a registry; the namespace does as well
+        engine_answers.cache_clear()
+        assert engine_answers()
+        yield {flavour: f"localhost/{flavour}:test" for flavour in FLAVOURS}
+    engine_answers.cache_clear()
+
+
+@pytest.fixture
+def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+    with closing(Stage(broker_url, tmp_path, record_property)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=FLAVOURS)
+def redis_server(request: pytest.FixtureRequest, images: dict[Flavour, str]) -> Iterator[ContainerServer]:
+    """In the place of the session's server."""
+    image = images[request.param]
+    with container_server(image, host_network=image.startswith("localhost/")) as server:
+        yield server
+
+
+# The queue through both of its classes, taking and ending jobs by hand.
+test_a_job_is_added_and_read_back = test_queue_basics.test_a_job_is_added_and_read_back
+test_counts_of_all_states = test_queue_basics.test_counts_of_all_states
+test_obliterating_removes_everything = test_queue_basics.test_obliterating_removes_everything
+
+
+def test_the_server_is_of_the_kind_that_was_asked_for_and_in_a_container(
+    request: pytest.FixtureRequest, redis_server: ContainerServer, redis_client: redis.Redis
+) -> None:
+    flavour = request.node.callspec.params["redis_server"]
+    assert ("valkey_version" in redis_client.info("server")) == (flavour == "valkey")
+    with closing(docker.from_env()) as engine:
+        assert [redis_server.image] in [container.image.tags for container in engine.containers.list()]
+
+
+@pytest.mark.process
+def test_a_worker_takes_jobs_from_a_server_in_a_container(stage: Stage) -> None:
+    stage.worker(children=1)
+    assert stage.app.send_task("quick", countdown=0.1).get(timeout=60) is None
+    assert len(stage.journal.wait_for(1, what="start")) == 1

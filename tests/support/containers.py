@@ -1,0 +1,108 @@
+"""The server of the test session: a container where a container engine answers, else a program of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from bulltask.embedded.binary import Flavour
+from bulltask.embedded.launch import pick_port
+from bulltask.testing.server import RedisServer
+from bulltask.testing.wait import wait_until
+
+__all__ = ["IMAGES", "ContainerServer", "container_server", "engine_answers", "session_server"]
+
+IMAGES: dict[Flavour, str] = {"valkey": "valkey/valkey:8", "redis": "redis:7"}
+PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerServer:
+    """A server in a container.
+
+    Attributes:
+        port: TCP port on 127.0.0.1.
+        image: what it was made from.
+    """
+
+    port: int
+    image: str
+
+    @property
+    def url(self) -> str:
+        """``redis://127.0.0.1:PORT/0``."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+
+@cache
+def engine_answers() -> bool:
+    """Whether a container engine answers where Docker's clients look for one. Each process asks once."""
+    address = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
+    if address.scheme == "unix" and not Path(address.path).is_socket():
+        return False
+    import docker  # noqa: PLC0415  # half a second, for those who have an engine
+    from docker.errors import DockerException  # noqa: PLC0415
+
+    try:
+        client = docker.from_env(timeout=5)
+        client.ping()
+    except DockerException:
+        return False
+    client.close()
+    return True
+
+
+@contextmanager
+def container_server(image: str, *, host_network: bool = False) -> Iterator[ContainerServer]:
+    """Run a server in a container.
+
+    Args:
+        image: Redis' or Valkey's; its entry point takes the server's arguments.
+        host_network: the engine has no network of its own, so the server gets a free port of the machine.
+    """
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415  # as above
+
+    port = pick_port() if host_network else PORT
+    reached = ["--bind", "127.0.0.1"] if host_network else ["--protected-mode", "no"]
+    container = DockerContainer(image).with_command(["--port", str(port), "--save", "", *reached])
+    if host_network:
+        container.with_kwargs(network_mode="host")
+    else:
+        container.with_exposed_ports(port)
+    with container:
+        server = ContainerServer(port if host_network else int(container.get_exposed_port(port)), image)
+        with redis.Redis(port=server.port) as client:
+            wait_until(lambda: _serves(client), 30.0, f"the server in {image}")
+        yield server
+
+
+def _serves(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+@contextmanager
+def session_server(directory: Path, flavour: Flavour) -> Iterator[RedisServer | ContainerServer]:
+    """Run the server of a test session."""
+    with ExitStack() as stack:
+        if engine_answers():
+            from docker.errors import DockerException  # noqa: PLC0415  # as above
+
+            try:
+                made = stack.enter_context(container_server(IMAGES[flavour]))
+            except DockerException as exc:  # it answers, but has no such image and cannot get it
+                sys.stderr.write(f"no server in a container, so a program of this machine: {exc}\n")
+            else:
+                yield made
+                return
+        yield stack.enter_context(RedisServer.start(directory, flavour=flavour))
