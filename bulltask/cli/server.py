@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from bulltask.embedded.binary import find_binary
-from bulltask.embedded.join import start_announced
+from bulltask.embedded.data_directory import DataDirectory
 from bulltask.embedded.launch import PortTaken, ServerLog, pick_port
 from bulltask.embedded.listener import find_listener
-from bulltask.embedded.place import Place
 from bulltask.embedded.server import EmbeddedServer
+from bulltask.embedded.shared import start_announced
 from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["command", "server"]
@@ -40,7 +40,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" find it.
     """
     try:
-        owned = _start(port, Place.named() if data_dir is None else Place.at(data_dir), loglevel)
+        owned = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
     except PortTaken:
         raise click.ClickException(_port_taken(port)) from None
     except BrokerUnavailableError as error:
@@ -59,7 +59,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
 command = server
 
 
-def _start(port: int, place: Place, loglevel: str) -> EmbeddedServer:
+def _start(port: int, place: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in place.left_behind(binary):
         click.echo(f"note: {binary} starts with no data; there is data of another server in {other}", err=True)

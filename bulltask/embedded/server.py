@@ -40,7 +40,7 @@ class EmbeddedServer:
 
     Args:
         data_dir: directory of the server's files, made when it does not exist; for one server at a time, and for one
-            flavour and major version (`Place` keeps those apart).
+            flavour and major version (`DataDirectory` keeps those apart).
         port: TCP port on 127.0.0.1; ``None`` takes a free one.
         binary: the program; ``None`` asks `find_binary`.
         appendonly: False keeps everything in memory only.

@@ -204,7 +204,7 @@ class ActiveJob:
         deferred_failure: text with which the job must fail instead of running (``defa``).
         scheduler_id: the job scheduler that made it, ``""`` for none (``rjk``).
         malformed: its hash cannot be read: it fails with ``deferred_failure``, and BullMQ's own script might stop at
-            it (:mod:`bulltask.transport.scripts.set_aside`).
+            it (:mod:`bulltask.transport.scripts.quarantine`).
     """
 
     queue: str

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "ending", "every", "fenced", "guarded", "official", "own", "retrying", "waking"]
+__all__ = ["Script", "every", "official", "own", "sha1"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
 _CURE_OWN = "reinstall bulltask (in a checkout, if the change is meant: python tests/unit/test_lua_scripts.py)"
@@ -71,68 +71,6 @@ def own(name: str) -> Script:
     return _checked("own", name, _pins(), "own_scripts.json", _CURE_OWN)
 
 
-@cache
-def fenced(name: str) -> Script:
-    """Return an official add script behind the fence (``own/fence-1.lua``): one script that does both in one step.
-
-    The official text stands in it byte for byte, as the body of a function whose parameters take the place of the
-    ``KEYS`` and ``ARGV`` that it was written for.
-
-    Raises:
-        ScriptIntegrityError: as of :func:`official`.
-    """
-    return _around(own("fence"), official(name), b"add")
-
-
-@cache
-def ending(name: str) -> Script:
-    """Return an own script that ends a job: BullMQ's ``moveToFinished`` stands in it as ``finish(KEYS, ARGV)``.
-
-    As in :func:`fenced`, the official text is there byte for byte, and both are one step.
-
-    Raises:
-        ScriptIntegrityError: as of :func:`official` and :func:`own`.
-    """
-    return _around(own(name), official("moveToFinished"), b"finish")
-
-
-@cache
-def guarded(name: str, guard: str) -> Script:
-    """Return an official script behind an own one that deals with malformed jobs, under the official name.
-
-    As in :func:`fenced`, the official text is there byte for byte, as ``official(KEYS, ARGV)``, and both are one step.
-
-    Args:
-        name: the official script.
-        guard: the own one.
-
-    Raises:
-        ScriptIntegrityError: as of :func:`official` and :func:`own`.
-    """
-    return replace(_around(own(guard), official(name), b"official"), name=name)
-
-
-@cache
-def retrying() -> Script:
-    """Return own ``retryFailed``: BullMQ's ``moveJobsToWait`` stands in it as ``retry(KEYS, ARGV)``, byte for byte.
-
-    Raises:
-        ScriptIntegrityError: as of :func:`official`.
-    """
-    return _around(own("retryFailed"), official("moveJobsToWait"), b"retry")
-
-
-@cache
-def waking(script: Script) -> Script:
-    """Return own ``wakeNext`` around a script that moves a job out of ``active``: it is there byte for byte, as
-    ``move(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: as of :func:`own`.
-    """
-    return _around(own("wakeNext"), script, b"move")
-
-
 def every() -> list[Script]:
     """Return all scripts of BullMQ and all of our own: after this call none can be found altered.
 
@@ -141,11 +79,6 @@ def every() -> list[Script]:
     """
     sources = ((official, _manifest()), (own, _pins()))
     return [load(file_name.rpartition("-")[0]) for load, file_names in sources for file_name in sorted(file_names)]
-
-
-def _around(outer: Script, inner: Script, function: bytes) -> Script:
-    body = b"local function " + function + b"(KEYS, ARGV)\n" + inner.body + b"\nend\n" + outer.body
-    return Script(f"{outer.name}:{inner.name}", outer.key_count + inner.key_count, body, _sha(body))
 
 
 def _checked(folder: str, name: str, wanted: dict[str, str], where: str, cure: str) -> Script:
@@ -191,8 +124,9 @@ def _only_file(name: str, file_names: list[str], where: Traversable) -> str:
 
 def _script(file_name: str, body: bytes) -> Script:
     name, _, keys = file_name.removesuffix(".lua").rpartition("-")
-    return Script(name, int(keys), body, _sha(body))
+    return Script(name, int(keys), body, sha1(body))
 
 
-def _sha(body: bytes) -> str:
+def sha1(body: bytes) -> str:
+    """Return the SHA-1 of a script in hex: the name under which Redis caches it."""
     return hashlib.sha1(body, usedforsecurity=False).hexdigest()

@@ -10,7 +10,7 @@ from bulltask.jobs.names import check_job_name, is_queue_key
 from bulltask.migrate.bull_job import BullJob, Origin
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion, convert
 from bulltask.migrate.outcome import Left, Outcome
-from bulltask.transport.scripts.bull import Change
+from bulltask.transport.scripts.bull import JobConversion
 
 __all__ = ["STATES", "Judge", "Wishes"]
 
@@ -70,7 +70,7 @@ class Judge:
     def __init__(self, wishes: Wishes, *, only_bulls: bool, outcome: Outcome) -> None:
         self._wishes, self._only_bulls, self._outcome = wishes, only_bulls, outcome
 
-    def change(self, job: BullJob) -> tuple[Change, Conversion] | None:
+    def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
         """What is to be done with a job; ``None``: it stays."""
         reason, detail = self._stays(job), ""
         if reason is None:
@@ -98,11 +98,11 @@ class Judge:
             return not self._only_bulls
         return job.origin is not Origin.BULLMQ  # an unreadable one is told as broken, whoever has made it
 
-    def _change(self, job: BullJob) -> tuple[Change, Conversion]:
+    def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
         state = _BECOMES[job.place]
         made = convert(job, state, self._wishes.default_name)
         debounced = job.fields.get("deid")
-        change = Change(
+        change = JobConversion(
             id=job.id,
             new_id=self._wishes.id_prefix + job.id,
             place=job.place,

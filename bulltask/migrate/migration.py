@@ -17,11 +17,11 @@ from bulltask.migrate.repeatables import BullRepeatables
 from bulltask.migrate.survey import across_slots, all_jobs, count_target, read_facts, read_jobs
 from bulltask.queue.operations import set_paused
 from bulltask.queue.queue import Queue
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
+from bulltask.transport.keys import BullKeys
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts.add import describe_queue
+from bulltask.transport.scripts.add import write_queue_meta
 
 __all__ = ["BullMigration"]
 
@@ -117,7 +117,7 @@ class BullMigration:
             yield client
 
     def _prepare(self, client: Client, plan: Plan) -> None:
-        client.run_many(describe_queue(self.target, PROTOCOL_VERSION, self._link.broker.config.max_events))
+        client.run_many(write_queue_meta(self.target, PROTOCOL_VERSION, self._link.broker.config.max_events))
         if plan.in_place and plan.facts.paused:
             # Bull before 3.10 notes its pause only under a key of its own.
             client.run(command("HSET", self.target.meta, "paused", 1))
@@ -127,7 +127,7 @@ class BullMigration:
     def _schedulers(self, client: Client, plan: Plan, outcome: Outcome) -> tuple[list[str], list[BullRepeatable]]:
         """Convert the repeatable jobs: ids of the schedulers, and those that stay."""
         made, left = list[str](), list[BullRepeatable]()
-        maker = BullRepeatables(client, self.source, self.target, self._link.broker.endpoint.shown)
+        maker = BullRepeatables(client, self.source, self.target, self._link.broker.endpoint.safe_url)
         for planned in plan.repeatables:
             if planned.problem:
                 left.append(planned)

@@ -11,19 +11,25 @@ from bulltask.migrate.judge import Judge
 from bulltask.migrate.outcome import Left, Outcome
 from bulltask.migrate.recognise import PLACES, Facts
 from bulltask.migrate.survey import AT_ONCE, kind_of, read_jobs
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.bull import Change, Moved, Page, convert_bull_job, move_bull_job, page_of
+from bulltask.transport.keys import BullKeys, QueueKeys
+from bulltask.transport.scripts.bull import (
+    JobConversion,
+    MoveResult,
+    ScoredIds,
+    convert_bull_job,
+    move_bull_job,
+    page_of,
+)
 
 __all__ = ["Mover"]
 
 _LEFT = {
-    Moved.NO_HASH: Left.NO_HASH,
-    Moved.LOCKED: Left.LOCKED,
-    Moved.ID_TAKEN: Left.ID_TAKEN,
-    Moved.CHANGED: Left.CHANGING,
+    MoveResult.NO_HASH: Left.NO_HASH,
+    MoveResult.LOCKED: Left.LOCKED,
+    MoveResult.ID_TAKEN: Left.ID_TAKEN,
+    MoveResult.CHANGED: Left.CHANGING,
 }
 _TRIES = 3
 
@@ -73,7 +79,7 @@ class Mover:
     def _enough(self) -> bool:
         return self._end is not None and self._outcome.total_moved >= self._end
 
-    def _page(self, place: str, page: Page, first: int, seen: Callable[[int], object]) -> int:
+    def _page(self, place: str, page: ScoredIds, first: int, seen: Callable[[int], object]) -> int:
         """Move the jobs of a page; the result is how many of them are still in their place."""
         stay = 0
         for start in range(0, len(page), AT_ONCE):
@@ -83,7 +89,7 @@ class Mover:
         return stay
 
     def _jobs(self, jobs: Sequence[BullJob], first: int, tries: int = _TRIES) -> int:
-        wanted, rank = list[tuple[Change, Conversion]](), first
+        wanted, rank = list[tuple[JobConversion, Conversion]](), first
         for job in jobs:
             found = self._judge.change(job)
             if found:
@@ -91,10 +97,10 @@ class Mover:
             rank += found is None or not self._leaves(found[0])
         if self._end is not None:
             wanted = wanted[: self._end - self._outcome.total_moved]
-        answers: list[Moved] = self._client.run_many([self._call(change) for change, _ in wanted])
+        answers: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in wanted])
         stay, again = len(jobs) - len(wanted), set[str]()
         for (change, made), answer in zip(wanted, answers, strict=True):
-            if answer is Moved.CHANGED and tries > 1:
+            if answer is MoveResult.CHANGED and tries > 1:
                 again.add(change.id)
             else:
                 stay += self._count(change, made, answer)
@@ -104,22 +110,22 @@ class Mover:
             stay += self._jobs(jobs, first + stay, tries - 1)
         return stay
 
-    def _leaves(self, change: Change) -> bool:
+    def _leaves(self, change: JobConversion) -> bool:
         """True when its place has it no longer afterwards."""
         prioritized = change.state == "waiting" and change.priority > 0
         return not self._in_place or prioritized or change.state == "recovered"
 
-    def _call(self, change: Change) -> Call[Moved]:
+    def _call(self, change: JobConversion) -> Call[MoveResult]:
         if self._in_place:
             return convert_bull_job(self._source, change)
         return move_bull_job(self._source, self._target, change)
 
-    def _count(self, change: Change, made: Conversion, answer: Moved) -> bool:
+    def _count(self, change: JobConversion, made: Conversion, answer: MoveResult) -> bool:
         """Count one; true when it is still in its place."""
-        if answer is Moved.DONE:
+        if answer is MoveResult.DONE:
             self._outcome.moved[change.state] += 1
             self._outcome.notes.update(made.notes)
             return not self._leaves(change)
         if answer in _LEFT:
             self._outcome.leave(_LEFT[answer], change.id)
-        return answer is not Moved.GONE
+        return answer is not MoveResult.GONE

@@ -14,10 +14,10 @@ from bulltask.migrate.recognise import Facts, Layout, recognise
 from bulltask.migrate.repeatables import plan_repeatables
 from bulltask.migrate.survey import all_jobs, count_target, read_facts
 from bulltask.queue.link import Link
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.bull import Change
+from bulltask.transport.keys import BullKeys
+from bulltask.transport.scripts.bull import JobConversion
 from bulltask.transport.scripts.queue import get_meta
 
 __all__ = ["Planner"]
@@ -102,7 +102,7 @@ class Planner:
             seen(found.origins.total(), total)
         return found
 
-    def _count(self, changes: list[tuple[Change, Conversion]], outcome: Outcome) -> None:
+    def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: Outcome) -> None:
         taken = self._taken([change.new_id for change, _ in changes])
         for (change, made), is_taken in zip(changes, taken, strict=True):
             if is_taken:
@@ -114,7 +114,7 @@ class Planner:
     def _taken(self, ids: list[str]) -> list[bool]:
         if self._in_place:
             return [False] * len(ids)
-        calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), judge=bool) for job_id in ids]
+        calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), parse_reply=bool) for job_id in ids]
         return self._client.run_many(calls)
 
     def _repeatables(self, facts: Facts, layout: Layout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:

@@ -14,11 +14,10 @@ from bulltask.migrate.convert import DEFAULT_NAME, Conversion
 from bulltask.migrate.outcome import BullRepeatable
 from bulltask.schedule.cron import Cron
 from bulltask.schedule.repeat import Repeat, iteration_options, key_digest
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import perform
+from bulltask.transport.keys import BullKeys, QueueKeys
+from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.schedule import Iteration, add_job_scheduler, get_job_scheduler
 from bulltask.transport.transaction import transaction
 
@@ -58,7 +57,7 @@ class BullRepeatables:
         if planned.place == "delayed":
             calls.append(command("ZREM", self.source.delayed, job.id))
             calls.append(command("DEL", self.source.job(job.id), self.source.logs(job.id)))
-        for result in perform(self.client, transaction(calls, self.shown)):
+        for result in run_sync(self.client, transaction(calls, self.shown)):
             if isinstance(result, BulltaskError):
                 raise result
         return makes

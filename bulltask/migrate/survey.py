@@ -8,14 +8,12 @@ from typing import Any, Final
 from bulltask.errors import BrokerAuthError
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.recognise import PLACES, Facts
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.bull import Page, key_type, page_of, read_hash, share_a_slot, size_of
+from bulltask.transport.keys import BullKeys, QueueKeys
+from bulltask.transport.scripts.bull import ScoredIds, key_type, page_of, read_hash, share_a_slot, size_of
 from bulltask.transport.scripts.flow import is_cluster
-from bulltask.transport.scripts.queue import client_rows, get_meta
-from bulltask.transport.scripts.read import get_counts
+from bulltask.transport.scripts.queue import get_counts, get_meta, list_clients
 from bulltask.transport.scripts.schedule import list_schedulers
 
 __all__ = ["AT_ONCE", "across_slots", "all_jobs", "count_target", "kind_of", "read_facts", "read_jobs"]
@@ -81,10 +79,10 @@ def all_jobs(client: Client, keys: BullKeys, facts: Facts) -> Iterator[tuple[str
             first += len(page)
 
 
-def read_jobs(client: Client, keys: BullKeys, place: str, page: Page) -> list[BullJob]:
+def read_jobs(client: Client, keys: BullKeys, place: str, page: ScoredIds) -> list[BullJob]:
     """Read jobs by their ids; one without a hash has no fields."""
     calls: list[Call[Any]] = [read_hash(keys.job(job_id)) for job_id, _ in page]
-    calls += [command("EXISTS", keys.lock(job_id), judge=bool) for job_id, _ in page]
+    calls += [command("EXISTS", keys.lock(job_id), parse_reply=bool) for job_id, _ in page]
     answers = client.run_many(calls)
     hashes, locks = answers[: len(page)], answers[len(page) :]
     return [
@@ -101,7 +99,7 @@ def count_target(client: Client, keys: QueueKeys) -> int:
 def _repeats(client: Client, keys: BullKeys) -> list[tuple[str, int]]:
     """Bull's repeatable jobs: BullMQ's schedulers, in the same sorted set, have a hash each."""
     rows = client.run(list_schedulers(keys, 0, -1, asc=True))
-    hashes = client.run_many([command("EXISTS", keys.scheduler(key), judge=bool) for key, _ in rows])
+    hashes = client.run_many([command("EXISTS", keys.scheduler(key), parse_reply=bool) for key, _ in rows])
     return [row for row, is_scheduler in zip(rows, hashes, strict=True) if not is_scheduler]
 
 
@@ -109,6 +107,6 @@ def _workers(client: Client, keys: BullKeys) -> Sequence[str] | None:
     """Bull's workers, and BullMQ's of the same name, call their connections so; senders do not."""
     name = keys.client_name()
     try:
-        return [f"{row.name} at {row.address}" for row in client.run(client_rows(name, f"{name}:w:"))]
+        return [f"{row.name} at {row.address}" for row in client.run(list_clients(name, f"{name}:w:"))]
     except BrokerAuthError:  # CLIENT LIST is forbidden
         return None

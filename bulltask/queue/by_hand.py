@@ -21,11 +21,20 @@ from bulltask.queue.fields import JobFields
 from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.queue.link import Link
 from bulltask.transport.call import Call, command
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import Fetched, text
-from bulltask.transport.scripts import move as scripts
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.move import Claim, Ending
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    FinishOptions,
+    move_from_active_to_wait,
+    move_stalled_jobs_to_wait,
+    move_to_active,
+    move_to_delayed,
+    move_to_finished,
+    move_to_waiting_children,
+    retry_job,
+)
 
 __all__ = ["Taking", "await_children", "check_stalled", "complete", "delay", "fail", "give_back"]
 
@@ -55,7 +64,7 @@ class Taking:
             raise ConfigError("lock_duration must be longer than 0")
         if len(worker) > MAX_NAME:
             raise ConfigError(f"the name of a worker has at most {MAX_NAME} characters, not {len(worker)}")
-        self._link, self._claim = link, Claim.of(link.broker.config, link.keys, token, worker, lock_ms)
+        self._link, self._claim = link, FetchOptions.from_config(link.broker.config, link.keys, token, worker, lock_ms)
         self._deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
         self._due_ms = self._limited_ms = 0
         self._popped: tuple[str, str] | None = None
@@ -63,11 +72,13 @@ class Taking:
     def attempt(self) -> Operation[JobRecord | None]:
         """Take the next job, if there is one."""
         keys, now_ms = self._link.keys, self._link.now_ms()
-        fetched = yield from ask(scripts.move_to_active(keys, self._claim, now_ms))
+        fetched = yield from execute(move_to_active(keys, self._claim, now_ms))
         self._limited_ms = fetched.limited_ms
         self._due_ms = max(1, fetched.due_ms - now_ms) if fetched.due_ms else 0
         if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
-            yield from ask(command("ZADD", keys.marker, *self._popped))  # nobody will take the job that it announced
+            yield from execute(
+                command("ZADD", keys.marker, *self._popped)
+            )  # no worker will take the job that it announced
         return (yield from _picked(self._link, fetched, self._claim))
 
     @property
@@ -85,14 +96,14 @@ class Taking:
     def marker(self, wait_ms: int) -> Call[None]:
         """The call that waits until a job is announced."""
 
-        def judge(reply: Any) -> None:
+        def parse_reply(reply: Any) -> None:
             if reply is not None:
                 self._popped = (text(reply[2]), text(reply[1]))
 
-        return command("BZPOPMIN", self._link.keys.marker, f"{wait_ms / 1000:.3f}", judge=judge)
+        return command("BZPOPMIN", self._link.keys.marker, f"{wait_ms / 1000:.3f}", parse_reply=parse_reply)
 
 
-def _picked(link: Link, fetched: Fetched, claim: Claim) -> Operation[JobRecord | None]:
+def _picked(link: Link, fetched: Fetched, claim: FetchOptions) -> Operation[JobRecord | None]:
     """The fields of a job that was taken; the next one of its series is added first, as every worker does."""
     if not fetched.job_id:
         return None
@@ -105,7 +116,7 @@ def _picked(link: Link, fetched: Fetched, claim: Claim) -> Operation[JobRecord |
         yield from _follow(link, fetched, now_ms, zone)
     except NOT_ADDED:
         delay_ms = pause_ms(record.attempts_started)
-        yield from ask(scripts.move_to_delayed(keys, record.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
+        yield from execute(move_to_delayed(keys, record.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
         raise
     return record
 
@@ -121,7 +132,7 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
     encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
     active = _active(job)
     keep = active.keep("removeOnComplete", job.link.broker.config.keep_completed)
-    ending = Ending(True, encoded, keep, active.attempts)
+    ending = FinishOptions(True, encoded, keep, active.attempts)
     found = yield from _finish(job, active, ending, token, fetch_next=fetch_next)
     job.change(returnvalue=codec.decode(encoded))
     return found
@@ -141,16 +152,16 @@ def fail(
     fields = active.failure_fields(*_said(error))
     if made >= attempts or job.is_discarded or _is_permanent(error):
         keep = active.keep("removeOnFail", job.link.broker.config.keep_failed)
-        ending = Ending(False, fields[1].encode(), keep, active.attempts, fields)
+        ending = FinishOptions(False, fields[1].encode(), keep, active.attempts, fields)
         found = yield from _finish(job, active, ending, token, fetch_next=fetch_next)
     else:
         found, keys = None, job.link.keys
         delay_ms = _retry_delay_ms(active, error, now_ms) if chosen_ms is None else chosen_ms
         if delay_ms:
-            call = scripts.move_to_delayed(keys, job.id, claim.token, delay_ms, failure=fields, now_ms=now_ms)
+            call = move_to_delayed(keys, job.id, claim.token, delay_ms, failure=fields, now_ms=now_ms)
         else:
-            call = scripts.retry_job(keys, job.id, claim.token, lifo=active.lifo, fields=fields, now_ms=now_ms)
-        yield from ask(call)
+            call = retry_job(keys, job.id, claim.token, lifo=active.lifo, fields=fields, now_ms=now_ms)
+        yield from execute(call)
         job.change(attempts_made=made, delay_ms=delay_ms)
     job.change(failed_reason=fields[1], stacktrace=tuple(codec.decode(fields[3])))
     return found
@@ -160,20 +171,20 @@ def delay(job: JobFields, wait: Duration, token: str | None) -> Operation[None]:
     """Put a job off."""
     delay_ms, now_ms, claim = to_ms(wait, "delay"), job.link.now_ms(), _claim(job, token)
     keys = job.link.keys
-    yield from ask(scripts.move_to_delayed(keys, job.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
+    yield from execute(move_to_delayed(keys, job.id, claim.token, delay_ms, failure=None, now_ms=now_ms))
     job.change(delay_ms=delay_ms)
 
 
 def give_back(job: JobFields, token: str | None) -> Operation[None]:
     """Give a job back."""
-    yield from ask(scripts.move_from_active_to_wait(job.link.keys, job.id, _claim(job, token).token))
+    yield from execute(move_from_active_to_wait(job.link.keys, job.id, _claim(job, token).token))
 
 
 def await_children(job: JobFields, token: str | None) -> Operation[bool]:
     """Let a job wait for its children; false when none is pending."""
     link, claim = job.link, _claim(job, token)
     try:
-        yield from ask(scripts.move_to_waiting_children(link.keys, job.id, claim.token, link.now_ms()))
+        yield from execute(move_to_waiting_children(link.keys, job.id, claim.token, link.now_ms()))
     except NoPendingChildrenError:
         return False
     return True
@@ -185,29 +196,29 @@ def check_stalled(link: Link, most: int | None) -> Operation[list[str]]:
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
         raise ConfigError(f"max_stalled_count must be 0 or more, not {most!r}")
     allowed = config.max_stalled_count if most is None else most
-    call = scripts.move_stalled_jobs_to_wait(link.keys, allowed, config.stalled_interval_ms, link.now_ms())
-    return (yield from ask(call))
+    call = move_stalled_jobs_to_wait(link.keys, allowed, config.stalled_interval_ms, link.now_ms())
+    return (yield from execute(call))
 
 
 def _finish(
-    job: JobFields, active: ActiveJob, ending: Ending, token: str | None, *, fetch_next: bool
+    job: JobFields, active: ActiveJob, ending: FinishOptions, token: str | None, *, fetch_next: bool
 ) -> Operation[JobRecord | None]:
     link, claim = job.link, _claim(job, token)
     now_ms = link.now_ms()
-    call = scripts.move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
-    fetched = yield from ask(call)
+    call = move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
+    fetched = yield from execute(call)
     if dedup_id := active.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until now
-        yield from ask(add_kept_job(link.keys, dedup_id, job.id, now_ms))
+        yield from execute(add_kept_job(link.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _picked(link, fetched, claim))
 
 
-def _claim(job: JobFields, token: str | None) -> Claim:
+def _claim(job: JobFields, token: str | None) -> FetchOptions:
     """By which token the job is held; the next one is taken with the same, under the same name."""
     said = job.token if token is None else token
     if not said:
         raise ConfigError(f"job {job.id} was not taken by get_next_job(): say the token of its lock")
-    return Claim.of(job.link.broker.config, job.link.keys, said, job.processed_by or "")
+    return FetchOptions.from_config(job.link.broker.config, job.link.keys, said, job.processed_by or "")
 
 
 def _active(job: JobFields) -> ActiveJob:

@@ -21,10 +21,10 @@ from bulltask.errors import RECOVERABLE, BrokerError
 from bulltask.queue.events_callbacks import report
 from bulltask.queue.events_reader import EventReader
 from bulltask.queue.events_types import QueueEvent
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
-from bulltask.transport.operation import aperform, perform
+from bulltask.transport.operation import run_async, run_sync
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
 
 __all__ = ["AsyncQueueEvents", "QueueEvents"]
@@ -62,7 +62,7 @@ class QueueEvents(EventReader):
     ) -> None:
         broker_url = secret_url(broker_url)
         super().__init__(queue, broker_url, start=start, broker=broker, **settings)
-        self._client = self._broker.waiting_client(LONGEST_BLOCK_MS, self._name)
+        self._client = self._broker.blocking_client(LONGEST_BLOCK_MS, self._name)
         self._closed = threading.Event()
         self._reading = threading.RLock()
         self._reader = 0
@@ -76,7 +76,7 @@ class QueueEvents(EventReader):
         """
         if not self._opened:
             self._client.connect()
-            self._position = perform(self._client, self._follower.open())
+            self._position = run_sync(self._client, self._follower.open())
             self._opened = True
         return self
 
@@ -182,7 +182,7 @@ class QueueEvents(EventReader):
                 # A close() that came before the connection did found nothing to interrupt.
                 self._client.connect()
                 if not self._closed.is_set():
-                    self._keep(perform(self._client, self._follower.read(block_ms)))
+                    self._keep(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:
                 if self._closed.is_set():
                     return
@@ -218,7 +218,7 @@ class AsyncQueueEvents(EventReader):
     ) -> None:
         broker_url = secret_url(broker_url)
         super().__init__(queue, broker_url, start=start, broker=broker, **settings)
-        self._client = AsyncClient(self._broker.endpoint.waiting(LONGEST_BLOCK_MS), None, self._name)
+        self._client = AsyncClient(self._broker.endpoint.blocking(LONGEST_BLOCK_MS), None, self._name)
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -226,7 +226,7 @@ class AsyncQueueEvents(EventReader):
         """:meth:`QueueEvents.open`."""
         if not self._opened:
             await self._client.connect()
-            self._position = await aperform(self._client, self._follower.open())
+            self._position = await run_async(self._client, self._follower.open())
             self._opened = True
         return self
 
@@ -264,7 +264,7 @@ class AsyncQueueEvents(EventReader):
 
     async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
         """:meth:`QueueEvents.publish`."""
-        return await self._broker.loop_client().run(self._publication(name, fields or {}))
+        return await self._broker.shared_async_client().run(self._publication(name, fields or {}))
 
     async def close(self) -> None:
         """:meth:`QueueEvents.close`."""
@@ -297,7 +297,7 @@ class AsyncQueueEvents(EventReader):
             await self.open()
             await self._client.connect()
             if not self._closed.is_set():
-                self._keep(await aperform(self._client, self._follower.read(block_ms)))
+                self._keep(await run_async(self._client, self._follower.read(block_ms)))
         except RECOVERABLE as exc:
             if self._closed.is_set():
                 return

@@ -16,7 +16,7 @@ from bulltask.queue.events_types import KINDS, QueueEvent, lost_events, read_eve
 from bulltask.queue.link import Link
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
-from bulltask.transport.follow import NEWEST, Follower, Page
+from bulltask.transport.follow import NEWEST, EventPage, Follower
 from bulltask.transport.scripts.stream import BEGINNING, Entry, publish
 
 __all__ = ["EventReader"]
@@ -58,7 +58,7 @@ class EventReader(Callbacks):
             self._link = Link(queue, broker, None)
         self._queue, self._broker, self._keys = queue, self._link.broker, self._link.keys
         self._position = _start(start)
-        self._follower = Follower(self._keys, self._position, self._broker.endpoint.shown)
+        self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
         # Node and the boards list listeners by this name (PROTOCOL 4.2).
         self._name = f"{self._keys.client_name()}:qe"
         self._read: deque[Entry | QueueEvent] = deque()
@@ -75,7 +75,7 @@ class EventReader(Callbacks):
         """Id of the last event that was given out, or where it began; a later listener may start there."""
         return self._position
 
-    def _keep(self, page: Page) -> None:
+    def _keep(self, page: EventPage) -> None:
         self._failures = 0
         if page.gap is not None:
             self._read.append(lost_events(self._queue, page.gap))

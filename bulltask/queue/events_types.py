@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.transport.follow import Gap
+from bulltask.transport.follow import StreamGap
 from bulltask.transport.replies import text
 from bulltask.transport.scripts.stream import Entry
 
@@ -358,6 +358,6 @@ def read_event(queue: str, entry: Entry) -> QueueEvent:
     return Custom(entry_id, queue, name, fields, text(raw.get(b"jobId", b"")))
 
 
-def lost_events(queue: str, gap: Gap) -> EventsLost:
+def lost_events(queue: str, gap: StreamGap) -> EventsLost:
     """Return a gap in the stream as an event."""
     return EventsLost(gap.after, queue, gap.after, gap.before, gap.count)

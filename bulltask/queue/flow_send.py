@@ -19,16 +19,16 @@ from bulltask.queue.flow_plan import Planned, in_order
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts.add import add_job, describe_queue
+from bulltask.transport.scripts.add import add_job, write_queue_meta
 from bulltask.transport.scripts.flow import (
-    Standing,
+    ExistingJob,
+    existing_job,
     is_across_slots,
     is_cluster,
     key_exists,
     slots_of,
-    standing,
     was_added,
 )
 from bulltask.transport.transaction import transaction
@@ -93,7 +93,7 @@ class FlowSending:
         calls = [add_job(self._broker.keys(planned.job.queue), planned.job, now_ms) for planned in order]
         self._tried_ms = self._tried_ms or now_ms
         try:
-            results = yield from transaction(calls, self._broker.endpoint.shown)
+            results = yield from transaction(calls, self._broker.endpoint.safe_url)
         except BrokerError as exc:
             if is_across_slots(exc):
                 raise self._across_slots() from exc
@@ -109,11 +109,11 @@ class FlowSending:
         questions = _Questions()
         queues = {planned.job.queue for planned in self._all} - self._memory.described
         for queue in sorted(queues):
-            questions.add(describe_queue(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
+            questions.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
         there = questions.add(self._traces())
         found = questions.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
         stands = questions.add(
-            [call for planned in chosen for call in standing(self._keys(planned.job.queue), planned.job.id)]
+            [call for planned in chosen for call in existing_job(self._keys(planned.job.queue), planned.job.id)]
         )
         if questions.calls:
             results: list[Any] = yield questions.calls
@@ -137,7 +137,7 @@ class FlowSending:
         keys = self._keys(job.queue)
         return [key_exists(keys.job(job.id)), was_added(keys, job.id, self._tried_ms - _CLOCK_MARGIN_MS)]
 
-    def _check_standing(self, chosen: dict[Planned, tuple[Standing, bool]]) -> Operation[None]:
+    def _check_standing(self, chosen: dict[Planned, tuple[ExistingJob, bool]]) -> Operation[None]:
         self._completed = {planned for planned, (_, completed) in chosen.items() if completed}
         if not self._tried_ms:
             new = (planned for planned in self._all if planned not in chosen or not chosen[planned][0].exists)
@@ -187,7 +187,7 @@ class FlowSending:
             return
         if self._memory.cluster is None:
             try:
-                self._memory.cluster = yield from ask(is_cluster())
+                self._memory.cluster = yield from execute(is_cluster())
             except BrokerAuthError:  # INFO is forbidden: the flow itself will tell
                 self._memory.cluster = False
         if self._memory.cluster:
@@ -217,6 +217,6 @@ class _Questions:
         return lambda results: results[start : start + len(calls)]
 
 
-def _belongs_elsewhere(planned: Planned, stands: Standing) -> bool:
+def _belongs_elsewhere(planned: Planned, stands: ExistingJob) -> bool:
     own = planned.job.parent
     return own is not None and stands.parent_key not in {"", own.key}

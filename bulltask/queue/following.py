@@ -11,7 +11,7 @@ from bulltask.jobs.names import is_scheduler_id
 from bulltask.queue.repeatables import add_next_repeat
 from bulltask.schedule.repeat import Repeat, iteration_options
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 
 __all__ = ["NOT_ADDED", "add_following", "following", "pause_ms"]
@@ -49,7 +49,7 @@ def add_following(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) ->
         return
     iteration = following(job, now_ms, zone)
     if iteration is not None:
-        yield from ask(update_job_scheduler(keys, job.scheduler_id, job.id, iteration, now_ms))
+        yield from execute(update_job_scheduler(keys, job.scheduler_id, job.id, iteration, now_ms))
 
 
 def following(job: ActiveJob, now_ms: int, zone: tzinfo) -> Iteration | None:

@@ -13,11 +13,11 @@ from bulltask.config.urls import SecretUrl
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name
 from bulltask.queue.options import build_job, check_options
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, aperform, perform
+from bulltask.transport.operation import Operation, run_async, run_sync
 
 __all__ = ["Link"]
 
@@ -76,17 +76,17 @@ class Link:
         """Carry an operation; all its steps go through one connection."""
         with self.broker.pool.client() as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
-            return perform(client, operation)
+            return run_sync(client, operation)
 
     async def arun(self, operation: Operation[R]) -> R:
         """:meth:`run` for asyncio."""
-        client = self.broker.loop_client()
+        client = self.broker.shared_async_client()
         await client.connect()
-        return await aperform(client, operation)
+        return await run_async(client, operation)
 
     def wait(self, call: Call[Any], wait_ms: int) -> None:
         """Make a call that blocks for up to ``wait_ms``, on a connection of its own."""
-        client = self.broker.waiting_client(wait_ms)
+        client = self.broker.blocking_client(wait_ms)
         try:
             client.run(call)
         finally:
@@ -94,7 +94,7 @@ class Link:
 
     async def await_(self, call: Call[Any], wait_ms: int) -> None:
         """:meth:`wait` for asyncio."""
-        client = AsyncClient(self.broker.endpoint.waiting(wait_ms))
+        client = AsyncClient(self.broker.endpoint.blocking(wait_ms))
         try:
             await client.run(call)
         finally:
@@ -107,7 +107,7 @@ class Link:
 
     async def aconnect(self) -> None:
         """:meth:`connect` for asyncio."""
-        await self.broker.loop_client().connect()
+        await self.broker.shared_async_client().connect()
 
     def now_ms(self) -> int:
         """The server's time; inside an operation it is known."""

@@ -9,9 +9,9 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.queue.link import Link
 from bulltask.transport.call import command
-from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts import queue as scripts
-from bulltask.transport.scripts.read import add_log, update_progress
+from bulltask.transport.operation import Operation, execute
+from bulltask.transport.scripts import queue as queue_scripts
+from bulltask.transport.scripts.job import add_log, remove_job, update_progress
 
 __all__ = [
     "add_job_log",
@@ -40,13 +40,13 @@ _RETRIABLE: Final = ("failed", "completed")
 
 def set_paused(link: Link, *, paused: bool) -> Operation[None]:
     """Pause or resume; the lists ``wait`` and ``paused`` are merged first, in as many calls as it takes."""
-    while (yield from ask(scripts.set_paused(link.keys, paused=paused))):
+    while (yield from execute(queue_scripts.set_paused(link.keys, paused=paused))):
         pass
 
 
 def drain(link: Link, *, delayed: bool) -> Operation[None]:
     """Remove the jobs that wait."""
-    yield from ask(scripts.drain(link.keys, delayed=delayed))
+    yield from execute(queue_scripts.drain(link.keys, delayed=delayed))
 
 
 def clean(link: Link, grace: Duration, limit: int, state: str) -> Operation[list[str]]:
@@ -60,7 +60,7 @@ def clean(link: Link, grace: Duration, limit: int, state: str) -> Operation[list
     before_ms = link.now_ms() - grace_ms
     while True:
         size = min(CLEANED_AT_ONCE, limit - len(removed)) if limit else CLEANED_AT_ONCE
-        part = yield from ask(scripts.clean_jobs(link.keys, name, before_ms, size))
+        part = yield from execute(queue_scripts.clean_jobs(link.keys, name, before_ms, size))
         removed += part
         if len(part) < size or (limit and len(removed) >= limit):
             return removed
@@ -69,7 +69,7 @@ def clean(link: Link, grace: Duration, limit: int, state: str) -> Operation[list
 def obliterate(link: Link, count: int, *, force: bool) -> Operation[None]:
     """Pause the queue and remove everything of it, ``count`` jobs a call."""
     yield from set_paused(link, paused=True)
-    while (yield from ask(scripts.obliterate(link.keys, count, force=force))):
+    while (yield from execute(queue_scripts.obliterate(link.keys, count, force=force))):
         pass
 
 
@@ -86,27 +86,27 @@ def move_to_wait(
     if state == "failed" and not revoked and before_ms is not None:
         more, after = True, ""
         while more:
-            more, after = yield from ask(scripts.retry_failed(link.keys, count, before_ms, after))
+            more, after = yield from execute(queue_scripts.retry_failed(link.keys, count, before_ms, after))
         return
-    while (yield from ask(scripts.move_jobs_to_wait(link.keys, state, count, before_ms))):
+    while (yield from execute(queue_scripts.move_jobs_to_wait(link.keys, state, count, before_ms))):
         pass
 
 
 def remove(link: Link, job_id: str, *, children: bool) -> Operation[bool]:
     """Remove a job; false when it is locked."""
-    return (yield from ask(scripts.remove_job(link.keys, job_id, children=children)))
+    return (yield from execute(remove_job(link.keys, job_id, children=children)))
 
 
 def rate_limit(link: Link, duration: Duration) -> Operation[None]:
     """Take no job for that long."""
     duration_ms = to_ms(duration, "duration")
     if duration_ms:
-        yield from ask(scripts.limit_now(link.keys, duration_ms))
+        yield from execute(queue_scripts.limit_now(link.keys, duration_ms))
 
 
 def remove_rate_limit_key(link: Link) -> Operation[bool]:
     """End a rate limit now; false when there was none."""
-    return (yield from ask(command("DEL", link.keys.limiter, judge=bool)))
+    return (yield from execute(command("DEL", link.keys.limiter, parse_reply=bool)))
 
 
 def set_meta(link: Link, values: Mapping[str, str | int]) -> Operation[None]:
@@ -116,12 +116,12 @@ def set_meta(link: Link, values: Mapping[str, str | int]) -> Operation[None]:
     if "paused" in values:
         raise ConfigError("whether a queue is paused is more than a field of meta; use pause() and resume()")
     words = [word for pair in values.items() for word in pair]
-    yield from ask(command("HSET", link.keys.meta, *words))
+    yield from execute(command("HSET", link.keys.meta, *words))
 
 
 def forget_meta(link: Link, *names: str) -> Operation[bool]:
     """Remove fields of ``meta``; false when none of them was there."""
-    return (yield from ask(command("HDEL", link.keys.meta, *names, judge=bool)))
+    return (yield from execute(command("HDEL", link.keys.meta, *names, parse_reply=bool)))
 
 
 def set_global_concurrency(link: Link, concurrency: int) -> Operation[None]:
@@ -137,27 +137,27 @@ def set_global_rate_limit(link: Link, most: int, duration: Duration) -> Operatio
 
 def trim_events(link: Link, max_length: int) -> Operation[int]:
     """Cut the event stream; the result is how many events were removed."""
-    return (yield from ask(command("XTRIM", link.keys.events, "MAXLEN", "~", max_length, judge=int)))
+    return (yield from execute(command("XTRIM", link.keys.events, "MAXLEN", "~", max_length, parse_reply=int)))
 
 
 def remove_deduplication_key(link: Link, dedup_id: str) -> Operation[bool]:
     """Free a deduplication id; false when nobody owned it."""
-    return (yield from ask(command("DEL", link.keys.deduplication(dedup_id), judge=bool)))
+    return (yield from execute(command("DEL", link.keys.deduplication(dedup_id), parse_reply=bool)))
 
 
 def remove_deprecated_priority_key(link: Link) -> Operation[bool]:
     """Remove the key of BullMQ 3; false when there was none."""
-    return (yield from ask(command("DEL", link.keys.deprecated_priority, judge=bool)))
+    return (yield from execute(command("DEL", link.keys.deprecated_priority, parse_reply=bool)))
 
 
 def update_job_progress(link: Link, job_id: str, progress: bytes) -> Operation[None]:
     """Store a job's progress."""
-    yield from ask(update_progress(link.keys, job_id, progress))
+    yield from execute(update_progress(link.keys, job_id, progress))
 
 
 def add_job_log(link: Link, job_id: str, line: str, keep: int | None) -> Operation[int]:
     """Append a line to a job's log; the result is how many lines it has."""
-    return (yield from ask(add_log(link.keys, job_id, line, keep, link.broker.config.max_logs)))
+    return (yield from execute(add_log(link.keys, job_id, line, keep, link.broker.config.max_logs)))
 
 
 def _positive(value: int, name: str) -> int:

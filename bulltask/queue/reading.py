@@ -12,11 +12,12 @@ from bulltask.jobs.states import JobState
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
 from bulltask.queue.link import Link
 from bulltask.transport.call import command
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import text
-from bulltask.transport.scripts import job as scripts_job
-from bulltask.transport.scripts import queue as scripts_queue
-from bulltask.transport.scripts.read import get_counts, get_state
+from bulltask.transport.scripts import queue as queue_scripts
+from bulltask.transport.scripts.flow import paginate, unsuccessful_page
+from bulltask.transport.scripts.job import get_logs, get_state, read_job
+from bulltask.transport.scripts.queue import get_counts
 
 __all__ = [
     "ALL_STATES",
@@ -83,14 +84,14 @@ def states_of(said: Iterable[str]) -> list[str]:
 
 def get_job(link: Link, job_id: str) -> Operation[JobRecord | None]:
     """A job by its id."""
-    return (yield from ask(scripts_job.read_job(link.keys, job_id)))
+    return (yield from execute(read_job(link.keys, job_id)))
 
 
 def read_records(link: Link, ids: Sequence[str]) -> Operation[list[JobRecord]]:
     """Jobs by their ids, in that order; those that are gone are left out."""
     keys, found = link.keys, list[JobRecord]()
     for start in range(0, len(ids), READ_AT_ONCE):
-        calls = [scripts_job.read_job(keys, job_id) for job_id in ids[start : start + READ_AT_ONCE]]
+        calls = [read_job(keys, job_id) for job_id in ids[start : start + READ_AT_ONCE]]
         found += [record for record in (yield calls) if record is not None]
     return found
 
@@ -98,7 +99,7 @@ def read_records(link: Link, ids: Sequence[str]) -> Operation[list[JobRecord]]:
 def get_job_ids(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[str]]:
     """Ids ``start`` to ``end`` of each state."""
     names = [_key_of(state) for state in states_of(states)]
-    return (yield from ask(scripts_queue.get_ranges(link.keys, names, start, end, asc=asc)))
+    return (yield from execute(queue_scripts.get_ranges(link.keys, names, start, end, asc=asc)))
 
 
 def get_jobs(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[JobRecord]]:
@@ -110,7 +111,7 @@ def get_jobs(link: Link, states: Iterable[str], start: int, end: int, *, asc: bo
 def get_counts_of(link: Link, states: Iterable[str]) -> Operation[dict[str, int]]:
     """How many jobs are in each state."""
     names = states_of(states)
-    counts = yield from ask(get_counts(link.keys, [_key_of(state) for state in names]))
+    counts = yield from execute(get_counts(link.keys, [_key_of(state) for state in names]))
     return dict(zip(names, counts.values(), strict=True))
 
 
@@ -137,17 +138,17 @@ def get_counts_per_priority(link: Link, priorities: Sequence[int]) -> Operation[
     wanted = list(dict.fromkeys(priorities))
     if not wanted:
         return {}
-    return (yield from ask(scripts_queue.get_counts_per_priority(link.keys, wanted)))
+    return (yield from execute(queue_scripts.get_counts_per_priority(link.keys, wanted)))
 
 
 def get_job_state(link: Link, job_id: str) -> Operation[JobState]:
     """Where a job is."""
-    return (yield from ask(get_state(link.keys, job_id)))
+    return (yield from execute(get_state(link.keys, job_id)))
 
 
 def get_job_logs(link: Link, job_id: str, start: int, end: int, *, asc: bool) -> Operation[JobLogs]:
     """Lines of a job's log."""
-    lines, count = yield scripts_job.get_logs(link.keys, job_id, start, end, asc=asc)
+    lines, count = yield get_logs(link.keys, job_id, start, end, asc=asc)
     return JobLogs(tuple(lines), count)
 
 
@@ -155,7 +156,7 @@ def get_metrics(link: Link, kind: str, start: int, end: int) -> Operation[Metric
     """How many jobs ended."""
     if kind not in {"completed", "failed"}:
         raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
-    said = yield from ask(scripts_queue.get_metrics(link.keys, kind, start, end))
+    said = yield from execute(queue_scripts.get_metrics(link.keys, kind, start, end))
     return Metrics(said.count, said.previous_ms, said.previous_count, said.data, said.points)
 
 
@@ -163,8 +164,8 @@ def get_clients(link: Link, *, events: bool) -> Operation[list[ClientInfo]]:
     """Connections of workers, or of event listeners."""
     name = link.keys.client_name()
     marker = f"{name}:w:"
-    wanted = scripts_queue.client_rows(f"{name}:qe") if events else scripts_queue.client_rows(name, marker)
-    rows = yield from ask(wanted)
+    wanted = queue_scripts.list_clients(f"{name}:qe") if events else queue_scripts.list_clients(name, marker)
+    rows = yield from execute(wanted)
     return [
         ClientInfo(
             row.name[len(marker) :] if row.name.startswith(marker) else "",
@@ -180,40 +181,40 @@ def get_clients(link: Link, *, events: bool) -> Operation[list[ClientInfo]]:
 
 def get_meta(link: Link) -> Operation[dict[str, str]]:
     """All fields of ``meta``."""
-    return (yield from ask(scripts_queue.get_meta(link.keys)))
+    return (yield from execute(queue_scripts.get_meta(link.keys)))
 
 
 def is_paused(link: Link) -> Operation[bool]:
     """Whether ``meta`` has the field; its value does not matter."""
-    return (yield from ask(command("HEXISTS", link.keys.meta, "paused", judge=bool)))
+    return (yield from execute(command("HEXISTS", link.keys.meta, "paused", parse_reply=bool)))
 
 
 def is_maxed(link: Link) -> Operation[bool]:
     """Whether the global concurrency is used up."""
-    return (yield from ask(scripts_queue.is_maxed(link.keys)))
+    return (yield from execute(queue_scripts.is_maxed(link.keys)))
 
 
 def get_global_concurrency(link: Link) -> Operation[int | None]:
     """How many jobs may be active at once."""
-    said: bytes | None = yield from ask(command("HGET", link.keys.meta, "concurrency"))
+    said: bytes | None = yield from execute(command("HGET", link.keys.meta, "concurrency"))
     return int(float(said)) if said else None
 
 
 def get_global_rate_limit(link: Link) -> Operation[RateLimit | None]:
     """How many jobs may be taken in which time."""
-    said: list[bytes | None] = yield from ask(command("HMGET", link.keys.meta, "max", "duration"))
+    said: list[bytes | None] = yield from execute(command("HMGET", link.keys.meta, "max", "duration"))
     most, duration_ms = said
     return RateLimit(int(float(most)), float(duration_ms) / 1000) if most and duration_ms else None
 
 
 def get_rate_limit_ttl(link: Link, max_jobs: int) -> Operation[float]:
     """Seconds until the queue's rate limit ends; 0 when there is none."""
-    return max(0, (yield from ask(scripts_queue.get_rate_limit_ttl(link.keys, max_jobs)))) / 1000
+    return max(0, (yield from execute(queue_scripts.get_rate_limit_ttl(link.keys, max_jobs)))) / 1000
 
 
 def get_deduplication_job_id(link: Link, dedup_id: str) -> Operation[str | None]:
     """Which job owns a deduplication id."""
-    owner: bytes | None = yield from ask(command("GET", link.keys.deduplication(dedup_id)))
+    owner: bytes | None = yield from execute(command("GET", link.keys.deduplication(dedup_id)))
     return None if owner is None else text(owner)
 
 
@@ -221,15 +222,15 @@ def get_dependencies(link: Link, parent_id: str, kind: str, start: int, end: int
     """Children ``start`` to ``end`` of a job, in Redis' own order; those that fail it: in that of their failing."""
     keys = link.keys
     if kind == "failed":
-        failed, total = yield scripts_job.unsuccessful_page(keys, parent_id, start, end)
+        failed, total = yield unsuccessful_page(keys, parent_id, start, end)
         return DependencyPage(dict.fromkeys(failed), total)
     places = {"processed": keys.processed, "pending": keys.dependencies, "ignored": keys.ignored}
     if kind not in places:
         raise ConfigError(f"kind must be processed, pending, ignored or failed, not {kind!r}")
     items, cursor, total = dict[str, Any](), ("0", 0), 0
     while True:
-        call = scripts_job.paginate(places[kind](parent_id), start + len(items), end, cursor)
-        cursor, part, total = yield from ask(call)
+        call = paginate(places[kind](parent_id), start + len(items), end, cursor)
+        cursor, part, total = yield from execute(call)
         items.update(_child(item, is_json=kind == "processed") for item in part)
         if cursor[0] == "0" or (0 <= end < start + len(items)):
             return DependencyPage(items, total)

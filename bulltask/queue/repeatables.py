@@ -19,7 +19,7 @@ from bulltask.jobs.job import ActiveJob
 from bulltask.queue.link import Link
 from bulltask.schedule.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job
 from bulltask.transport.scripts.schedule import (
     list_schedulers,
@@ -143,7 +143,7 @@ class AsyncRepeatables:
 
 
 def _list(keys: QueueKeys) -> Operation[list[Repeatable]]:
-    rows = yield from ask(list_schedulers(keys, 0, -1, asc=True))
+    rows = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
     # "ic" counts the iterations of a job scheduler.
     return [_repeatable(key, ms, said) for (key, ms), said in zip(rows, hashes, strict=True) if "ic" not in said]
@@ -177,14 +177,16 @@ def _made_of(
 
 
 def _remove(keys: QueueKeys, name: str, made_of: str, job_id: str | None) -> Operation[bool]:
-    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id or "", made_of), made_of, key_digest(made_of))))
+    return (
+        yield from execute(remove_repeatable(keys, _old_id(name, job_id or "", made_of), made_of, key_digest(made_of)))
+    )
 
 
 def _remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
     if not _is_of_the_oldest_form(key):
-        return (yield from ask(remove_repeatable(keys, "", "", key)))
+        return (yield from execute(remove_repeatable(keys, "", "", key)))
     name, job_id, *_ = key.split(":")
-    return (yield from ask(remove_repeatable(keys, _old_id(name, job_id, key), key, key)))
+    return (yield from execute(remove_repeatable(keys, _old_id(name, job_id, key), key, key)))
 
 
 def _old_id(name: str, job_id: str, key: str) -> str:
@@ -223,9 +225,9 @@ def add_next_repeat(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) 
     found = following_repeat(job, now_ms, zone)
     if found is None:
         return
-    key = yield from ask(update_repeatable_job_millis(keys, found.next_ms, found.hashed_key, found.key))
+    key = yield from execute(update_repeatable_job_millis(keys, found.next_ms, found.hashed_key, found.key))
     if key:
-        yield from ask(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
+        yield from execute(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
 
 
 def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepeat | None:

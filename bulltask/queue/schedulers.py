@@ -15,9 +15,9 @@ from bulltask.queue.link import Link
 from bulltask.queue.options import AddOptions
 from bulltask.schedule.repeat import Repeat, Rule, Scheduler, iteration_options
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts.add import describe_queue
+from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.transport.scripts.schedule import (
     Iteration,
     add_job_scheduler,
@@ -64,13 +64,13 @@ def put(
     call = add_job_scheduler(
         keys, scheduler_id, rule, (job.name, template), Iteration(first_ms, job.data, options), now_ms
     )
-    job_id, _ = yield from ask(call)
+    job_id, _ = yield from execute(call)
     return job_id
 
 
 def list_all(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:
     """Read schedulers by the moment of their next job, a thousand a round trip."""
-    rows: Sequence[tuple[str, int]] = yield from ask(list_schedulers(keys, start, end, asc=asc))
+    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, start, end, asc=asc))
     found: list[Scheduler] = []
     for first in range(0, len(rows), _READ_AT_ONCE):
         found += yield [read_scheduler(keys, *row) for row in rows[first : first + _READ_AT_ONCE]]
@@ -113,10 +113,10 @@ class _Schedulers:
         now_ms = self._link.now_ms()
         if rule.end_ms is not None and rule.end_ms < now_ms:
             raise ConfigError(f"end of scheduler {scheduler_id!r} has passed")
-        yield describe_queue(keys, PROTOCOL_VERSION, self._link.broker.config.max_events)
+        yield write_queue_meta(keys, PROTOCOL_VERSION, self._link.broker.config.max_events)
         if (yield from put(keys, scheduler_id, rule, job, {}, now_ms)) is None:
             return None
-        return (yield from ask(get_job_scheduler(keys, scheduler_id)))
+        return (yield from execute(get_job_scheduler(keys, scheduler_id)))
 
     def _rule(self, said: Rule) -> Repeat:
         rule = Repeat.of(**said)
@@ -175,7 +175,7 @@ class JobSchedulers(_Schedulers):
 
     def get(self, scheduler_id: str) -> Scheduler | None:
         """Return a scheduler, ``None`` if there is none of this id."""
-        return self._link.run(ask(get_job_scheduler(self._link.keys, scheduler_id)))
+        return self._link.run(execute(get_job_scheduler(self._link.keys, scheduler_id)))
 
     def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
         """Return schedulers by the moment of their next job.
@@ -188,11 +188,11 @@ class JobSchedulers(_Schedulers):
 
     def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler and its next job; false if there is none. A job that waits or runs already stays."""
-        return self._link.run(ask(remove_job_scheduler(self._link.keys, scheduler_id)))
+        return self._link.run(execute(remove_job_scheduler(self._link.keys, scheduler_id)))
 
     def count(self) -> int:
         """How many schedulers the queue has."""
-        return self._link.run(ask(count_schedulers(self._link.keys)))
+        return self._link.run(execute(count_schedulers(self._link.keys)))
 
 
 class AsyncJobSchedulers(_Schedulers):
@@ -212,7 +212,7 @@ class AsyncJobSchedulers(_Schedulers):
 
     async def get(self, scheduler_id: str) -> Scheduler | None:
         """See :meth:`JobSchedulers.get`."""
-        return await self._link.arun(ask(get_job_scheduler(self._link.keys, scheduler_id)))
+        return await self._link.arun(execute(get_job_scheduler(self._link.keys, scheduler_id)))
 
     async def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
         """See :meth:`JobSchedulers.list`."""
@@ -220,8 +220,8 @@ class AsyncJobSchedulers(_Schedulers):
 
     async def remove(self, scheduler_id: str) -> bool:
         """See :meth:`JobSchedulers.remove`."""
-        return await self._link.arun(ask(remove_job_scheduler(self._link.keys, scheduler_id)))
+        return await self._link.arun(execute(remove_job_scheduler(self._link.keys, scheduler_id)))
 
     async def count(self) -> int:
         """See :meth:`JobSchedulers.count`."""
-        return await self._link.arun(ask(count_schedulers(self._link.keys)))
+        return await self._link.arun(execute(count_schedulers(self._link.keys)))

@@ -10,8 +10,8 @@ from bulltask.errors import ConfigError
 from bulltask.jobs.record import JobRecord
 from bulltask.queue.link import Link
 from bulltask.queue.reading import read_records, states_of
-from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts.queue import Place, page_after, state_size
+from bulltask.transport.operation import Operation, execute
+from bulltask.transport.scripts.queue import PageCursor, page_after, state_size
 
 __all__ = ["Walk"]
 
@@ -39,7 +39,7 @@ class Walk:
         wanted = {"wait" if state == "waiting" else state for state in states_of(states)}
         self._link, self._size, self._asc = link, size, asc
         self._states = deque(state for state in _ORDER if state in wanted)
-        self._place, self._left = Place(), -1
+        self._place, self._left = PageCursor(), -1
         self._seen: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
     def page(self) -> Operation[list[JobRecord] | None]:
@@ -49,7 +49,7 @@ class Walk:
             if ids:
                 return (yield from read_records(self._link, ids))
             self._states.popleft()
-            self._place, self._left = Place(), -1
+            self._place, self._left = PageCursor(), -1
             self._seen.clear()
         return None
 
@@ -57,10 +57,10 @@ class Walk:
         """Ids that were not on one of the last pages; none at the state's end."""
         if self._left < 0:
             # Jobs that come while we walk may be met, but a queue that grows faster than we walk must not keep us.
-            self._left = 2 * (yield from ask(state_size(self._link.keys, state))) + _REMEMBERED * self._size
+            self._left = 2 * (yield from execute(state_size(self._link.keys, state))) + _REMEMBERED * self._size
         while self._left > 0:
             call = page_after(self._link.keys, state, self._place, self._size, asc=self._asc)
-            found, self._place = yield from ask(call)
+            found, self._place = yield from execute(call)
             if not found:
                 return []
             self._left -= len(found)

@@ -12,15 +12,15 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import check_queue_name, wire_name
 from bulltask.jobs.states import Revocation
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
-from bulltask.transport.revoking import revoke
-from bulltask.transport.stream import RECHECK_MS, Results, Watch
+from bulltask.transport.results import RECHECK_MS, Results, StreamWatcher
+from bulltask.transport.revoke import revoke
 
 __all__ = ["Broker"]
 
@@ -57,14 +57,14 @@ class Broker:
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
         self.config = config
         endpoint = Endpoint.from_config(config, url)
-        self.endpoint = endpoint.in_a_cluster() if clustered else endpoint
+        self.endpoint = endpoint.for_cluster() if clustered else endpoint
         self.clock = ServerClock()
         self.pool = ClientPool(self.endpoint, self.clock)
-        self._waiters = ClientPool(self.endpoint.waiting(RECHECK_MS), None)
+        self._waiters = ClientPool(self.endpoint.blocking(RECHECK_MS), None)
         self._keys: dict[str, QueueKeys] = {}
         self._aclients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
         aclient = self._aclients.get
-        watches = _PerLoop[dict[str, Watch]](dict)
+        watches = _PerLoop[dict[str, StreamWatcher]](dict)
         self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
         self.producer = Producer(self._senders, aclient, self.keys, self.clock, config)
         self.results = Results(
@@ -96,15 +96,15 @@ class Broker:
         """A client of one's own, for a child or a supervisor; ``timeout_ms`` shortens how long anything may take."""
         return Client(self.endpoint.within(timeout_ms), self.clock, name)
 
-    def waiting_client(self, block_ms: int, name: str | None = None) -> Client:
+    def blocking_client(self, block_ms: int, name: str | None = None) -> Client:
         """A client whose calls may block up to ``block_ms``."""
-        return Client(self.endpoint.waiting(block_ms), None, name)
+        return Client(self.endpoint.blocking(block_ms), None, name)
 
-    def loop_client(self) -> AsyncClient:
+    def shared_async_client(self) -> AsyncClient:
         """The asyncio client that all tasks of the running loop share."""
         return self._aclients.get()
 
-    def aclient(self) -> AsyncClient:
+    def async_client(self) -> AsyncClient:
         """An asyncio client of one's own, for the running loop."""
         return AsyncClient(self.endpoint, self.clock)
 
@@ -120,7 +120,7 @@ class Broker:
         if client is not None:
             await client.close()
 
-    def _watch(self, made: dict[str, Watch], queue: str) -> Watch:
+    def _watch(self, made: dict[str, StreamWatcher], queue: str) -> StreamWatcher:
         if queue not in made:
-            made[queue] = Watch(self.keys(queue), AsyncClient(self.endpoint.waiting(RECHECK_MS)))
+            made[queue] = StreamWatcher(self.keys(queue), AsyncClient(self.endpoint.blocking(RECHECK_MS)))
         return made[queue]

@@ -6,21 +6,25 @@ nothing about the protocol is written twice.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 import hiredis
+import msgpack
 
+from bulltask.errors import EncodeError
 from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua.loader import Script
 from bulltask.value_class import value_class
 
-__all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call"]
+__all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call", "to_msgpack"]
 
 # hiredis' own stub knows neither words of several types nor the result's.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
+_LARGEST: Final = sys.float_info.max
 _STEADY_KEYS: Final = 11
 """So many first keys of a script are remembered in packed form: of ``moveToFinished`` the next one names a job."""
 
@@ -30,7 +34,7 @@ Arg = bytes | str | int | float
 
 
 def as_is(reply: Any) -> Any:
-    """The judge of calls whose reply needs no judging."""
+    """The parse_reply of calls whose reply needs no judging."""
     return reply
 
 
@@ -40,13 +44,13 @@ class Call(Generic[R_co]):
 
     Attributes:
         args: the command's words; for a script everything after the script itself (key count, keys, arguments).
-        judge: turns the raw reply into the result, or raises the error that a negative number stands for.
+        parse_reply: turns the raw reply into the result, or raises the error that a negative number stands for.
         script: the script to run, ``None`` for a plain command.
         steady: so many of a plain command's last words are the same in many calls, and are remembered in packed form.
     """
 
     args: tuple[Arg, ...]
-    judge: Callable[[Any], R_co]
+    parse_reply: Callable[[Any], R_co]
     script: Script | None = None
     steady: int = 0
 
@@ -113,13 +117,13 @@ def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
     return packed
 
 
-def command(*words: Arg, judge: Callable[[Any], R] = as_is) -> Call[R]:
+def command(*words: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
     """Build the call of a plain command."""
-    return Call(words, judge)
+    return Call(words, parse_reply)
 
 
 def script_call(
-    script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], judge: Callable[[Any], R] = as_is
+    script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], parse_reply: Callable[[Any], R] = as_is
 ) -> Call[R]:
     """Build the call of a script.
 
@@ -128,4 +132,26 @@ def script_call(
     """
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
-    return Call((script.key_count, *keys, *args), judge, script)
+    return Call((script.key_count, *keys, *args), parse_reply, script)
+
+
+def to_msgpack(value: object) -> bytes:
+    """Return ``value`` as MessagePack.
+
+    Integers of more than 64 bits become floats, as they are in Node. Bytes become a text: the type that MessagePack has
+    for them is none that Redis reads.
+
+    Raises:
+        EncodeError: it cannot be written, for it is nested too deeply.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise EncodeError(f"options cannot be packed for Redis: {exc}") from exc
+    return packed
+
+
+def _as_float(value: object) -> float:
+    if not isinstance(value, int):
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return float(max(-_LARGEST, min(value, _LARGEST)))

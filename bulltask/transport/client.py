@@ -16,9 +16,8 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerConfigError, BulltaskError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, command, packed_with_bodies
-from bulltask.transport.deadline import set_deadline
-from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.hello import TIME, check_kind, meeting
+from bulltask.transport.endpoint import Endpoint, set_reply_deadline
+from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
 __all__ = ["Client", "ClientPool"]
 
@@ -45,12 +44,9 @@ class Client:
         self._connection: redis.Connection | None = None
         self._ends_ms: int | None = None
 
-    def end_by(self, ends_ms: int | None) -> None:
-        """Let calls and connecting take no longer than to ``ends_ms`` (``mono_ms``); ``None``: the endpoint's times.
-
-        The clock runs over all of them, not for each anew.
-        """
-        self._ends_ms = ends_ms
+    def set_deadline(self, deadline_ms: int | None) -> None:
+        """Set a common deadline for all calls and for connecting, in ``mono_ms``; ``None``: the endpoint's timeouts."""
+        self._ends_ms = deadline_ms
 
     def run(self, call: Call[R]) -> R:
         """Make one call.
@@ -104,8 +100,8 @@ class Client:
         replies = self._exchange_many(calls)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
-    def discarded(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """What Redis says to calls in a transaction, which is then discarded: it may refuse them, and runs none.
+    def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """What Redis says to calls in a transaction, which is then dry_run: it may refuse them, and runs none.
 
         ``None`` where it takes no transactions. Raises what :meth:`run` raises when the connection breaks.
         """
@@ -114,14 +110,14 @@ class Client:
         if self._round_trip(connection, [_MULTI.packed()]) != [b"OK"]:
             return None
         *replies, end = self._round_trip(connection, [*(call.packed() for call in calls), _DISCARD.packed()])
-        if end != b"OK":  # it may not be discarded either, and would take all that follows
+        if end != b"OK":  # it may not be dry_run either, and would take all that follows
             self.close()
         return replies
 
     @property
-    def shown(self) -> str:
+    def safe_url(self) -> str:
         """The server's URL without its password."""
-        return self._endpoint.shown
+        return self._endpoint.safe_url
 
     def connect(self) -> None:
         """Connect now instead of at the first call; see :meth:`run` for what may be raised."""
@@ -177,7 +173,7 @@ class Client:
         self, connection: redis.Connection, packed: Sequence[bytes], between: Callable[[], None] | None = None
     ) -> list[Any]:
         try:
-            set_deadline(connection, self._until(self._endpoint.command_timeout_ms))
+            set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms))
             # redis-py would send a pipeline's calls one by one, each with a system call of its own.
             connection.send_packed_command([b"".join(packed)], check_health=False)
             if between is not None:
@@ -185,7 +181,7 @@ class Client:
             return [_read(connection) for _ in packed]
         except faults.CONNECTION_FAULTS as exc:
             self.close()
-            raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc
+            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         except BaseException:
             # An interrupt (a time limit, Ctrl-C) between sending and reading: the reply is still on its way and
             # would be taken for the answer to the next call.
@@ -196,25 +192,27 @@ class Client:
         if self._connection is None:
             endpoint = self._endpoint.within(self._left_ms())
             connection = endpoint.connection(self._name)
-            set_deadline(connection, self._until(endpoint.connect_timeout_ms + endpoint.command_timeout_ms))
+            set_reply_deadline(connection, self._until(endpoint.connect_timeout_ms + endpoint.command_timeout_ms))
             try:
                 connection.connect()
             except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
                 connection.disconnect()
-                raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
+                raise faults.connection_error(exc, self._endpoint.safe_url, connecting=True) from faults.visible_cause(
+                    exc
+                )
             except BaseException:  # an interrupt
                 connection.disconnect()
                 raise
             self._connection = connection
-            self._meet(connection)
+            self._handshake(connection)
         return self._connection
 
-    def _meet(self, connection: redis.Connection) -> None:
+    def _handshake(self, connection: redis.Connection) -> None:
         """Look whether the server can be used, and set the clock; one round trip for both."""
         asked = mono_ms()
-        said, *time = self._round_trip(connection, [call.packed() for call in meeting(self._clock)])
+        said, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
         try:
-            check_kind(said, self._endpoint)
+            check_server(said, self._endpoint)
         except BrokerConfigError:
             self.close()
             raise
@@ -223,8 +221,8 @@ class Client:
 
     def _until(self, timeout_ms: int) -> int:
         """When what begins now and may take ``timeout_ms`` has to be over (``mono_ms``)."""
-        ends_ms = mono_ms() + timeout_ms
-        return ends_ms if self._ends_ms is None else min(ends_ms, self._ends_ms)
+        deadline_ms = mono_ms() + timeout_ms
+        return deadline_ms if self._ends_ms is None else min(deadline_ms, self._ends_ms)
 
     def _left_ms(self) -> int | None:
         return None if self._ends_ms is None else max(1, self._ends_ms - mono_ms())
@@ -234,8 +232,8 @@ class Client:
 
     def _judge(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
-            raise faults.refused(reply, self._endpoint.shown) from reply
-        return call.judge(reply)
+            raise faults.reply_error(reply, self._endpoint.safe_url) from reply
+        return call.parse_reply(reply)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:
@@ -285,15 +283,15 @@ class ClientPool:
         self._pid = os.getpid()
         self._idle: deque[Client] = deque()  # append() and pop() are one step each
 
-    def client(self, ends_ms: int | None = None) -> AbstractContextManager[Client]:
+    def client(self, deadline_ms: int | None = None) -> AbstractContextManager[Client]:
         """Lend a client for a ``with`` statement; at most ``limit`` idle ones are kept for later.
 
         Args:
-            ends_ms: what is done with it takes no longer than to there (``mono_ms``).
+            deadline_ms: what is done with it takes no longer than to there (``mono_ms``).
         """
-        return _Loan(self._lend(ends_ms), self._take_back)
+        return _Loan(self._lend(deadline_ms), self._take_back)
 
-    def _lend(self, ends_ms: int | None) -> Client:
+    def _lend(self, deadline_ms: int | None) -> Client:
         if os.getpid() != self._pid:
             # The parent's sockets are shared with it: reading from them would steal its replies. They are dropped
             # without closing anything on the wire.
@@ -303,7 +301,7 @@ class ClientPool:
         except IndexError:
             client = Client(self._endpoint, self._clock)
         client.close_if_dead()
-        client.end_by(ends_ms)
+        client.set_deadline(deadline_ms)
         return client
 
     def _take_back(self, client: Client) -> None:

@@ -14,9 +14,9 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.cluster_slots import Address, Errand, SlotElsewhere, SlotMap, errands, slots
+from bulltask.transport.cluster_slots import Address, RoutedCall, SlotMap, SlotRedirectError, route_calls, slots
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.faults import passes_in_a_cluster
+from bulltask.transport.faults import is_transient_in_cluster
 
 __all__ = ["ClusterClient", "ClusterPool"]
 
@@ -42,17 +42,17 @@ class ClusterClient:
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
-        self._endpoint, self._clock = endpoint.in_a_cluster(), clock
+        self._endpoint, self._clock = endpoint.for_cluster(), clock
         self._clients: dict[Address, Client] = {}
         self._map: SlotMap | None = None
         self._moved: dict[int, Address] = {}
         self._ends_ms: int | None = None
 
-    def end_by(self, ends_ms: int | None) -> None:
-        """Let everything take no longer than to ``ends_ms`` (``mono_ms``); ``None``: the endpoint's times."""
-        self._ends_ms = ends_ms
+    def set_deadline(self, deadline_ms: int | None) -> None:
+        """Let everything take no longer than to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's times."""
+        self._ends_ms = deadline_ms
         for client in self._clients.values():
-            client.end_by(ends_ms)
+            client.set_deadline(deadline_ms)
 
     def connect(self) -> None:
         """Connect to a node now, which sets the clock; see :meth:`run` for what may be raised."""
@@ -83,7 +83,7 @@ class ClusterClient:
             BrokerError: calls that have to go together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
-        left, pause_ms = list(errands(calls)), _FIRST_PAUSE_MS
+        left, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
         until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._ends_ms is None else self._ends_ms
         while True:
             left, pausing = self._round(calls, left, results)
@@ -117,10 +117,10 @@ class ClusterClient:
             client.close_if_dead()
 
     def _round(
-        self, calls: Sequence[Call[Any]], left: Sequence[Errand], results: list[Any]
-    ) -> tuple[list[Errand], bool]:
-        """Run all errands once; those that have to be run again, and whether to wait before."""
-        again: list[Errand] = []
+        self, calls: Sequence[Call[Any]], left: Sequence[RoutedCall], results: list[Any]
+    ) -> tuple[list[RoutedCall], bool]:
+        """Run all route_calls once; those that have to be run again, and whether to wait before."""
+        again: list[RoutedCall] = []
         pausing = False
         for address, group in self._by_node(left).items():
             words = [_words(errand, calls) for errand in group]
@@ -135,19 +135,19 @@ class ClusterClient:
                     pausing = pausing or waits
         return again, pausing
 
-    def _give_up(self, left: Sequence[Errand], results: list[Any]) -> None:
+    def _give_up(self, left: Sequence[RoutedCall], results: list[Any]) -> None:
         """Say of calls that were sent from node to node what that means; other answers say it themselves."""
         for errand in left:
             for place in errand.places:
-                if isinstance(results[place], SlotElsewhere):
+                if isinstance(results[place], SlotRedirectError):
                     results[place] = BrokerNotReadyError(
-                        f"slot {errand.slot} of the Redis Cluster at {self._endpoint.shown} is being moved. Scripts "
+                        f"slot {errand.slot} of the Redis Cluster at {self._endpoint.safe_url} is being moved. Scripts "
                         "and transactions wait until it has arrived, and that takes longer than this call may"
                     )
 
-    def _further(self, errand: Errand, turned: BrokerError, address: Address) -> tuple[Errand, bool]:
+    def _further(self, errand: RoutedCall, turned: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
         """Where an errand goes next that was not run, and whether that is only worth it after a while."""
-        if not isinstance(turned, SlotElsewhere):
+        if not isinstance(turned, SlotRedirectError):
             self._map = None
             return replace(errand, ask=None), True
         there = (turned.host or address[0], turned.port)
@@ -158,8 +158,8 @@ class ClusterClient:
         known, self._moved[turned.slot] = self._moved.get(turned.slot), there
         return replace(errand, ask=None), known is not None  # two nodes that name each other will agree soon
 
-    def _by_node(self, left: Sequence[Errand]) -> dict[Address, list[Errand]]:
-        groups: dict[Address, list[Errand]] = {}
+    def _by_node(self, left: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
+        groups: dict[Address, list[RoutedCall]] = {}
         for errand in left:
             moved = None if errand.slot is None else self._moved.get(errand.slot)
             address = errand.ask or moved or self._known().address(errand.slot)
@@ -191,7 +191,7 @@ class ClusterClient:
     def _client(self, address: Address) -> Client:
         if (found := self._clients.get(address)) is None:
             found = self._clients[address] = Client(self._endpoint.at(*address), self._clock)
-            found.end_by(self._ends_ms)
+            found.set_deadline(self._ends_ms)
         return found
 
 
@@ -208,18 +208,18 @@ class ClusterPool:
         self._idle: deque[ClusterClient] = deque()
 
     @contextmanager
-    def client(self, ends_ms: int | None = None) -> Iterator[ClusterClient]:
+    def client(self, deadline_ms: int | None = None) -> Iterator[ClusterClient]:
         """Lend a client for a ``with`` statement; one is enough unless a signal handler interrupts a send to send.
 
         Args:
-            ends_ms: what is done with it takes no longer than to there (``mono_ms``).
+            deadline_ms: what is done with it takes no longer than to there (``mono_ms``).
         """
         try:
             client = self._idle.pop()
         except IndexError:
             client = ClusterClient(self._endpoint, self._clock)
         client.close_if_dead()
-        client.end_by(ends_ms)
+        client.set_deadline(deadline_ms)
         try:
             yield client
         finally:
@@ -232,7 +232,7 @@ class ClusterPool:
             client.close()
 
 
-def _words(errand: Errand, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+def _words(errand: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
     """The calls to send for an errand."""
     some = [calls[place] for place in errand.places]
     if errand.ask is None:
@@ -244,11 +244,11 @@ def _words(errand: Errand, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
 def _with_body(call: Call[Any]) -> Call[Any]:
     if call.script is None:
         return call
-    return command(call.script.by_body, call.script.body, *call.args, judge=call.judge)
+    return command(call.script.by_body, call.script.body, *call.args, parse_reply=call.parse_reply)
 
 
 def _send(words: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[Any]]:
-    """Make the calls of several errands in one round trip; for each errand the results of its own calls."""
+    """Make the calls of several route_calls in one round trip; for each errand the results of its own calls."""
     results = iter(client.try_many([call for some in words for call in some]))
     answers = [[next(results) for _ in some] for some in words]
     return [_own(answer) if some[0] is _ASKING else answer for some, answer in zip(words, answers, strict=True)]
@@ -263,6 +263,8 @@ def _own(answer: Sequence[Any]) -> list[Any]:
 def _turned(answer: Sequence[Any]) -> BrokerError | None:
     """The answer that says that an errand was not run and why; ``None`` when it was."""
     for result in answer:
-        if isinstance(result, SlotElsewhere) or (isinstance(result, BrokerError) and passes_in_a_cluster(result)):
+        if isinstance(result, SlotRedirectError) or (
+            isinstance(result, BrokerError) and is_transient_in_cluster(result)
+        ):
             return result
     return None

@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.transport.call import Call, command
 
-__all__ = ["CROSS_SLOT", "Address", "Errand", "SlotElsewhere", "SlotMap", "errands", "slot_of", "slots"]
+__all__ = ["CROSS_SLOT", "Address", "RoutedCall", "SlotMap", "SlotRedirectError", "route_calls", "slot_of", "slots"]
 
 Address = tuple[str, int]
 """Host and port of a node."""
@@ -31,7 +31,7 @@ _SCRIPTS: Final = frozenset("EVAL EVALSHA EVAL_RO EVALSHA_RO".split())
 _SUBCOMMANDS: Final = frozenset("MEMORY OBJECT XINFO".split())
 
 
-class SlotElsewhere(BrokerError):
+class SlotRedirectError(BrokerError):
     """Another node of the Redis Cluster has the key.
 
     Attributes:
@@ -48,7 +48,7 @@ class SlotElsewhere(BrokerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class RoutedCall:
     """Calls that go to one node together: a single one, or a transaction.
 
     Attributes:
@@ -106,14 +106,14 @@ def slots(asked: Address) -> Call[SlotMap]:
         BrokerNotReadyError: no node has any slots (as the call's result is judged).
     """
 
-    def judge(reply: Any) -> SlotMap:
+    def parse_reply(reply: Any) -> SlotMap:
         ranges = sorted((int(one[0]), int(one[1]), _address(one[2], asked)) for one in reply)
         if not ranges:
             raise BrokerNotReadyError("the Redis Cluster has no slots yet; redis-cli --cluster create gives them out")
         starts, ends, addresses = zip(*ranges, strict=True)
         return SlotMap(starts, ends, addresses)
 
-    return command("CLUSTER", "SLOTS", judge=judge)
+    return command("CLUSTER", "SLOTS", parse_reply=parse_reply)
 
 
 def _address(node: Sequence[Any], asked: Address) -> Address:
@@ -121,8 +121,8 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
     return (asked[0] if host in {"", "?"} else host), int(node[1])
 
 
-def errands(calls: Sequence[Call[Any]]) -> Iterator[Errand]:
-    """Cut calls into errands; ``MULTI``, ``EXEC`` and what is between them are one.
+def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
+    """Cut calls into route_calls; ``MULTI``, ``EXEC`` and what is between them are one.
 
     Raises:
         BrokerError: what has to go together has keys of several slots.
@@ -132,7 +132,7 @@ def errands(calls: Sequence[Call[Any]]) -> Iterator[Errand]:
         together.append(place)
         opened = calls[together[0]].args[0] == "MULTI"
         if not opened or call.args[0] == "EXEC":
-            yield Errand(tuple(together), slot_of([calls[one] for one in together]))
+            yield RoutedCall(tuple(together), slot_of([calls[one] for one in together]))
             together = []
 
 

@@ -8,18 +8,20 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+from redis._parsers import _HiredisParser
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 
+from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.transport import tls
-from bulltask.transport.deadline import DeadlineParser
 
-__all__ = ["Endpoint"]
+__all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -55,7 +57,7 @@ class Endpoint:
         """The endpoint at ``url`` with the timeouts of ``config``."""
         return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
 
-    def waiting(self, block_ms: int) -> Endpoint:
+    def blocking(self, block_ms: int) -> Endpoint:
         """The same server for calls that block up to ``block_ms`` on purpose."""
         return replace(self, command_timeout_ms=block_ms + min(5_000, self.command_timeout_ms))
 
@@ -80,12 +82,12 @@ class Endpoint:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return replace(self, url=self.url.at(place))
 
-    def in_a_cluster(self) -> Endpoint:
+    def for_cluster(self) -> Endpoint:
         """The same server for who finds the way in a cluster."""
         return replace(self, clustered=True)
 
     @property
-    def shown(self) -> str:
+    def safe_url(self) -> str:
         """The URL without its password."""
         return str(self.url)
 
@@ -130,6 +132,39 @@ class Endpoint:
             # redis-py hands options on as arguments: TypeError is what it says to one that it does not know. Its words
             # and its frames may have the password.
             why = self.url.hide_in(str(exc))
-            raise ConfigError(f"broker_url {self.shown} cannot be read: {why}") from exc.with_traceback(None)
+            raise ConfigError(f"broker_url {self.safe_url} cannot be read: {why}") from exc.with_traceback(None)
         tls.check_files(self.url)
         return connection
+
+
+_SLACK_S = 0.01  # changing a socket's timeout costs a system call
+
+
+class DeadlineParser(_HiredisParser):
+    """redis-py's parser, which stops reading at ``deadline_ms`` (``mono_ms``) even while bytes keep dripping in."""
+
+    deadline_ms: int | None = None
+
+    def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the next piece of a reply.
+
+        Raises:
+            RedisTimeout: the deadline has passed.
+        """
+        if self.deadline_ms is not None and self._sock is not None:
+            left_s = (self.deadline_ms - mono_ms()) / 1000
+            if left_s <= 0:
+                raise RedisTimeout("the reply was not complete in time")
+            if (now_s := self._sock.gettimeout()) is None or now_s > left_s + _SLACK_S:
+                self._sock.settimeout(left_s)
+        return super().read_from_socket(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def set_reply_deadline(connection: Any, deadline_ms: int) -> None:
+    """Allow what is sent and read next until ``deadline_ms`` (``mono_ms``); on a new connection, its handshake."""
+    connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for either
+    if (sock := connection._sock) is None:  # noqa: SLF001
+        return
+    left_s = max(1, deadline_ms - mono_ms()) / 1000
+    if (now_s := sock.gettimeout()) is None or abs(now_s - left_s) > _SLACK_S:
+        sock.settimeout(left_s)

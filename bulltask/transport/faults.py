@@ -21,21 +21,21 @@ from bulltask.errors import (
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
 )
-from bulltask.transport import grants, tls
-from bulltask.transport.cluster_slots import CROSS_SLOT, SlotElsewhere
+from bulltask.transport import acl_advice, tls
+from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
 
 __all__ = [
     "CONNECTION_FAULTS",
     "ERROR_REPLIES",
-    "cluster_node",
+    "cluster_node_error",
+    "connection_error",
     "is_noscript",
+    "is_transient_in_cluster",
     "is_wrong_type",
-    "lost_with",
-    "no_connection",
-    "passes_in_a_cluster",
-    "refused",
-    "sentinel",
-    "worth_showing",
+    "lost_reply",
+    "reply_error",
+    "sentinel_error",
+    "visible_cause",
 ]
 
 CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
@@ -72,7 +72,7 @@ def is_wrong_type(error: object) -> bool:
     return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
 
 
-def no_connection(fault: BaseException, url: str, *, connecting: bool) -> BrokerError:
+def connection_error(fault: BaseException, url: str, *, connecting: bool) -> BrokerError:
     """Return the error for a connection that could not be made or broke.
 
     Args:
@@ -80,7 +80,7 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
         url: the server, password already hidden.
         connecting: the connection was never made; the advice is then how to get a server.
     """
-    if (refusal := _turned_away(fault, url)) is not None:
+    if (refusal := _refused_connection(fault, url)) is not None:
         return refusal
     if isinstance(fault, exceptions.InvalidResponse):
         error = BrokerUnavailableError(
@@ -103,7 +103,7 @@ def no_connection(fault: BaseException, url: str, *, connecting: bool) -> Broker
     return error
 
 
-def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
+def _refused_connection(fault: BaseException, url: str) -> BrokerError | None:
     """The error for a server that answers, but lets nobody in; ``None`` when the fault is another one."""
     text = str(fault)
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
@@ -115,7 +115,7 @@ def _turned_away(fault: BaseException, url: str) -> BrokerError | None:
     if any(said in text for said in _NO_DATABASE):
         return BrokerConfigError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
     if _NO_SELECT.match(text):
-        return sentinel(url)
+        return sentinel_error(url)
     return None
 
 
@@ -125,7 +125,7 @@ def _no_login(message: str) -> BrokerAuthError:
     return error
 
 
-def cluster_node(url: str) -> BrokerConfigError:
+def cluster_node_error(url: str) -> BrokerConfigError:
     """The error for a node of a cluster, where its caller does not find its way in one."""
     return BrokerConfigError(
         f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
@@ -133,7 +133,7 @@ def cluster_node(url: str) -> BrokerConfigError:
     )
 
 
-def sentinel(url: str) -> BrokerConfigError:
+def sentinel_error(url: str) -> BrokerConfigError:
     """The error for a Sentinel."""
     return BrokerConfigError(
         f"{url} is a Redis Sentinel, which stores no jobs, and bulltask does not ask Sentinels for the primary yet. "
@@ -141,13 +141,13 @@ def sentinel(url: str) -> BrokerConfigError:
     )
 
 
-def lost_with(fault: BaseException) -> BaseException:
+def lost_reply(fault: BaseException) -> BaseException:
     """Return the fault of a connection for one of the calls that have waited on it: each raises an error of its own."""
     kind = exceptions.InvalidResponse if isinstance(fault, exceptions.InvalidResponse) else ConnectionError
     return kind(str(fault))
 
 
-def worth_showing(fault: BaseException) -> BaseException | None:
+def visible_cause(fault: BaseException) -> BaseException | None:
     """Return the cause that a user should see above "no Redis answers".
 
     Where nothing listens the message has all there is to say, and the driver's three tracebacks would hide it; other
@@ -167,7 +167,7 @@ def _nothing_listens(fault: BaseException) -> bool:
     return any(f"Error {number} " in text or f"[Errno {number}]" in text for number in (ECONNREFUSED, ENOENT))
 
 
-def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
+def reply_error(fault: exceptions.RedisError, url: str) -> BrokerError:
     """Return the error for an error reply."""
     text = str(fault)
     # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.
@@ -178,7 +178,7 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
         or text.startswith(_AUTH)
         or _IN_EXEC in text
     ):
-        return BrokerAuthError(f"Redis at {url} refused a command: {text}{grants.advice(text, url)}")
+        return BrokerAuthError(f"Redis at {url} refused a command: {text}{acl_advice.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot serve now: {text}")
     if (error := _elsewhere(fault, url)) is not None:
@@ -188,12 +188,12 @@ def refused(fault: exceptions.RedisError, url: str) -> BrokerError:
     return BrokerError(f"Redis at {url} refused a command: {text}")
 
 
-def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotElsewhere | None:
+def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotRedirectError | None:
     # redis-py 5 has no class for these replies outside of its own client for clusters.
     found = _ELSEWHERE.fullmatch(f"{_CODES.get(type(fault), '')}{fault}")
     if found is None:
         return None
-    error = SlotElsewhere(
+    error = SlotRedirectError(
         f"Redis at {url} is a node of a cluster, and {found['host']}:{found['port']} has this key; of bulltask only "
         "Spark's reads and writes find their way in a cluster so far"
     )
@@ -202,7 +202,7 @@ def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotElsewhere | None:
     return error
 
 
-def passes_in_a_cluster(error: BrokerError) -> bool:
+def is_transient_in_cluster(error: BrokerError) -> bool:
     """True when the reply passes as a slot arrives or a replica takes its primary's place; nothing was executed."""
     fault = error.__cause__
     return isinstance(fault, _CLUSTER_WAITS) or str(fault).startswith(("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))

@@ -12,15 +12,15 @@ from bulltask.transport.scripts.stream import (
     BEGINNING,
     Entry,
     StreamInfo,
-    exists,
+    is_retained,
+    read_blocking,
     read_now,
-    read_on,
+    stream_exists,
     stream_info,
-    was_kept,
 )
 from bulltask.transport.transaction import transaction
 
-__all__ = ["NEWEST", "Follower", "Gap", "Page"]
+__all__ = ["NEWEST", "EventPage", "Follower", "StreamGap"]
 
 NEWEST: Final = "$"
 """Where to begin: behind everything that is there."""
@@ -29,7 +29,7 @@ _LAST_OF_A_MS: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class StreamGap:
     """Entries that nobody can read any more.
 
     Attributes:
@@ -44,11 +44,11 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class EventPage:
     """What one read brought: the gap comes before the entries."""
 
     entries: list[Entry]
-    gap: Gap | None = None
+    gap: StreamGap | None = None
 
 
 class Follower:
@@ -91,12 +91,12 @@ class Follower:
         self._counting = info is None or info.added is not None
         return self._place
 
-    def read(self, block_ms: int) -> Operation[Page]:
+    def read(self, block_ms: int) -> Operation[EventPage]:
         """Read what comes next; wait for it up to ``block_ms``. A read that failed may simply be repeated."""
         try:
             place = yield from self._sure_place()
-            entries, kept = yield [read_on(self._keys, place, block_ms), was_kept(self._keys, place)]
-            page = Page(entries)
+            entries, kept = yield [read_blocking(self._keys, place, block_ms), is_retained(self._keys, place)]
+            page = EventPage(entries)
             if not kept or (self._count is None and self._counting and not entries):
                 page = yield from self._compare(place, kept)
         except BulltaskError:
@@ -120,40 +120,40 @@ class Follower:
             self._doubtful = False
         return place
 
-    def _compare(self, place: str, kept: bool) -> Operation[Page]:
+    def _compare(self, place: str, kept: bool) -> Operation[EventPage]:
         """Read again, together with the numbers of the stream, and set the count of what lies before the entries."""
         info, entries = yield from self._look(place)
         if info is None:
             self._place, self._count = BEGINNING, 0
-            return Page([], None if place == BEGINNING else Gap(place, None, None))
+            return EventPage([], None if place == BEGINNING else StreamGap(place, None, None))
         self._counting = info.added is not None
         if kept:
             self._count = None if entries else info.added
-            return Page(entries)
+            return EventPage(entries)
         gap = self._gap(place, info, entries)
         self._count = info.trimmed
         if not entries:
             self._place = info.last
-        return Page(entries, gap)
+        return EventPage(entries, gap)
 
-    def _gap(self, place: str, info: StreamInfo, entries: list[Entry]) -> Gap | None:
+    def _gap(self, place: str, info: StreamInfo, entries: list[Entry]) -> StreamGap | None:
         """What is missing between the place, of which nothing is there any more, and the first entry."""
         first = entries[0][0] if entries else None
         if place == info.last or (first is not None and _follows(place, first)):
             return None
         if info.trimmed is None:
             # Where the server does not count, a stream that is new to us counts as complete.
-            return None if place == BEGINNING else Gap(place, first, None)
+            return None if place == BEGINNING else StreamGap(place, first, None)
         if self._count is None:
-            return Gap(place, first, None) if info.trimmed else None
+            return StreamGap(place, first, None) if info.trimmed else None
         missing = info.trimmed - self._count
         if missing < 0:  # the stream was deleted, and another one of the same name has begun to count anew
-            return Gap(place, first, None)
-        return Gap(place, first, missing) if missing else None
+            return StreamGap(place, first, None)
+        return StreamGap(place, first, missing) if missing else None
 
     def _look(self, place: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
         """The stream's numbers, and what comes after ``place``, of one and the same moment."""
-        calls = [exists(self._keys), stream_info(self._keys)]
+        calls = [stream_exists(self._keys), stream_info(self._keys)]
         if place is not None:
             calls.append(read_now(self._keys, place))
         results: list[Any] = yield from transaction(calls, self._where)

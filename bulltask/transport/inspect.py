@@ -9,15 +9,15 @@ from typing import Any, Final
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.read import get_counts
+from bulltask.transport.scripts.queue import get_counts
 
-__all__ = ["STATES", "ServerFacts", "described_by", "jobs_under", "queue_lengths", "server_facts"]
+__all__ = ["STATES", "ServerSettings", "described_by", "jobs_under", "queue_lengths", "read_server_settings"]
 
 STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerSettings:
     """What a worker wants to know before it starts.
 
     Attributes:
@@ -31,11 +31,11 @@ class ServerFacts:
     persistent: bool
 
 
-def server_facts(client: Client) -> ServerFacts:
+def read_server_settings(client: Client) -> ServerSettings:
     """Ask the server about itself."""
-    info = client.run(command("INFO", judge=_info))
+    info = client.run(command("INFO", parse_reply=_info))
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
-    return ServerFacts(
+    return ServerSettings(
         version=numbers,
         eviction=info.get("maxmemory_policy", "noeviction"),
         persistent=info.get("aof_enabled") == "1",
@@ -61,7 +61,7 @@ def jobs_under(client: Client, keys: QueueKeys) -> int:
 
 def described_by(client: Client, keys: QueueKeys) -> str:
     """Which client has described the queue last: ``bullmq:5.62.0``; ``""`` if none has."""
-    return client.run(command("HGET", keys.meta, "version", judge=_text))
+    return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
 
 
 def _text(reply: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["QueueKeys", "beat_queues"]
+__all__ = ["BullKeys", "QueueKeys", "beat_queues"]
 
 _OWN_ROOT: Final = "bulltask"
 
@@ -144,3 +144,20 @@ class QueueKeys:
 
     def __repr__(self) -> str:
         return f"<QueueKeys {self.base}>"
+
+
+class BullKeys(QueueKeys):
+    """The keys of a queue of Bull 1 to 4.
+
+    Args:
+        prefix: Bull's prefix, ``bull`` by default.
+        name: the queue's name as Bull spells it.
+    """
+
+    __slots__ = ("limiter_index", "meta_paused", "priority")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        super().__init__(prefix, name)
+        self.meta_paused = f"{self.base}meta-paused"
+        self.priority = f"{self.base}priority"
+        self.limiter_index = f"{self.base}limiter:index"

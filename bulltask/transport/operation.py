@@ -10,10 +10,10 @@ from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bulltask.errors import BulltaskError
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 
-__all__ = ["Operation", "aperform", "ask", "perform"]
+__all__ = ["Operation", "execute", "run_async", "run_sync"]
 
 R = TypeVar("R")
 
@@ -24,13 +24,13 @@ class _Runner(Protocol):
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
 
 
-def ask(call: Call[R]) -> Operation[R]:
-    """The operation of a single call; inside another one: ``result = yield from ask(call)``."""
+def execute(call: Call[R]) -> Operation[R]:
+    """The operation of a single call; inside another one: ``result = yield from execute(call)``."""
     result: R = (yield [call])[0]
     return result
 
 
-def perform(client: _Runner, operation: Operation[R]) -> R:
+def run_sync(client: _Runner, operation: Operation[R]) -> R:
     """Carry an operation with a sync client or pool.
 
     Raises:
@@ -50,8 +50,8 @@ def perform(client: _Runner, operation: Operation[R]) -> R:
         return result
 
 
-async def aperform(client: AsyncClient, operation: Operation[R]) -> R:
-    """:func:`perform` for asyncio."""
+async def run_async(client: AsyncClient, operation: Operation[R]) -> R:
+    """:func:`run_sync` for asyncio."""
     try:
         calls = next(operation)
         while True:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.errors import BrokerAuthError
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
-from bulltask.transport import grants
+from bulltask.transport import acl_advice
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -68,7 +68,7 @@ def worker_grants(prefix: str = "bull") -> list[str]:
 def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> None:
     """Ask whether the client's user may run some commands. Nothing is executed, and no right is needed to ask.
 
-    Redis looks at rights when a transaction takes a call, before it runs, and this one is discarded. (``ACL DRYRUN``
+    Redis looks at rights when a transaction takes a call, before it runs, and this one is dry_run. (``ACL DRYRUN``
     asks the same, but whoever may run it has few rights to miss.) A command is offered with one word and more, because
     Redis looks at their number first. Where transactions are refused nothing is found out.
 
@@ -82,13 +82,13 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
         BrokerError: as of ``Client.run``.
     """
     offers = [_offer(name, count, keys) for name in names for count in range(1, _MOST_WORDS + 1)]
-    replies = client.discarded(offers) or []
-    refused = dict.fromkeys(name for reply in replies if (name := grants.refused_command(str(reply))))
+    replies = client.dry_run(offers) or []
+    refused = dict.fromkeys(name for reply in replies if (name := acl_advice.refused_command(str(reply))))
     if refused:
-        url = client.shown
+        url = client.safe_url
         raise BrokerAuthError(
             f"Redis at {url} forbids this user {len(refused)} of the commands that a worker needs, also inside its "
-            f"scripts: {', '.join(refused)}. Grant them: ACL SETUSER {grants.user_of(url)} "
+            f"scripts: {', '.join(refused)}. Grant them: ACL SETUSER {acl_advice.user_of(url)} "
             + " ".join(f"+{name}" for name in refused)
         )
 

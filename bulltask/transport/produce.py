@@ -7,23 +7,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-from bulltask.clock import ServerClock
+from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
-from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.options import text_chars
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.add import add_job, describe_queue
-from bulltask.transport.scripts.fence import Fence, Sent, add_fenced_jobs
-from bulltask.transport.tries import Tries
+from bulltask.transport.scripts.add import SendResult, WriteFence, add_job, add_jobs_once, write_queue_meta
 
-__all__ = ["BULK", "PROTOCOL_VERSION", "Producer"]
+__all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget"]
 
 BULK: Final = 1_000
 """Most jobs in one round trip."""
@@ -78,16 +77,16 @@ class Producer:
         """
         return self._send(jobs, self._add)
 
-    def send_fenced(self, jobs: Sequence[NewJob], fence: Fence) -> list[Sent]:
+    def send_once(self, jobs: Sequence[NewJob], fence: WriteFence) -> list[SendResult]:
         """:meth:`send` of jobs that ``fence`` has not seen before; for each of ``jobs``, what became of it.
 
         A round trip whose reply was lost is sent again, and then says of its jobs that they were there before.
         """
 
-        def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[Sent]]]:
-            calls: list[Call[list[Sent]]] = []
+        def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:
+            calls: list[Call[list[SendResult]]] = []
             for queue, some in groupby(part, key=attrgetter("queue")):
-                calls += add_fenced_jobs(self._keys(queue), list(some), now_ms, fence)
+                calls += add_jobs_once(self._keys(queue), list(some), now_ms, fence)
             return calls
 
         return list(chain.from_iterable(self._send(jobs, add)))
@@ -96,10 +95,10 @@ class Producer:
         """:meth:`send` for asyncio."""
         ids: list[str] = []
         for part in _parts(jobs):
-            tries = Tries(self._config, part)
+            tries = RetryBudget(self._config, part)
             while True:
                 try:
-                    ids += await self._asend_part(part, tries.next_ends_ms())
+                    ids += await self._asend_part(part, tries.next_deadline_ms())
                     break
                 except _AGAIN as exc:
                     await asyncio.sleep(tries.pause_ms(exc) / 1000)
@@ -108,28 +107,28 @@ class Producer:
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
         sent: list[R] = []
         for part in _parts(jobs):
-            tries = Tries(self._config, part)
+            tries = RetryBudget(self._config, part)
             while True:
                 try:
-                    sent += self._send_part(part, tries.next_ends_ms(), add)
+                    sent += self._send_part(part, tries.next_deadline_ms(), add)
                     break
                 except _AGAIN as exc:
                     threading.Event().wait(tries.pause_ms(exc) / 1000)
         return sent
 
-    def _send_part(self, part: Sequence[NewJob], ends_ms: int | None, add: _Add[R]) -> list[R]:
-        with self._pool.client(ends_ms) as client:
+    def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
+        with self._pool.client(deadline_ms) as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
             first, calls = self._describing(part), add(part, self._clock.now_ms())
             results = client.run_many([*first, *calls])
         self._described.update(job.queue for job in part)
         return results[len(first) :]
 
-    async def _asend_part(self, part: Sequence[NewJob], ends_ms: int | None) -> list[str]:
+    async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._aclient()
-        await client.connect(ends_ms)
+        await client.connect(deadline_ms)
         first, calls = self._describing(part), self._add(part, self._clock.now_ms())
-        results = await client.run_many([*first, *calls], ends_ms)
+        results = await client.run_many([*first, *calls], deadline_ms)
         self._described.update(job.queue for job in part)
         return results[len(first) :]
 
@@ -140,7 +139,7 @@ class Producer:
         """The calls that come before the first jobs of a queue."""
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._described:
-            calls += describe_queue(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
+            calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls
 
 
@@ -156,3 +155,54 @@ def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
         size += its_size
     if part:
         yield part
+
+
+class RetryBudget:
+    """The tries of one round trip with jobs.
+
+    Args:
+        config: how many resends, how long in all, how long to pause.
+        jobs: of the round trip.
+    """
+
+    def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
+        self._config, self._jobs, self._failed, self._nothing_left_here = config, jobs, 0, True
+        limit_ms = config.publish_timeout_ms
+        self._ends_ms = None if limit_ms is None else mono_ms() + limit_ms
+
+    def next_deadline_ms(self) -> int | None:
+        """When the try that begins now has to end (``mono_ms``), ``None`` for no limit.
+
+        While more tries may follow it has half of the time that is left. Where a connection is dead and does not say
+        so, only the next try, on a new one, finds Redis.
+        """
+        if self._ends_ms is None or self._failed == self._config.publish_retries:
+            return self._ends_ms
+        return self._ends_ms - (self._ends_ms - mono_ms()) // 2
+
+    def pause_ms(self, exc: BrokerError) -> int:
+        """How long to wait after a try that failed with ``exc``.
+
+        Raises:
+            BrokerError: no try is left, or no time for one.
+        """
+        self._nothing_left_here &= isinstance(exc, BrokerUnavailableError) and exc.refused
+        self._failed += 1
+        config = self._config
+        pause_ms = reconnect_delay_ms(
+            self._failed, first_ms=config.reconnect_delay_ms, cap_ms=config.reconnect_delay_max_ms
+        )
+        left_ms = pause_ms * 2 if self._ends_ms is None else self._ends_ms - mono_ms()
+        if self._failed > config.publish_retries or left_ms <= 0:
+            self._give_up(exc)
+        return min(pause_ms, left_ms // 2)
+
+    def _give_up(self, exc: BrokerError) -> NoReturn:
+        if self._nothing_left_here:
+            raise exc  # it says all there is to say: nobody listens there, so nothing was sent
+        first, last = self._jobs[0], self._jobs[-1]
+        which = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
+        raise type(exc)(
+            f"{exc}. The sending of {which} was given up (try {self._failed}): nobody knows whether Redis has it. "
+            "SendResult again with the same job_id it is stored once"
+        ) from exc

@@ -22,7 +22,7 @@ from bulltask.errors import (
 )
 from bulltask.value_class import value_class
 
-__all__ = ["NOTHING", "Fetched", "raise_for", "read_fetch", "text", "texts"]
+__all__ = ["NO_JOB", "Fetched", "parse_fetched", "raise_for", "text", "texts"]
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
     -1: JobNotFoundError,
@@ -56,19 +56,19 @@ class Fetched:
     due_ms: int = 0
 
 
-NOTHING: Final = Fetched()
+NO_JOB: Final = Fetched()
 
 
-def read_fetch(reply: Any) -> Fetched:
+def parse_fetched(reply: Any) -> Fetched:
     """Read the four-element reply of ``moveToActive`` and of a finish that fetches the next job."""
     if not isinstance(reply, list):
-        return NOTHING
+        return NO_JOB
     fields, job_id, limited_ms, due_ms = reply
     if fields:
         return Fetched(text(job_id), fields)
     if limited_ms or due_ms:
         return Fetched(limited_ms=max(0, int(limited_ms)), due_ms=max(0, int(float(due_ms))))
-    return NOTHING
+    return NO_JOB
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:

@@ -26,7 +26,7 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
 
     Args:
         calls: must not block: Redis answers a blocking call inside a transaction at once.
-        where: the server for error messages, password hidden (``Endpoint.shown``).
+        where: the server for error messages, password hidden (``Endpoint.safe_url``).
 
     Returns:
         Calls for one ``run_many``. The last one's result is a list: for each of ``calls`` its result, or the
@@ -36,7 +36,11 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     the ACL forbids, keys of several cluster slots). A server that cannot write at all (full, a replica) refuses there
     or, by its version, executes nothing of any script, and then the same error stands in every place.
     """
-    return [command("MULTI"), *_with_bodies(calls), command("EXEC", judge=lambda reply: _results(calls, reply, where))]
+    return [
+        command("MULTI"),
+        *_with_bodies(calls),
+        command("EXEC", parse_reply=lambda reply: _results(calls, reply, where)),
+    ]
 
 
 def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
@@ -68,10 +72,10 @@ def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
 
 def _result(call: Call[Any], reply: Any, where: str) -> Any:
     if isinstance(reply, ResponseError):
-        refusal = faults.refused(reply, where)
+        refusal = faults.reply_error(reply, where)
         refusal.__cause__ = reply
         return refusal
     try:
-        return call.judge(reply)
+        return call.parse_reply(reply)
     except BulltaskError as exc:
         return exc

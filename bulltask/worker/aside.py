@@ -9,8 +9,7 @@ from bulltask.events import Bus, JobSetAside
 from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim, move_to_finished
-from bulltask.transport.scripts.set_aside import malformed, set_aside
+from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
 
 __all__ = ["SettingAside"]
 
@@ -41,11 +40,11 @@ class SettingAside:
             BrokerError: Redis is away, or refuses that, too.
         """
         by_redis = isinstance(fault, BrokerError)
-        ending = malformed(str(fault) if by_redis else f"{type(fault).__name__}: {fault}", self._keep)
-        claim, now_ms = Claim.of(self._config, keys, token, ""), self._clock.now_ms()
+        ending = malformed_finish(str(fault) if by_redis else f"{type(fault).__name__}: {fault}", self._keep)
+        claim, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
         finish = move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=now_ms)
         try:
-            done = self._client.run(set_aside(keys, finish, token, only_malformed=by_redis))
+            done = self._client.run(quarantine(keys, finish, token, only_malformed=by_redis))
         except JobError:  # it has ended, or is another worker's: it is no longer in anybody's way here
             return True
         if done:

@@ -18,9 +18,16 @@ from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError, Bulltas
 from bulltask.queue.schedulers import put
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask, perform
-from bulltask.transport.scripts.beat import Label, beat_queues, forget_queue, note_queue, read_label
-from bulltask.transport.scripts.schedule import list_schedulers, remove_job_scheduler
+from bulltask.transport.operation import Operation, execute, run_sync
+from bulltask.transport.scripts.schedule import (
+    BeatLabel,
+    beat_queues,
+    forget_queue,
+    list_schedulers,
+    note_queue,
+    read_label,
+    remove_job_scheduler,
+)
 from bulltask.worker.beat_entries import Entry
 from bulltask.worker.outage import Outage
 
@@ -112,7 +119,7 @@ class Beat:
             if mine:
                 self._client.run(note_queue(*self._place, queue))
             operation = reconcile(self._app.broker.keys(queue), mine, self._app.name, self._clock.now_ms())
-            changes = perform(self._client, operation)
+            changes = run_sync(self._client, operation)
             if not mine:
                 self._client.run(forget_queue(*self._place, queue))
         except _AGAIN:
@@ -157,7 +164,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[Entry], owner: str, now_ms: int
     changes = Changes()
     found = yield from _labels(keys)
     for entry in entries:
-        label, wanted = found.get(entry.name), Label(owner, entry.digest)
+        label, wanted = found.get(entry.name), BeatLabel(owner, entry.digest)
         if label is not None and label.owner != owner:
             changes.foreign.append(entry.name)
         elif label != wanted:
@@ -169,15 +176,15 @@ def reconcile(keys: QueueKeys, entries: Sequence[Entry], owner: str, now_ms: int
     names = {entry.name for entry in entries}
     for scheduler_id, label in found.items():
         if label.owner == owner and scheduler_id not in names:
-            yield from ask(remove_job_scheduler(keys, scheduler_id))
+            yield from execute(remove_job_scheduler(keys, scheduler_id))
             changes.removed.append(scheduler_id)
     return changes
 
 
-def _labels(keys: QueueKeys) -> Operation[dict[str, Label]]:
+def _labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
     """Who made each scheduler of the queue; there may be very many, so nothing else of them is read."""
-    rows: Sequence[tuple[str, int]] = yield from ask(list_schedulers(keys, 0, -1, asc=True))
-    found: dict[str, Label] = {}
+    rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
+    found: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _READ_AT_ONCE):
         ids = [scheduler_id for scheduler_id, _ in rows[first : first + _READ_AT_ONCE]]
         labels = yield [read_label(keys, scheduler_id) for scheduler_id in ids]
@@ -185,7 +192,7 @@ def _labels(keys: QueueKeys) -> Operation[dict[str, Label]]:
     return found
 
 
-def _put(keys: QueueKeys, entry: Entry, label: Label, now_ms: int) -> Operation[str]:
+def _put(keys: QueueKeys, entry: Entry, label: BeatLabel, now_ms: int) -> Operation[str]:
     """Make or change the scheduler of an entry; the result is why that cannot be done, ``""`` if it is."""
     rule = entry.rule
     if rule.every_ms is not None:

@@ -13,11 +13,11 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Scr
 from bulltask.jobs.names import wire_name
 from bulltask.lua import loader
 from bulltask.transport.client import Client
-from bulltask.transport.inspect import described_by, jobs_under, server_facts
+from bulltask.transport.inspect import described_by, jobs_under, read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.scripts.add import describe_queue
+from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.worker.exits import Exit
 from bulltask.worker.outage import Outage
 
@@ -85,7 +85,7 @@ class Preflight:
                 return Exit.OK
 
     def _look(self) -> None:
-        facts = server_facts(self._client)
+        facts = read_server_settings(self._client)
         if facts.version < OLDEST_REDIS:
             self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
         if facts.eviction != "noeviction":
@@ -96,7 +96,7 @@ class Preflight:
         needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())
         check_permissions(self._client, self._keys[0], needed)
         for queue in self._keys:
-            self._client.run_many(describe_queue(queue, PROTOCOL_VERSION, self._config.max_events))
+            self._client.run_many(write_queue_meta(queue, PROTOCOL_VERSION, self._config.max_events))
             self._look_for_other_spelling(queue)
             self._look_for_other_versions(queue)
 

@@ -152,7 +152,7 @@ class _Assembly:
         revocations = Revocations(self.broker, keys, interrupting.revoke, client, bus, outage)
         services: list[Service] = [heartbeat, limits, interrupting, revocations, recovery, *stalls, self.presence, beat]
         ticker = Ticker(services, outage, bus)
-        url = self.broker.endpoint.shown
+        url = self.broker.endpoint.safe_url
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)
         return supervisor.run(), supervisor.restarting

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
+from bulltask.embedded.data_directory import DataDirectory, ServerRecord
 from bulltask.embedded.launch import PortTaken, claim, pick_port
-from bulltask.embedded.place import Place, Running
 from bulltask.embedded.probe import ask
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.server import RedisServer
@@ -55,7 +55,7 @@ def count_keys(url: str) -> int:
         return int(client.dbsize())
 
 
-def wait_until_gone(server: Running, data: Path) -> None:
+def wait_until_gone(server: ServerRecord, data: Path) -> None:
     """Wait for the end of a server and of its keeper, which holds the directory until then."""
     wait_for_end(server.pid)
     os.close(claim(data))
@@ -65,7 +65,7 @@ def wait_until_gone(server: Running, data: Path) -> None:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of ``embedded://`` in this test."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    return Place.named().directory(find_binary())
+    return DataDirectory.named().directory(find_binary())
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def user() -> Iterator[Callable[..., Program]]:
         yield lambda url="embedded://", code=USER: programs.enter_context(run_program(code, url))
 
 
-def running(data: Path) -> Running:
-    known = Running.read(data)
+def running(data: Path) -> ServerRecord:
+    known = ServerRecord.read(data)
     assert known is not None
     assert known.still_runs()
     return known
@@ -222,7 +222,7 @@ def test_a_state_file_without_sense_is_healed(data, user, text):
 
 def test_an_unknown_server_on_the_written_port_is_never_joined(data, user, server_factory):
     stranger = server_factory()
-    Running(stranger.pid, stranger.port, "0" * 40).write(tmp := make(data))
+    ServerRecord(stranger.pid, stranger.port, "0" * 40).write(tmp := make(data))
     program = user()
     assert program.line() != stranger.url
     assert running(tmp).port != stranger.port
@@ -238,7 +238,7 @@ def test_a_server_of_another_line_is_joined_while_it_runs(data, user):
     # As after an upgrade in one of two environments: what runs is used, whatever one would start oneself.
     other = data.parent.parent / "redis-6" / "default"
     with EmbeddedServer(make(other)) as server:
-        Running(server.pid, server.port, server.run_id).write(other)
+        ServerRecord(server.pid, server.port, server.run_id).write(other)
         assert user().line() == server.url
 
 
@@ -251,8 +251,8 @@ def test_data_that_another_line_used_last_is_named_in_a_warning(tmp_path, caplog
 
 
 def wait_until_gone_in(base: Path) -> None:
-    directory = Place.at(base).directory(find_binary())
-    known = Running.read(directory)
+    directory = DataDirectory.at(base).directory(find_binary())
+    known = ServerRecord.read(directory)
     assert known is not None
     wait_until_gone(known, directory)
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.lua import loader
+from bulltask.lua import wrappers
 from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.worker import Worker
@@ -169,7 +169,7 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(stage: Stage) -> 
     first = stage.hold()
     stage.started(first)
     following = stage.app.send_task("quick")
-    proxy.drop_replies(1, match=loader.guarded("moveToFinished", "promoting").sha)
+    proxy.drop_replies(1, match=wrappers.guarded("moveToFinished", "promoting").sha)
     stage.open_gate()
     proxy.wait_for(lambda way: way.dropped == 1)
     assert stage.redis.lrange(stage.keys.active, 0, -1) == [following.id], "taken together with settling the first"

@@ -13,7 +13,7 @@ from bulltask import App, AsyncResult
 from bulltask.events import Bus, JobCrashed
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
-from bulltask.transport.scripts.move import Claim, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.suspects import UNSEEN_CRASHES
@@ -142,7 +142,7 @@ class Taken:
         """Take jobs; token by job."""
         taken = {}
         for token in itertools.islice(self._tokens, count):
-            claim = Claim(token, 30_000, "by hand")
+            claim = FetchOptions(token, 30_000, "by hand")
             taken[self._client.run(move_to_active(self._keys, claim, self._app.now_ms())).job_id] = token
         return taken
 

@@ -16,12 +16,13 @@ from bulltask.config.config import Conf
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.read import add_log, get_counts, update_progress
+from bulltask.transport.scripts.job import add_log, update_progress
+from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 
@@ -49,7 +50,7 @@ def proxy(broker_url: str) -> Iterator[FlakyProxy]:
 
 
 def echo(text: object) -> Call[str]:
-    return command("ECHO", str(text), judge=bytes.decode)
+    return command("ECHO", str(text), parse_reply=bytes.decode)
 
 
 def blocking(seconds: float) -> Call[Any]:
@@ -369,8 +370,8 @@ def test_each_event_loop_has_a_client_of_its_own(broker_url: str, redis_client: 
     before = len(redis_client.client_list())
 
     async def work(text: str) -> AsyncClient:
-        client = broker.loop_client()
-        assert client is broker.loop_client()
+        client = broker.shared_async_client()
+        assert client is broker.shared_async_client()
         assert await client.run(echo(text)) == text
         return client
 

@@ -12,7 +12,7 @@ import redis
 from bulltask import App, crontab
 from bulltask.queue.schedulers import JobSchedulers
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import perform
+from bulltask.transport.operation import run_sync
 from bulltask.worker.beat import Changes, reconcile
 from bulltask.worker.beat_entries import read_entries
 
@@ -33,7 +33,7 @@ def bring(url: str, entries: dict[str, Any], name: str = "shop") -> Changes:
     app = App(name, url, beat_schedule=entries)
     with app.broker.pool.client() as client:
         client.connect()
-        return perform(client, reconcile(KEYS, read_entries(app) or [], name, app.now_ms()))
+        return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app.now_ms()))
 
 
 def test_entries_become_schedulers_with_their_owner_in_the_template(

@@ -32,7 +32,8 @@ from bulltask.transport.call import Call, command, script_call
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.read import add_log, get_counts, update_progress
+from bulltask.transport.scripts.job import add_log, update_progress
+from bulltask.transport.scripts.queue import get_counts
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 
@@ -67,7 +68,7 @@ def proxy(broker_url: str) -> Iterator[FlakyProxy]:
 
 
 def echo(text: object) -> Call[str]:
-    return command("ECHO", str(text), judge=bytes.decode)
+    return command("ECHO", str(text), parse_reply=bytes.decode)
 
 
 def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
@@ -295,13 +296,13 @@ def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: 
 
 
 def test_a_waiting_endpoint_gives_a_blocking_call_its_time(broker_url: str) -> None:
-    client = Client(endpoint(broker_url, timeout_ms=200).waiting(1_000), None)
+    client = Client(endpoint(broker_url, timeout_ms=200).blocking(1_000), None)
     assert client.run(command("BLPOP", "nothing", 0.6)) is None
     client.close()
 
 
 def test_a_wait_ends_to_the_millisecond(broker_url: str, client: Client) -> None:
-    waiter = Client(endpoint(broker_url).waiting(1_000), None)
+    waiter = Client(endpoint(broker_url).blocking(1_000), None)
     waiter.connect()
     late: list[float] = []
     for _ in range(5):

@@ -14,13 +14,13 @@ import redis
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.transport.operation import aperform, perform
+from bulltask.transport.operation import run_async, run_sync
 from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.read import update_progress
+from bulltask.transport.scripts.job import update_progress
 from bulltask.transport.transaction import transaction
 from tests.conftest import ServerFactory
 
@@ -43,7 +43,7 @@ def client(broker: Broker) -> Iterator[Client]:
 
 @pytest.fixture
 async def aclient(broker: Broker) -> AsyncIterator[AsyncClient]:
-    made = broker.aclient()
+    made = broker.async_client()
     yield made
     await made.close()
 
@@ -79,7 +79,7 @@ def test_a_transaction_of_scripts_that_the_server_does_not_know_is_one_round_tri
 ) -> None:
     redis_client.script_flush()
     redis_client.config_resetstat()
-    assert perform(client, transaction(adds(broker, "a", "b", "c", "d"), "here")) == ["a", "b", "c", "d"]
+    assert run_sync(client, transaction(adds(broker, "a", "b", "c", "d"), "here")) == ["a", "b", "c", "d"]
     stats: Any = redis_client.info("commandstats")
     assert (stats["cmdstat_multi"]["calls"], stats["cmdstat_exec"]["calls"]) == (1, 1)
     assert (stats["cmdstat_eval"]["calls"], stats["cmdstat_evalsha"]["calls"]) == (3, 1)
@@ -103,7 +103,7 @@ def test_nobody_sees_a_part_of_a_transaction_while_scripts_are_flushed_every_20_
         with scripts_flushed_every_20_ms(broker.endpoint.url.get_secret_value()) as flushes:
             for number in range(100_000):
                 ids = [f"job-{number}-{letter}" for letter in "abcd"]
-                assert perform(client, transaction(adds(broker, *ids), "here")) == ids
+                assert run_sync(client, transaction(adds(broker, *ids), "here")) == ids
                 if number >= rounds and flushes[0] >= 40:
                     break
     finally:
@@ -121,7 +121,7 @@ async def test_tasks_that_share_a_connection_do_not_come_into_each_others_transa
 
     async def atomic(number: int) -> list[Any]:
         ids = [f"job-{number}-{letter}" for letter in "abcd"]
-        return await aperform(aclient, transaction(adds(broker, *ids), "here"))
+        return await run_async(aclient, transaction(adds(broker, *ids), "here"))
 
     with scripts_flushed_every_20_ms(broker.endpoint.url.get_secret_value()):
         answers: list[Any] = await asyncio.gather(
@@ -137,13 +137,13 @@ async def test_a_task_that_is_cancelled_in_a_transaction_leaves_the_connection_u
 ) -> None:
     await aclient.connect()
     ids = [f"job-{number}" for number in range(40)]
-    task = asyncio.create_task(aperform(aclient, transaction(adds(broker, *ids), "here")))
+    task = asyncio.create_task(run_async(aclient, transaction(adds(broker, *ids), "here")))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await aclient.run(command("ECHO", "mine")) == b"mine"
-    assert await aperform(aclient, transaction([command("ECHO", "mine too")], "here")) == [b"mine too"]
+    assert await run_async(aclient, transaction([command("ECHO", "mine too")], "here")) == [b"mine too"]
 
 
 def test_a_call_that_is_refused_stands_for_itself_and_the_others_have_their_results(
@@ -151,7 +151,7 @@ def test_a_call_that_is_refused_stands_for_itself_and_the_others_have_their_resu
 ) -> None:
     redis_client.set("text", "x")
     gone = update_progress(broker.keys("mail"), "gone", b"1")
-    results = perform(
+    results = run_sync(
         client, transaction([*adds(broker, "a"), gone, command("LPUSH", "text", "y"), command("GET", "text")], "there")
     )
     assert (results[0], results[3]) == ("a", b"x")
@@ -164,9 +164,9 @@ def test_what_the_server_refuses_to_queue_stops_the_whole_transaction(
     broker: Broker, client: Client, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(BrokerError, match="unknown command"):
-        perform(client, transaction([*adds(broker, "a"), command("NOSUCHCOMMAND"), *adds(broker, "b")], "here"))
+        run_sync(client, transaction([*adds(broker, "a"), command("NOSUCHCOMMAND"), *adds(broker, "b")], "here"))
     assert redis_client.keys("*") == []
-    assert perform(client, transaction(adds(broker, "c"), "here")) == ["c"], "the connection is out of the transaction"
+    assert run_sync(client, transaction(adds(broker, "c"), "here")) == ["c"], "the connection is out of the transaction"
 
 
 def test_a_full_server_takes_nothing_of_a_transaction(server_factory: ServerFactory) -> None:
@@ -174,17 +174,17 @@ def test_a_full_server_takes_nothing_of_a_transaction(server_factory: ServerFact
     broker = Broker(Conf({}).freeze(), server.url)
     client = broker.client()
     with redis.Redis.from_url(server.url, decode_responses=True) as plain:
-        perform(client, transaction(adds(broker, "a"), "here"))
+        run_sync(client, transaction(adds(broker, "a"), "here"))
         before = set(plain.keys("*"))
         plain.config_set("maxmemory", "1mb")
         try:
-            refusals = perform(client, transaction(adds(broker, "b", "c", "d", "e"), "here"))
+            refusals = run_sync(client, transaction(adds(broker, "b", "c", "d", "e"), "here"))
         except BrokerOutOfMemoryError as refusal:  # Redis refuses to queue, Valkey 9 to write
             refusals = [refusal]
         assert {type(refusal) for refusal in refusals} == {BrokerOutOfMemoryError}
         plain.config_set("maxmemory", "0")
         assert set(plain.keys("*")) == before
-        assert perform(client, transaction(adds(broker, "b"), "here")) == ["b"]
+        assert run_sync(client, transaction(adds(broker, "b"), "here")) == ["b"]
     client.close()
     broker.close()
 
@@ -195,9 +195,9 @@ def test_a_replica_takes_nothing_of_a_transaction(server_factory: ServerFactory)
     client = broker.client()
     with redis.Redis.from_url(server.url) as plain:
         plain.replicaof("127.0.0.1", server.port)  # of itself: it never gets anywhere, and is read-only
-        results = perform(client, transaction(adds(broker, "a", "b"), "here"))
+        results = run_sync(client, transaction(adds(broker, "a", "b"), "here"))
         assert [type(result) for result in results] == [BrokerNotReadyError, BrokerNotReadyError]
         plain.replicaof("no", "one")
-        assert perform(client, transaction(adds(broker, "a", "b"), "here")) == ["a", "b"]
+        assert run_sync(client, transaction(adds(broker, "a", "b"), "here")) == ["a", "b"]
     client.close()
     broker.close()

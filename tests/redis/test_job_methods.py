@@ -91,7 +91,7 @@ def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(br
     job = app.queue("mail").add("n")
     running = ActiveJob.from_hash("mail", job.id, [b"opts", b"{}"])
     keys, broker = app.broker.keys("mail"), app.broker
-    reporter = JobReporter(running, keys, broker.pool, broker.loop_client, app.config)
+    reporter = JobReporter(running, keys, broker.pool, broker.shared_async_client, app.config)
     for number in range(5):
         reporter.log(f"line {number}")
     assert job.get_logs().lines == ("line 2", "line 3", "line 4")
@@ -103,7 +103,9 @@ def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_ur
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
     running = ActiveJob.from_hash("mail", job.id, [b"opts", options])
-    reporter = JobReporter(running, app.broker.keys("mail"), app.broker.pool, app.broker.loop_client, app.config)
+    reporter = JobReporter(
+        running, app.broker.keys("mail"), app.broker.pool, app.broker.shared_async_client, app.config
+    )
     with pytest.raises(PayloadTooLargeError, match="together more than the limit of 1,000"):
         reporter.update_data(600 * b"1")
     reporter.update_data(300 * b"1")

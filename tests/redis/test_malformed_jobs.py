@@ -23,7 +23,7 @@ from bulltask.events import (
 )
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.outage import Outage
 from bulltask.worker.supervisor.recovery import Orphans, Recovery
 from bulltask.worker.supervisor.stall_check import StallCheck
@@ -90,7 +90,7 @@ def take(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[..., s
     def taken(job_id: str, **fields: object) -> str:
         put(job_id, **fields)
         token = f"token-{job_id}"
-        client.run(move_to_active(keys, Claim(token, 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(keys, FetchOptions(token, 30_000, "dead"), app.now_ms()))
         return token
 
     return taken

@@ -14,8 +14,8 @@ from bulltask.migrate.judge import Judge, Wishes
 from bulltask.migrate.outcome import Outcome
 from bulltask.migrate.survey import read_jobs
 from bulltask.queue.queue import Queue
-from bulltask.transport.bull_keys import BullKeys
-from bulltask.transport.scripts.bull import Moved, convert_bull_job, move_bull_job
+from bulltask.transport.keys import BullKeys
+from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
 from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
 
@@ -175,24 +175,26 @@ def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFact
         assert plain.lrange("bull:{mail}:wait", 0, -1) == ["1"]
 
 
-MEANWHILE: dict[Moved, list[list[str]]] = {
-    Moved.GONE: [["LREM", "bull:mail:wait", "0", "2"], ["LPUSH", "bull:mail:active", "2"]],
-    Moved.NO_HASH: [["DEL", "bull:mail:2"]],
-    Moved.LOCKED: [["SET", "bull:mail:2:lock", "token"]],
-    Moved.CHANGED: [["HSET", "bull:mail:2", "attemptsMade", "1"]],
-    Moved.ID_TAKEN: [["HSET", "bull:{mail}:2", "name", "another"]],
+MEANWHILE: dict[MoveResult, list[list[str]]] = {
+    MoveResult.GONE: [["LREM", "bull:mail:wait", "0", "2"], ["LPUSH", "bull:mail:active", "2"]],
+    MoveResult.NO_HASH: [["DEL", "bull:mail:2"]],
+    MoveResult.LOCKED: [["SET", "bull:mail:2:lock", "token"]],
+    MoveResult.CHANGED: [["HSET", "bull:mail:2", "attemptsMade", "1"]],
+    MoveResult.ID_TAKEN: [["HSET", "bull:{mail}:2", "name", "another"]],
 }
 
 
 @pytest.mark.parametrize(
     ("answer", "in_place"),
     [
-        *((answer, False) for answer in (Moved.DONE, *MEANWHILE)),
-        *((answer, True) for answer in (Moved.DONE, *MEANWHILE) if answer is not Moved.ID_TAKEN),  # a job keeps its key
+        *((answer, False) for answer in (MoveResult.DONE, *MEANWHILE)),
+        *(
+            (answer, True) for answer in (MoveResult.DONE, *MEANWHILE) if answer is not MoveResult.ID_TAKEN
+        ),  # a job keeps its key
     ],
 )
 def test_a_job_that_is_not_what_was_read_is_left_alone(
-    queue: Queue, redis_client: redis.Redis, answer: Moved, in_place: bool
+    queue: Queue, redis_client: redis.Redis, answer: MoveResult, in_place: bool
 ) -> None:
     opts = '{"attempts":1,"delay":0,"timestamp":5}'
     for job_id in ("1", "2", "3"):
@@ -209,9 +211,9 @@ def test_a_job_that_is_not_what_was_read_is_left_alone(
         call = convert_bull_job(source, found[0]) if in_place else move_bull_job(source, queue.link.keys, found[0])
         assert client.run(call) is answer
     after = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
-    assert (before == after) is (answer is not Moved.DONE)
+    assert (before == after) is (answer is not MoveResult.DONE)
     assert redis_client.lrange("bull:mail:wait", 0, -1) == (
-        ["3", "1"] if answer is Moved.GONE or (answer is Moved.DONE and not in_place) else ["3", "2", "1"]
+        ["3", "1"] if answer is MoveResult.GONE or (answer is MoveResult.DONE and not in_place) else ["3", "2", "1"]
     )
 
 
@@ -226,7 +228,7 @@ def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Re
         found = Judge(Wishes(), only_bulls=False, outcome=Outcome()).change(job)
         assert found is not None
         redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
-        assert client.run(move_bull_job(source, queue.link.keys, found[0])) is Moved.CHANGED
+        assert client.run(move_bull_job(source, queue.link.keys, found[0])) is MoveResult.CHANGED
     assert BullMigration(queue).run().complete
     assert redis_client.hget("bull:{mail}:1", "opts") == '{"attempts":7}'
 

@@ -60,7 +60,7 @@ def test_it_is_a_lost_connection_that_the_next_call_makes_again(proxy: FlakyProx
 
 async def test_it_is_a_lost_connection_for_asyncio_too(proxy: FlakyProxy) -> None:
     app = App("sender", url_of(proxy), broker_publish_retries=0)
-    client = app.broker.loop_client()
+    client = app.broker.shared_async_client()
     proxy.inject_reply(ANSWERS["http"])
     with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
         await client.connect()

@@ -27,7 +27,7 @@ from bulltask.queue.flow_plan import FlowJob
 from bulltask.queue.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport import produce
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from tests.conftest import ServerFactory

@@ -15,7 +15,7 @@ from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
-from bulltask.transport.follow import NEWEST, Follower, Gap, Page
+from bulltask.transport.follow import NEWEST, EventPage, Follower, StreamGap
 from bulltask.transport.scripts.stream import BEGINNING, Entry, StreamInfo
 from tests.support.streams import server_ms
 
@@ -307,14 +307,14 @@ class Old:
         self.entries += ids
         self.last = ids[-1]
 
-    def read(self) -> Page:
-        operation: Generator[Any, Any, Page] = self._follower.read(1)
+    def read(self) -> EventPage:
+        operation: Generator[Any, Any, EventPage] = self._follower.read(1)
         calls = next(operation)
         try:
             while True:
                 calls = operation.send(self._answers([call.args for call in calls]))
         except StopIteration as end:
-            page: Page = end.value
+            page: EventPage = end.value
             return page
 
     def _answers(self, calls: list[tuple[Any, ...]]) -> list[Any]:
@@ -336,7 +336,7 @@ def number(entry_id: str) -> tuple[int, ...]:
 class TestAServerThatDoesNotCount:
     def test_a_new_stream_counts_as_complete(self, broker: Broker) -> None:
         server = Old(NEWEST, broker)
-        assert server.read() == Page([])
+        assert server.read() == EventPage([])
         server.add("5-0", "6-0")
         assert (len((page := server.read()).entries), page.gap) == (2, None)
 
@@ -352,8 +352,8 @@ class TestAServerThatDoesNotCount:
         server.add("7-0", "8-0")
         del server.entries[:3]
         page = server.read()
-        assert ([it for it, _ in page.entries], page.gap) == (["8-0"], Gap("6-0", "8-0", None))
-        assert server.read() == Page([])
+        assert ([it for it, _ in page.entries], page.gap) == (["8-0"], StreamGap("6-0", "8-0", None))
+        assert server.read() == EventPage([])
 
     def test_nothing_is_told_while_an_entry_up_to_the_place_is_there(self, broker: Broker) -> None:
         server = Old(BEGINNING, broker)
@@ -368,5 +368,5 @@ class TestAServerThatDoesNotCount:
         server = Old("5-0", broker)
         server.add("5-0")
         for _ in range(5):
-            assert server.read() == Page([])
+            assert server.read() == EventPage([])
         assert server.looks <= 2

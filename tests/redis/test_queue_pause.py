@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from bulltask.queue.queue import Queue
-from bulltask.transport.scripts import queue as scripts_queue
+from bulltask.transport.scripts import queue as queue_scripts
 from tests.support.hand import Hand
 
 WAIT, PAUSED, META, MARKER, EVENTS = (
@@ -97,7 +97,7 @@ def test_a_flag_only_pause_without_more_jobs_is_resumed(queue: Queue, hand: Hand
 def test_long_lists_are_merged_in_many_steps(
     queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, waiting: int, held: int
 ) -> None:
-    monkeypatch.setattr(scripts_queue, "MOVED_AT_ONCE", 3)
+    monkeypatch.setattr(queue_scripts, "MOVED_AT_ONCE", 3)
     redis_client.lpush(PAUSED, *[f"p{number}" for number in range(held)])
     redis_client.lpush(WAIT, *[f"w{number}" for number in range(waiting)])
     redis_client.hset(META, "paused", 1)
@@ -110,7 +110,7 @@ def test_long_lists_are_merged_in_many_steps(
 def test_jobs_that_are_added_while_others_resume_are_kept(
     queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts_queue, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(queue_scripts, "MOVED_AT_ONCE", 2)
     started = threading.Barrier(3)
 
     def keep_adding(name: str) -> None:

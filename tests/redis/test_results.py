@@ -18,16 +18,16 @@ from bulltask import App, AsyncResult, JobState
 from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport import stream
+from bulltask.transport import results
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
 
 pytestmark = pytest.mark.redis
 
 KEYS = QueueKeys("bull", "{default}", "default")
-CLAIM = Claim("token", 30_000, "by hand")
+CLAIM = FetchOptions("token", 30_000, "by hand")
 
 
 class Worker:
@@ -43,7 +43,7 @@ class Worker:
 
     def ending(self, job_id: str, value: object, failure: str | None, keep: int) -> Any:
         text = json.dumps(value) if failure is None else failure
-        ending = Ending(failure is None, text.encode(), {"count": keep}, 1)
+        ending = FinishOptions(failure is None, text.encode(), {"count": keep}, 1)
         return move_to_finished(KEYS, job_id, CLAIM, ending, fetch_next=False, now_ms=self._broker.clock.now_ms())
 
     def end(self, value: object = None, *, failure: str | None = None, keep: int = -1) -> str:
@@ -79,7 +79,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def short_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters look at the job itself every 300 ms instead of every five seconds."""
-    monkeypatch.setattr(stream, "RECHECK_MS", 300)
+    monkeypatch.setattr(results, "RECHECK_MS", 300)
 
 
 def send(app: App, **options: Any) -> AsyncResult[Any]:

@@ -14,12 +14,12 @@ from bulltask.config.config import Conf
 from bulltask.errors import SchedulerJobError
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import JobState, Revocation
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim, Ending, move_to_finished
-from bulltask.transport.scripts.revoke import Marks, end_revoked, open_marks, revoke
+from bulltask.transport.scripts.job import RevocationMarks, end_revoked, open_marks, revoke
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
 from tests.support.hand import Hand
 
 pytestmark = pytest.mark.redis
@@ -295,9 +295,11 @@ def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
     redis_client.zadd(KEYS.revoked, {"gone": 5_000, running: 5_001, done: 5_002, waiting: 5_003, "old": 10})
     hand.end(done)
     day = 24 * HOUR_MS
-    assert client.run(open_marks(KEYS, day + 5_000)) == Marks([running], [waiting])
+    assert client.run(open_marks(KEYS, day + 5_000)) == RevocationMarks([running], [waiting])
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
-    assert client.run(open_marks(KEYS, day + 5_002)) == Marks([], [waiting])  # the older one has been there for a day
+    assert client.run(open_marks(KEYS, day + 5_002)) == RevocationMarks(
+        [], [waiting]
+    )  # the older one has been there for a day
 
 
 def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
@@ -326,7 +328,7 @@ def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
             redis_client.zadd(KEYS.failed, {seen[0]: 1})
     assert len(set(seen)) == 10_000
     assert skipped == 10_000
-    assert client.run(open_marks(KEYS, 0, skipped)) == Marks([], [], 0)
+    assert client.run(open_marks(KEYS, 0, skipped)) == RevocationMarks([], [], 0)
     again = client.run(open_marks(KEYS, 0, 0))
     assert again is not None
     assert (again.following, len(again.free)) == (999, 999), "one mark went"
@@ -340,8 +342,8 @@ def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
     queue.revoke(job.id, terminate=True)
 
     def ending(token: str) -> Any:
-        failed = Ending(False, b"revoked", {"count": -1}, 5)
-        claim = Claim(token, 30_000, "by hand")
+        failed = FinishOptions(False, b"revoked", {"count": -1}, 5)
+        claim = FetchOptions(token, 30_000, "by hand")
         return end_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
 
     with pytest.raises(Exception, match="held by another"):
@@ -353,7 +355,9 @@ def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
 
 
 def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
-    finish = move_to_finished(KEYS, "7", Claim("t", 1, ""), Ending(False, b"", {}, 1), fetch_next=False, now_ms=7)
+    finish = move_to_finished(
+        KEYS, "7", FetchOptions("t", 1, ""), FinishOptions(False, b"", {}, 1), fetch_next=False, now_ms=7
+    )
     job = ActiveJob.broken("mail", "7", "")
     for call in (
         revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
@@ -369,7 +373,7 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
 def test_bullmqs_text_stands_in_both_scripts_as_it_is() -> None:
     official = loader.official("moveToFinished").body
     for name in ("revoke", "endRevoked"):
-        made = loader.ending(name)
+        made = wrappers.ending(name)
         assert made.body == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.own(name).body
         assert made.key_count == 14 + loader.own(name).key_count
 

@@ -10,18 +10,9 @@ import redis
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import (
-    SPAN,
-    count_between,
-    ids_between,
-    ids_in_list,
-    job_fields,
-    page,
-    score_at,
-    some_queues,
-    span_end,
-)
-from bulltask.transport.scripts.stream import stream_info
+from bulltask.transport.scripts.job import job_fields
+from bulltask.transport.scripts.queue import count_by_score, ids_by_score, list_ids, scan_queues, score_at
+from bulltask.transport.scripts.stream import SPAN, page, span_end, stream_info
 
 pytestmark = pytest.mark.redis
 
@@ -95,15 +86,15 @@ def test_bounds_of_scores_count_and_list_the_same_jobs(client: Client, redis_cli
 
     assert client.run(score_at(KEYS, "completed", 3)) == "1760010061025"
     assert client.run(score_at(KEYS, "completed", 5)) is None
-    assert client.run(ids_between(KEYS, "completed", "2", "(1760010061025")) == ["b", "c"]
-    assert client.run(count_between(KEYS, "completed", "(2", "+inf")) == 2
+    assert client.run(ids_by_score(KEYS, "completed", "2", "(1760010061025")) == ["b", "c"]
+    assert client.run(count_by_score(KEYS, "completed", "(2", "+inf")) == 2
 
 
 def test_fields_of_a_job_and_ids_of_a_list_come_as_they_are(client: Client, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), mapping={"name": "send", "data": "{}"})
     redis_client.rpush(KEYS.wait, "1", "2")
 
-    assert client.run(ids_in_list(KEYS, "wait")) == ["1", "2"]
+    assert client.run(list_ids(KEYS, "wait")) == ["1", "2"]
     assert client.run(job_fields(KEYS, "1", ("name", "atm", "data"))) == [b"send", None, b"{}"]
     assert client.run(job_fields(KEYS, "2", ("name", "atm"))) == [None, None]
 
@@ -115,7 +106,7 @@ def test_queues_are_found_under_their_prefix_only(client: Client, redis_client: 
     cursor = "0"
 
     while True:
-        cursor, names = client.run(some_queues("b*d", cursor))
+        cursor, names = client.run(scan_queues("b*d", cursor))
         found += names
         if cursor == "0":
             break

@@ -23,7 +23,7 @@ from bulltask.events import (
 )
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts.move import Claim, keep_lock, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, keep_lock, move_to_active
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slot, Slots
@@ -71,7 +71,7 @@ class Supervised:
     def take(self, slot: Slot, index: int = 0) -> str:
         """Have a new job taken with the slot's token, and its lock run out soon."""
         job_id = self.app.queue(self.queues[index]).add("held").id
-        self.client.run(move_to_active(self.keys[index], Claim(slot.token, 5_000, "worker"), self.app.now_ms()))
+        self.client.run(move_to_active(self.keys[index], FetchOptions(slot.token, 5_000, "worker"), self.app.now_ms()))
         return job_id
 
     def run(self, slot: Slot, index: int = 0) -> str:

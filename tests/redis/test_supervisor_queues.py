@@ -23,7 +23,7 @@ from bulltask.events import (
     RedisRefused,
 )
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.move import Claim, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slots, SlotView
@@ -79,7 +79,7 @@ def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is
     keys = [app.broker.keys(queue) for queue in QUEUES]
     jobs = [app.queue(queue).add("held", {}) for queue in QUEUES]
     for index, each in enumerate(keys):
-        client.run(move_to_active(each, Claim(f"token-{index}", 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(each, FetchOptions(f"token-{index}", 30_000, "dead"), app.now_ms()))
     redis_client.rename(keys[0].active, f"{keys[0].base}aside")
     redis_client.set(keys[0].active, "not a list")
     recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
@@ -106,7 +106,7 @@ def test_a_job_is_not_failed_for_a_crash_while_a_broken_queue_may_have_another_s
     recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
     for crash in range(app.config.max_crashes + 1):
         tokens = (f"token-{crash}", f"other-{crash}")
-        client.run(move_to_active(keys[1], Claim(tokens[0], 30_000, "dead"), app.now_ms()))
+        client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
         recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
     assert job.get_state() == "waiting"
     assert [event for event in heard if isinstance(event, JobCrashed)] == []
@@ -145,7 +145,7 @@ def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue
     slots.children[0].renew()
     (slot,) = slots.children[0].slots()
     job = app.queue("sound").add("held", {})
-    client.run(move_to_active(keys[1], Claim(slot.token, 30_000, "worker"), app.now_ms()))
+    client.run(move_to_active(keys[1], FetchOptions(slot.token, 30_000, "worker"), app.now_ms()))
     redis_client.set(keys[0].active, "not a list")
     source = JobSource(app.broker, QUEUES, bus, "worker", wakeups, slots.orders)
     try:

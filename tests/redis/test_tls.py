@@ -9,11 +9,11 @@ import pytest
 from bulltask import App
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailableError
 from bulltask.queue.queue import Queue
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.faults import no_connection
+from bulltask.transport.faults import connection_error
 from tests.support.certificates import Certificates, TlsServer
 
 pytestmark = pytest.mark.redis
@@ -99,13 +99,13 @@ async def test_a_client_without_a_certificate_that_the_server_trusts_is_told_so(
     ],
 )
 def test_what_a_server_says_of_a_certificate_becomes_advice(alert: str, says: str) -> None:
-    refusal = no_connection(ConnectionError(alert), "rediss://host", connecting=False)
+    refusal = connection_error(ConnectionError(alert), "rediss://host", connecting=False)
     assert isinstance(refusal, BrokerAuthError)
     assert says in str(refusal)
 
 
 def test_a_tls_connection_that_breaks_later_is_only_broken() -> None:
-    broken = no_connection(ConnectionError("[SSL: UNEXPECTED_EOF_WHILE_READING]"), "rediss://host", connecting=False)
+    broken = connection_error(ConnectionError("[SSL: UNEXPECTED_EOF_WHILE_READING]"), "rediss://host", connecting=False)
     assert isinstance(broken, BrokerUnavailableError)
 
 

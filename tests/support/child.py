@@ -47,7 +47,7 @@ class Child:
         attempts = Attempts(app, cast("Any", None), spark, Interruption(block, spark.interrupt, lambda: None))
         settler = Settler(app.config, broker.clock, bus, "worker", self.source.rotation.limited)
         outage = Outage(bus, app.config)
-        async_loop = AsyncLoop(block, attempts, settler, broker.aclient, outage, self._wakeups)
+        async_loop = AsyncLoop(block, attempts, settler, broker.async_client, outage, self._wakeups)
         iterations = Iterations(self.source, broker.clock, UTC)
         self._loop = SyncLoop(self.source, attempts, settler, iterations, async_loop, block)
 

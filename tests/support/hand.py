@@ -7,7 +7,7 @@ from typing import Any
 
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
 __all__ = ["Hand"]
 
@@ -24,7 +24,7 @@ class Hand:
     def __init__(self, broker: Broker, keys: QueueKeys) -> None:
         self._broker, self.keys = broker, keys
         self._client = broker.client()
-        self._claim = Claim(self.token, 30_000, "by hand")
+        self._claim = FetchOptions(self.token, 30_000, "by hand")
 
     def take(self) -> str:
         """Take the next job; its id, ``""`` when there is none."""
@@ -35,7 +35,7 @@ class Hand:
         """Complete a taken job with ``value``, or fail it."""
         ok = failure is None
         text = json.dumps(value) if ok else str(failure)
-        ending = Ending(ok, text.encode(), {"count": -1}, 1)
+        ending = FinishOptions(ok, text.encode(), {"count": -1}, 1)
         self._client.run(
             move_to_finished(
                 self.keys, job_id, self._claim, ending, fetch_next=False, now_ms=self._broker.clock.now_ms()

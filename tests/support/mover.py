@@ -12,13 +12,13 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.move import Claim, Ending, move_to_active, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
 __all__ = ["Mover"]
 
 _KINDS: Final = (JobOptions(), JobOptions(), JobOptions(priority=3), JobOptions(delay_ms=20))
-_COMPLETES: Final = Ending(True, b"1", {"count": -1}, 1)
-_FAILS: Final = Ending(False, b"no", {"count": -1}, 1)
+_COMPLETES: Final = FinishOptions(True, b"1", {"count": -1}, 1)
+_FAILS: Final = FinishOptions(False, b"no", {"count": -1}, 1)
 
 
 class Mover:
@@ -39,7 +39,7 @@ class Mover:
 
     def __init__(self, broker: Broker, keys: QueueKeys, hands: int = 50) -> None:
         self._broker, self._keys, self._hands = broker, keys, hands
-        self._claim = Claim("mover", 30_000, "mover")
+        self._claim = FetchOptions("mover", 30_000, "mover")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._move)
         self._moved = threading.Condition()

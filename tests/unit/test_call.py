@@ -9,14 +9,14 @@ from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.call import Arg, Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.move import Claim, Ending, find_by_token, move_to_finished, retry_job
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, find_by_token, move_to_finished, retry_job
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 
 
 def finished(job_id: str, value: bytes = b"5") -> Call[object]:
-    ending = Ending(True, value, {"count": -1}, 3)
-    return move_to_finished(KEYS, job_id, Claim("token", 30_000, "worker"), ending, fetch_next=True, now_ms=5)
+    ending = FinishOptions(True, value, {"count": -1}, 3)
+    return move_to_finished(KEYS, job_id, FetchOptions("token", 30_000, "worker"), ending, fetch_next=True, now_ms=5)
 
 
 def as_hiredis_does(words: tuple[Arg, ...]) -> object:

@@ -16,10 +16,10 @@ from redis.exceptions import (
 
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.transport.call import Call, command
-from bulltask.transport.cluster_slots import Errand, SlotElsewhere, SlotMap, errands, slot_of, slots
-from bulltask.transport.faults import passes_in_a_cluster, refused
+from bulltask.transport.cluster_slots import RoutedCall, SlotMap, SlotRedirectError, route_calls, slot_of, slots
+from bulltask.transport.faults import is_transient_in_cluster, reply_error
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import span_end
+from bulltask.transport.scripts.stream import span_end
 from bulltask.transport.transaction import atomic
 
 MAIL, NEWS = QueueKeys("bull", "{mail}"), QueueKeys("bull", "{news}")
@@ -54,11 +54,11 @@ def test_a_transaction_goes_in_one_piece_and_other_calls_alone() -> None:
     first: Call[Any] = command("EXISTS", MAIL.wait)
     second: Call[Any] = command("EXISTS", NEWS.wait)
     calls = [first, *atomic([first, first], "here"), second, *atomic([second], "here")]
-    assert list(errands(calls)) == [
-        Errand((0,), SLOT),
-        Errand((1, 2, 3, 4), SLOT),
-        Errand((5,), OTHER),
-        Errand((6, 7, 8), OTHER),
+    assert list(route_calls(calls)) == [
+        RoutedCall((0,), SLOT),
+        RoutedCall((1, 2, 3, 4), SLOT),
+        RoutedCall((5,), OTHER),
+        RoutedCall((6, 7, 8), OTHER),
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_transaction_over_several_slots_is_refused_with_advice() -> None:
     bare = QueueKeys("bull", "mail")
     calls = atomic([command("EXISTS", bare.wait), command("EXISTS", bare.events)], "here")
     with pytest.raises(BrokerError, match=r"bull:mail:wait and others .* \(queue_hash_tag=True"):
-        list(errands(calls))
+        list(route_calls(calls))
 
 
 def test_a_prefix_with_braces_keeps_a_queue_together_as_well() -> None:
@@ -80,7 +80,7 @@ def test_the_map_says_who_has_a_slot() -> None:
         [0, 5_999, [b"", 7_001, b"id"]],
         [6_500, 7_000, [None, 7_003, b"id"]],
     ]
-    found = slots(("me", 1)).judge(reply)
+    found = slots(("me", 1)).parse_reply(reply)
     assert found == SlotMap(
         (0, 6_500, 8_000), (5_999, 7_000, 16_383), (("me", 7_001), ("me", 7_003), ("10.0.0.2", 7_002))
     )
@@ -101,23 +101,23 @@ def test_the_map_says_who_has_a_slot() -> None:
     ],
 )
 def test_where_a_key_is_is_read_from_every_kind_of_reply(fault: ResponseError, moving: bool) -> None:
-    error = refused(fault, "redis://here")
-    assert isinstance(error, SlotElsewhere)
+    error = reply_error(fault, "redis://here")
+    assert isinstance(error, SlotRedirectError)
     assert (error.slot, error.host, error.port, error.moving) == (3, "10.0.0.2", 7_002, moving)
 
 
 @pytest.mark.parametrize(
     "fault", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
 )
-def test_what_passes_in_a_cluster_is_known(fault: ResponseError) -> None:
-    error = refused(fault, "redis://here")
+def test_what_is_transient_in_cluster_is_known(fault: ResponseError) -> None:
+    error = reply_error(fault, "redis://here")
     error.__cause__ = fault
-    assert passes_in_a_cluster(error)
-    other = refused(BusyLoadingError("loading"), "redis://here")
+    assert is_transient_in_cluster(error)
+    other = reply_error(BusyLoadingError("loading"), "redis://here")
     other.__cause__ = BusyLoadingError("loading")
-    assert not passes_in_a_cluster(other)
+    assert not is_transient_in_cluster(other)
 
 
 def test_a_cluster_without_slots_is_not_ready() -> None:
     with pytest.raises(BrokerNotReadyError, match="no slots yet"):
-        slots(("me", 1)).judge([])
+        slots(("me", 1)).parse_reply([])

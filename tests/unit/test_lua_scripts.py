@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import ScriptIntegrityError
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 
 ROOT = Path(__file__).parent.parent.parent
 LUA = ROOT / "bulltask" / "lua"
@@ -150,8 +150,8 @@ def test_scripts_are_read_from_a_zip_as_spark_ships_it(tmp_path: Path) -> None:
             if path.suffix in {".py", ".lua", ".json"} and path.name != "addLog-2.lua":
                 made.write(path, path.relative_to(ROOT))
     program = (
-        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader\n"
-        "print(loader.__file__, loader.fenced('addStandardJob').sha, loader.own('fence').sha)\n"
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader, wrappers\n"
+        "print(loader.__file__, wrappers.fenced('addStandardJob').sha, loader.own('fence').sha)\n"
         "loader.official('addLog')"
     )
     done = subprocess.run(
@@ -159,7 +159,7 @@ def test_scripts_are_read_from_a_zip_as_spark_ships_it(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == [
         str(archive / "bulltask" / "lua" / "loader.py"),
-        loader.fenced("addStandardJob").sha,
+        wrappers.fenced("addStandardJob").sha,
         loader.own("fence").sha,
     ]
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", done.stderr)

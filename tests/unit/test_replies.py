@@ -21,7 +21,7 @@ from bulltask.errors import (
     SchedulerCollisionError,
     SchedulerJobError,
 )
-from bulltask.transport.replies import NOTHING, Fetched, raise_for, read_fetch, text
+from bulltask.transport.replies import NO_JOB, Fetched, parse_fetched, raise_for, text
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_every_other_reply_is_fine(reply: Any) -> None:
     [
         ([[b"name", b"t"], b"7", 0, 0], Fetched("7", [b"name", b"t"])),
         ([[b"name", b"t"], 7, 0, 0], Fetched("7", [b"name", b"t"])),
-        ([0, 0, 0, 0], NOTHING),
+        ([0, 0, 0, 0], NO_JOB),
         ([0, 0, 250, 0], Fetched(limited_ms=250)),
         ([0, 0, -2, 0], Fetched(limited_ms=0)),
         ([0, 0, 0, b"1795216652158.5"], Fetched(due_ms=1_795_216_652_158)),
         ([0, 0, 0, 1_795_216_652_158], Fetched(due_ms=1_795_216_652_158)),
-        (0, NOTHING),
-        (None, NOTHING),
+        (0, NO_JOB),
+        (None, NO_JOB),
     ],
 )
 def test_a_fetch_brings_a_job_or_says_why_there_is_none(reply: Any, fetched: Fetched) -> None:
-    assert read_fetch(reply) == fetched
+    assert parse_fetched(reply) == fetched
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from bulltask.jobs.names import wire_name
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.history import served_queues, some_queues
+from bulltask.transport.scripts.queue import scan_queues, served_queues
 
 __all__ = ["Found", "find", "holding"]
 
@@ -127,7 +127,7 @@ def holding(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
 
 
 def _having(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
-    calls = [command("EXISTS", app.broker.keys(queue).job(job_id), judge=bool) for queue in queues]
+    calls = [command("EXISTS", app.broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
     return [queue for queue, there in zip(queues, client.run_many(calls), strict=True) if there] if calls else []
 
 
@@ -142,7 +142,7 @@ def _every(client: Client, config: Config) -> set[str]:
     """All queues under the prefix; Redis has no list of them, so its keys are looked through, up to a bound."""
     cursor, found = "0", set[str]()
     for _ in range(PAGES):
-        cursor, some = client.run(some_queues(config.prefix, cursor))
+        cursor, some = client.run(scan_queues(config.prefix, cursor))
         found.update(some)
         if cursor == "0":
             return found

@@ -2,7 +2,7 @@
   Ends a revoked job and takes its mark away in one step: whoever lets it wait again afterwards has it run.
 
   It is the end of a script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
-  `finish(KEYS, ARGV)` (bulltask.lua.loader.ending).
+  `finish(KEYS, ARGV)` (bulltask.lua.wrappers.ending).
 
   KEYS[1]  marks of revoked jobs
   KEYS[2…] those of moveToFinished

@@ -5,7 +5,7 @@
   done again after a crash would run it twice. This script remembers the ids of a write in a set beside the queue.
 
   It is the end of a script, not a whole one: in front of it the text of an official add script stands as the function
-  `add(KEYS, ARGV)` (bulltask.lua.loader.fenced), so that asking, adding and remembering are one step. Each job is
+  `add(KEYS, ARGV)` (bulltask.lua.wrappers.fenced), so that asking, adding and remembering are one step. Each job is
   handed to that function with the keys and arguments that it was written for, one job after the other.
 
   KEYS[1]   ids that the write has added: a set of ours

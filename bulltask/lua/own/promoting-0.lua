@@ -7,7 +7,7 @@
   0; a job whose key is no hash leaves the queue, as in setAside.
 
   It is the end of a script, not a whole one: in front of it the text of BullMQ's moveToActive, moveToFinished or retryJob
-  stands as the function `official(KEYS, ARGV)` (bulltask.lua.loader.guarded). In all three the seventh key is
+  stands as the function `official(KEYS, ARGV)` (bulltask.lua.wrappers.guarded). In all three the seventh key is
   `delayed`.
 
   ARGV[1]  of moveToActive and retryJob: key prefix of the queue

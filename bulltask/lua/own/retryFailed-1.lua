@@ -2,7 +2,7 @@
   Lets failed jobs wait again, but leaves those that were revoked.
 
   It is the end of a script, not a whole one: in front of it the text of BullMQ's moveJobsToWait stands as the function
-  `retry(KEYS, ARGV)` (bulltask.lua.loader.retrying). That function takes all jobs of a sorted set, so it is given one
+  `retry(KEYS, ARGV)` (bulltask.lua.wrappers.retrying). That function takes all jobs of a sorted set, so it is given one
   of ours that has the jobs to be retried; they are taken out of `failed` when it has succeeded.
 
   KEYS[1]  a sorted set of ours, there only while this script runs

@@ -2,7 +2,7 @@
   Ends a job that does not run, as one that has failed; a job that runs is left alone or marked to be ended.
 
   It is the end of a script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
-  `finish(KEYS, ARGV)` (bulltask.lua.loader.ending), so that taking the job out of its place and ending it are one step:
+  `finish(KEYS, ARGV)` (bulltask.lua.wrappers.ending), so that taking the job out of its place and ending it are one step:
   nobody who dies leaves a job between the two, and all that hears of a job that fails (events, the parent of a flow,
   metrics) hears of this one. That function looks for the job in the active list, so it is put there first.
 

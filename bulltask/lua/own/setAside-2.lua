@@ -3,7 +3,7 @@
 
   Such a script stops half-way, with an error: the job stays in `active`, or is nowhere any more. This is the end of a
   script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
-  `finish(KEYS, ARGV)` (bulltask.lua.loader.ending), so that the job fails as any other does: with its events, its
+  `finish(KEYS, ARGV)` (bulltask.lua.wrappers.ending), so that the job fails as any other does: with its events, its
   parent, its metrics. First, what that script would stop at is taken out of the hash. Where it stops all the same, or
   the key of the job is no hash at all, the job is failed here as far as possible.
 

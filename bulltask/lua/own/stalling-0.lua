@@ -8,7 +8,7 @@
   one whose key is no hash leaves the queue, as in setAside. A lock that is no string never runs out, and is removed.
 
   It is the end of a script, not a whole one: in front of it the text of moveStalledJobsToWait stands as the function
-  `official(KEYS, ARGV)` (bulltask.lua.loader.guarded).
+  `official(KEYS, ARGV)` (bulltask.lua.wrappers.guarded).
 
   ARGV[1]  of the official script, and not used here: how often a job may stall
   ARGV[2]  key prefix of the queue

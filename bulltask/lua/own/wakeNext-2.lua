@@ -5,7 +5,7 @@
   job leaves: whoever ends a job asks for the next one in the same step. Those who do not ask leave a marker instead.
 
   It is the end of a script, not a whole one: in front of it stands the text of another script, BullMQ's or one that we
-  have made around it, as the function `move(KEYS, ARGV)` (bulltask.lua.loader.waking), so that both are one step.
+  have made around it, as the function `move(KEYS, ARGV)` (bulltask.lua.wrappers.waking), so that both are one step.
 
   KEYS[1]  meta
   KEYS[2]  marker

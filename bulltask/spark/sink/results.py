@@ -23,8 +23,8 @@ from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.source.settings import where_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.fence import some_fenced
-from bulltask.transport.scripts.history import job_fields
+from bulltask.transport.scripts.add import scan_fence
+from bulltask.transport.scripts.job import job_fields
 
 __all__ = ["FOUND", "GatherOptions", "Look", "gather"]
 
@@ -179,7 +179,7 @@ def _rows_of(report: EnqueueReport, look: Look) -> DataFrame:
     cursor, ids = "0", dict[str, None]()
     with Connection(look.config) as connection:
         while True:
-            cursor, some = connection.run(some_fenced(look.keys, report.write_id, cursor))
+            cursor, some = connection.run(scan_fence(look.keys, report.write_id, cursor))
             ids |= dict.fromkeys(some)
             if cursor == "0":
                 break

@@ -32,7 +32,7 @@ from bulltask.spark.sink.rows import (
 from bulltask.spark.source.connection import broker_of, no_search_for_cycles
 from bulltask.spark.source.options import WriteOptions
 from bulltask.transport.broker import Broker
-from bulltask.transport.scripts.fence import Fence, Sent
+from bulltask.transport.scripts.add import SendResult, WriteFence
 
 __all__ = ["JobsStreamWriter", "JobsWriter", "Sending", "Sums", "Wrote", "how_to_go_on"]
 
@@ -187,7 +187,7 @@ class Sending:
             added += sum(one.outcome == "added" for one in sent)
         return Sums(rows, added, rows - added)
 
-    def sent(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Sent]]:
+    def sent(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
         """Send all rows of some Arrow batches; for each batch, what became of its rows.
 
         The rows of a round trip are checked before it is sent.
@@ -202,7 +202,7 @@ class Sending:
         try:
             for batch in batches:
                 jobs = map(self.maker.make, *columns_of(batch, self.columns))
-                found: list[Sent] = []
+                found: list[SendResult] = []
                 with no_search_for_cycles():
                     while part := list(islice(jobs, self.batch)):
                         found += self._send(broker, part)
@@ -214,10 +214,10 @@ class Sending:
         finally:
             broker.close()
 
-    def _send(self, broker: Broker, part: list[NewJob]) -> list[Sent]:
+    def _send(self, broker: Broker, part: list[NewJob]) -> list[SendResult]:
         if self.fence_ttl_ms is None:
-            return [Sent(job_id, "added") for job_id in broker.producer.send(part)]
-        return broker.producer.send_fenced(part, Fence(self.maker.write_id, self.fence_ttl_ms))
+            return [SendResult(job_id, "added") for job_id in broker.producer.send(part)]
+        return broker.producer.send_once(part, WriteFence(self.maker.write_id, self.fence_ttl_ms))
 
 
 def how_to_go_on(write_id: str) -> str:

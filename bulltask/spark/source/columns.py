@@ -21,7 +21,7 @@ from bulltask.spark.lifecycle.fold import LAST_MS
 from bulltask.spark.source.connection import no_search_for_cycles
 from bulltask.spark.source.positions import Gap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
-from bulltask.transport.scripts.history import RawEntry
+from bulltask.transport.scripts.stream import RawEntry
 
 __all__ = ["count_batch", "event_batch", "gap_entry", "job_batch", "job_fields_of"]
 

@@ -24,8 +24,8 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.hello import SILENT, Hello, hello
-from bulltask.transport.scripts.history import READING
+from bulltask.transport.scripts.stream import READING
+from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.transaction import atomic
 
 __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "no_search_for_cycles"]
@@ -52,11 +52,11 @@ class Connection:
     """
 
     def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
-        self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).in_a_cluster()
+        self._config, self._endpoint = config, Endpoint.from_config(config, config.broker_url).for_cluster()
         self._patience_ms = patience_ms
         self._client = Client(self._endpoint, None)
         self._cluster: ClusterClient | None = None
-        self._hello: Hello | None = None
+        self._hello: ServerInfo | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class Connection:
         """Make several calls between which nobody else comes; what one of them raised stands in its place."""
 
         def ask(way: Client | ClusterClient) -> list[Any]:
-            results: list[Any] = way.run_many(atomic(list(map(self._fit, calls)), self._endpoint.shown))[-1]
+            results: list[Any] = way.run_many(atomic(list(map(self._fit, calls)), self._endpoint.safe_url))[-1]
             return results
 
         return self._patiently(ask)
@@ -113,7 +113,7 @@ class Connection:
 
         return self._patiently(walk)
 
-    def said(self) -> Hello:
+    def said(self) -> ServerInfo:
         """What the server says of itself."""
         return self._patiently(lambda _: self._greet())
 
@@ -123,14 +123,14 @@ class Connection:
             return call
         return replace(call, script=call.script.only_reading())
 
-    def _greet(self) -> Hello:
+    def _greet(self) -> ServerInfo:
         if self._hello is None:
             try:
-                self._hello = self._client.run(hello())
+                self._hello = self._client.run(server_info())
             except (BrokerUnavailableError, BrokerNotReadyError, BrokerAuthError, BrokerConfigError):
                 raise
             except BrokerError:
-                self._hello = SILENT
+                self._hello = UNKNOWN_SERVER
             if self._hello.clustered:
                 self._cluster = ClusterClient(self._endpoint, None)
         return self._hello

@@ -25,7 +25,7 @@ from bulltask.spark.source.spans import Span
 from bulltask.spark.source.streams import end_of, facts_of, read_pages
 from bulltask.transport.inspect import STATES
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import count_in
+from bulltask.transport.scripts.queue import state_size
 
 __all__ = ["CountsReader", "EventsPartition", "EventsReader", "NarrowingCountsReader", "NarrowingEventsReader"]
 
@@ -118,7 +118,7 @@ class CountsReader(DataSourceReader):
         """Count; runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
             found = find_queues(connection, self._options, self._narrowing)
-            numbers = iter(connection.run_many([count_in(keys, state) for keys in found for state in STATES]))
+            numbers = iter(connection.run_many([state_size(keys, state) for keys in found for state in STATES]))
         for keys in found:
             yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 

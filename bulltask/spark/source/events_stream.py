@@ -40,8 +40,7 @@ from bulltask.spark.source.spans import Span, spans_of
 from bulltask.spark.source.status import limits_of
 from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import SPAN, span_end
-from bulltask.transport.scripts.stream import exists, stream_info
+from bulltask.transport.scripts.stream import SPAN, span_end, stream_exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
 
@@ -234,7 +233,11 @@ class _RedisStreams:
     def _reach(self, question: Question) -> Reach:
         keys = self._keys(question.queue)
         wanted = SPAN if question.most is None else min(SPAN, question.most)
-        asked = [exists(keys), stream_info(keys), span_end(keys, str(question.after), str(question.until), wanted)]
+        asked = [
+            stream_exists(keys),
+            stream_info(keys),
+            span_end(keys, str(question.after), str(question.until), wanted),
+        ]
         there, info, end = self._connection.try_at_once(asked)
         if isinstance(end, Exception):
             raise end

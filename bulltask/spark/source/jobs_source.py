@@ -26,14 +26,8 @@ from bulltask.spark.source.queues import find_queues
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import (
-    LISTS,
-    count_between,
-    ids_between,
-    ids_in_list,
-    job_fields,
-    score_at,
-)
+from bulltask.transport.scripts.job import job_fields
+from bulltask.transport.scripts.queue import LISTS, count_by_score, ids_by_score, list_ids, score_at
 
 __all__ = ["JobsPartition", "JobsReader", "NarrowingJobsReader"]
 
@@ -115,17 +109,17 @@ class JobsReader(DataSourceReader):
     def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
         """All ids of a state, or of an ended one those behind the edge."""
         if state in LISTS:
-            return ids_in_list(keys, state)
+            return list_ids(keys, state)
         if edge is None:
-            return ids_between(keys, state, "-inf", "+inf")
+            return ids_by_score(keys, state, "-inf", "+inf")
         low, high = self._narrowing.times()
-        return ids_between(keys, state, max(low, edge, key=float), high)
+        return ids_by_score(keys, state, max(low, edge, key=float), high)
 
     def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
         """Cut what is before the edge at times between which there are about as many jobs."""
         low, high = self._narrowing.times()
         high = f"({edge}" if float(edge) <= float(high) else high
-        asked = [count_between(keys, state, "-inf", f"({low}"), count_between(keys, state, low, high)]
+        asked = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
         before, count = connection.run_many(asked)
         if not count:
             return []
@@ -164,4 +158,4 @@ def _edge(newest: str | None) -> str:
 def _ids(connection: Connection, keys: QueueKeys, partition: JobsPartition) -> Sequence[str]:
     if partition.ids:
         return partition.ids
-    return connection.run(ids_between(keys, partition.state, partition.low, partition.high))
+    return connection.run(ids_by_score(keys, partition.state, partition.low, partition.high))

@@ -25,7 +25,7 @@ from bulltask.jobs.names import check_queue_name, wire_name
 from bulltask.spark.source.positions import StartAt, StreamId
 from bulltask.spark.source.settings import option_error, resolve_config
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import LISTS, SETS
+from bulltask.transport.scripts.queue import LISTS, SETS
 
 __all__ = [
     "EVERY",

@@ -19,7 +19,7 @@ from bulltask.lake.status import SetAside
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import ReadOptions
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import some_queues
+from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
     from bulltask.spark.source.pushdown import Narrowing  # imports pyspark, which a look at queues does not need
@@ -69,7 +69,7 @@ def look_for_queues(connection: Connection, options: ReadOptions) -> Found:
     """
     prefix, wires = options.config.prefix, list[str]()
     if options.every:
-        wires = sorted(connection.walk(lambda cursor: some_queues(prefix, cursor)))
+        wires = sorted(connection.walk(lambda cursor: scan_queues(prefix, cursor)))
         every = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wires]
     else:
         every = [options.keys(queue) for queue in options.queues]

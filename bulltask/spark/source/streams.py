@@ -11,8 +11,7 @@ from bulltask.spark.source.positions import Facts, StreamId
 from bulltask.transport.call import Call
 from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.history import SPAN, RawEntry, page, span_end
-from bulltask.transport.scripts.stream import StreamInfo, exists, stream_info
+from bulltask.transport.scripts.stream import SPAN, RawEntry, StreamInfo, page, span_end, stream_exists, stream_info
 
 __all__ = ["end_of", "facts_of", "read_facts", "read_pages"]
 
@@ -29,7 +28,7 @@ def facts_of(
     """
     calls: list[Call[Any]] = []
     for keys in queues:
-        calls += [exists(keys), stream_info(keys)]
+        calls += [stream_exists(keys), stream_info(keys)]
     said = connection.try_many(calls) if calls else []
     if foreign is not None:
         foreign += [keys for keys, info in zip(queues, said[1::2], strict=True) if is_wrong_type(info)]

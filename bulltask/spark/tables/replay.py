@@ -29,8 +29,8 @@ from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED
-from bulltask.transport.scripts.fence import Fence
-from bulltask.transport.scripts.history import job_fields
+from bulltask.transport.scripts.add import WriteFence
+from bulltask.transport.scripts.job import job_fields
 
 __all__ = ["HASH", "HashLook", "ReplayReport", "Replayer", "Selection", "StoredOptions", "replay", "replay_options"]
 
@@ -316,13 +316,13 @@ class Replayer:
                 same replay again adds what is missing.
         """
         broker = broker_of(self.config)
-        fence = Fence(self.write_id, self.fence_ttl_ms)
+        fence = WriteFence(self.write_id, self.fence_ttl_ms)
         try:
             for batch in batches:
                 jobs = map(_job, batch.to_pylist())
                 found: list[str] = []
                 while part := list(islice(jobs, _AT_ONCE)):
-                    found += [sent.outcome for sent in broker.producer.send_fenced(part, fence)]
+                    found += [sent.outcome for sent in broker.producer.send_once(part, fence)]
                 yield found
         finally:
             broker.close()

@@ -13,15 +13,14 @@ from typing import Any
 from redis.crc import key_slot
 
 from bulltask.lua import loader
-from bulltask.transport.bull_keys import BullKeys
 from bulltask.transport.call import Arg, Call, command, script_call
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.replies import text
 
 __all__ = [
-    "Change",
-    "Moved",
-    "Page",
+    "JobConversion",
+    "MoveResult",
+    "ScoredIds",
     "convert_bull_job",
     "key_type",
     "move_bull_job",
@@ -31,11 +30,11 @@ __all__ = [
     "size_of",
 ]
 
-Page = list[tuple[str, str]]
+ScoredIds = list[tuple[str, str]]
 """Ids with their scores (``""`` in lists and sets), the one that is next in turn first."""
 
 
-class Moved(Enum):
+class MoveResult(Enum):
     """What became of the attempt to take a job; the values are the scripts' own."""
 
     DONE = 1
@@ -47,7 +46,7 @@ class Moved(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class JobConversion:
     """What is to become of a job.
 
     Attributes:
@@ -79,36 +78,36 @@ class Change:
 
 def key_type(key: str) -> Call[str]:
     """``list``, ``zset``, ``set``, ``hash``, ``string``, ``stream``, or ``none``."""
-    return command("TYPE", key, judge=text)
+    return command("TYPE", key, parse_reply=text)
 
 
 def size_of(key: str, kind: str) -> Call[int]:
     """How many members a list, sorted set or set has."""
-    return command({"list": "LLEN", "set": "SCARD"}.get(kind, "ZCARD"), key, judge=int)
+    return command({"list": "LLEN", "set": "SCARD"}.get(kind, "ZCARD"), key, parse_reply=int)
 
 
-def page_of(key: str, kind: str, first: int, size: int) -> Call[Page]:
+def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
     """Members ``first`` to ``first + size - 1``, counted from the one that is next in turn.
 
     A set has neither order nor places: all of it is the first page.
     """
     if kind == "list":
-        return command("LRANGE", key, -(first + size), -(first + 1), judge=_from_the_right)
+        return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_the_right)
     if kind == "set":
-        return command("SMEMBERS", key, judge=lambda reply: [] if first else _by_number(reply))
-    return command("ZRANGE", key, first, first + size - 1, "WITHSCORES", judge=_scored)
+        return command("SMEMBERS", key, parse_reply=lambda reply: [] if first else _by_number(reply))
+    return command("ZRANGE", key, first, first + size - 1, "WITHSCORES", parse_reply=_scored)
 
 
 def read_hash(key: str) -> Call[dict[str, bytes]]:
     """All fields of a hash."""
 
-    def judge(reply: Any) -> dict[str, bytes]:
+    def parse_reply(reply: Any) -> dict[str, bytes]:
         return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
-    return command("HGETALL", key, judge=judge)
+    return command("HGETALL", key, parse_reply=parse_reply)
 
 
-def move_bull_job(source: BullKeys, target: QueueKeys, change: Change) -> Call[Moved]:
+def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) -> Call[MoveResult]:
     """Own ``moveBullJob``: take a job out of Bull's queue and put it into another one, in one step."""
     job, new_job = source.job(change.id), target.job(change.new_id)
     dedup = change.debounce_id
@@ -137,10 +136,10 @@ def move_bull_job(source: BullKeys, target: QueueKeys, change: Change) -> Call[M
         new_job if dedup is None else target.deduplication(dedup),
     )
     args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score)
-    return script_call(loader.own("moveBullJob"), places, (*args, change.rank, *_fields(change)), Moved)
+    return script_call(loader.own("moveBullJob"), places, (*args, change.rank, *_fields(change)), MoveResult)
 
 
-def convert_bull_job(keys: BullKeys, change: Change) -> Call[Moved]:
+def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
     """Own ``convertBullJob``: make a job one of BullMQ where it is."""
     places = (
         keys.base + change.place,
@@ -157,7 +156,7 @@ def convert_bull_job(keys: BullKeys, change: Change) -> Call[Moved]:
         keys.paused,
     )
     args = (change.id, change.state, *_guards(change), change.priority, change.rank, *_fields(change))
-    return script_call(loader.own("convertBullJob"), places, args, Moved)
+    return script_call(loader.own("convertBullJob"), places, args, MoveResult)
 
 
 def share_a_slot(source: QueueKeys, target: QueueKeys) -> bool:
@@ -166,24 +165,24 @@ def share_a_slot(source: QueueKeys, target: QueueKeys) -> bool:
     return len({key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}) == 1
 
 
-def _guards(change: Change) -> tuple[Arg, Arg]:
+def _guards(change: JobConversion) -> tuple[Arg, Arg]:
     return change.read.get("opts", b""), change.read.get("attemptsMade", b"")
 
 
-def _fields(change: Change) -> list[Arg]:
+def _fields(change: JobConversion) -> list[Arg]:
     pairs: list[Arg] = [word for pair in change.fields.items() for word in pair]
     return [len(change.dropped), *change.dropped, *pairs]
 
 
-def _from_the_right(reply: Any) -> Page:
+def _from_the_right(reply: Any) -> ScoredIds:
     return [(text(member), "") for member in reversed(reply)]
 
 
-def _scored(reply: Any) -> Page:
+def _scored(reply: Any) -> ScoredIds:
     return [(text(member), text(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
 
-def _by_number(reply: Any) -> Page:
+def _by_number(reply: Any) -> ScoredIds:
     """Counted ids in the order in which they were made, then the others."""
     ids = sorted(map(text, reply), key=lambda job_id: (not job_id.isdecimal(), len(job_id), job_id))
     return [(job_id, "") for job_id in ids]

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.crc import key_slot
 from redis.exceptions import ClusterCrossSlotError, MovedError
 
-from bulltask.transport.call import Call, command
+from bulltask.errors import DecodeError
+from bulltask.jobs import codec
+from bulltask.lua import loader
+from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import text, texts
-from bulltask.transport.scripts.job import paginate
+from bulltask.transport.replies import raise_for, text, texts
 
 __all__ = [
+    "DEPENDENCY_KINDS",
     "KINDS",
     "Children",
-    "Standing",
+    "ExistingJob",
     "address_of",
+    "all_dependencies",
     "children",
+    "children_values",
+    "existing_job",
+    "get_dependency_counts",
+    "ignored_failures",
     "is_cluster",
     "key_exists",
+    "paginate",
+    "remove_child_dependency",
+    "remove_unprocessed_children",
     "slots_of",
-    "standing",
+    "unsuccessful_children",
+    "unsuccessful_page",
 ]
 
 KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
@@ -30,9 +43,14 @@ KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
 
 _IN_A_SCRIPT: Final = ("non local key", "hash to the same slot")
 
+Children = tuple[tuple[str, int], list[str], int]
+"""Cursor to go on with (``"0"``: this was all), full keys of children, and how many there are in all."""
+
+DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
+
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ExistingJob:
     """What is there already of a job whose id the caller chose.
 
     Attributes:
@@ -44,38 +62,38 @@ class Standing:
     parent_key: str
 
 
-def standing(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Two calls: the job's :class:`Standing`, and whether it has completed."""
+def existing_job(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
+    """Two calls: the job's :class:`ExistingJob`, and whether it has completed."""
 
-    def judge(reply: Any) -> Standing:
+    def parse_reply(reply: Any) -> ExistingJob:
         name, parent_key = reply
-        return Standing(name is not None, "" if parent_key is None else text(parent_key))
+        return ExistingJob(name is not None, "" if parent_key is None else text(parent_key))
 
     return [
-        command("HMGET", keys.job(job_id), "name", "parentKey", judge=judge),
-        command("ZSCORE", keys.completed, job_id, judge=lambda reply: reply is not None),
+        command("HMGET", keys.job(job_id), "name", "parentKey", parse_reply=parse_reply),
+        command("ZSCORE", keys.completed, job_id, parse_reply=lambda reply: reply is not None),
     ]
 
 
 def key_exists(key: str) -> Call[bool]:
     """True when there is such a key."""
-    return command("EXISTS", key, judge=bool)
+    return command("EXISTS", key, parse_reply=bool)
 
 
 def was_added(keys: QueueKeys, job_id: str, since_ms: int) -> Call[bool]:
     """True when the event stream tells that the job was added at or after ``since_ms``; it may be gone already."""
 
-    def judge(reply: Any) -> bool:
+    def parse_reply(reply: Any) -> bool:
         wanted = job_id.encode("utf-8", "surrogateescape")
         found = (dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in reply)
         return any(fields.get(b"event") == b"added" and fields.get(b"jobId") == wanted for fields in found)
 
-    return command("XRANGE", keys.events, max(0, since_ms), "+", judge=judge)
+    return command("XRANGE", keys.events, max(0, since_ms), "+", parse_reply=parse_reply)
 
 
 def is_cluster() -> Call[bool]:
     """True when the server is a node of a Redis Cluster."""
-    return command("INFO", "cluster", judge=lambda reply: b"cluster_enabled:1" in reply)
+    return command("INFO", "cluster", parse_reply=lambda reply: b"cluster_enabled:1" in reply)
 
 
 def is_across_slots(refusal: BaseException) -> bool:
@@ -89,10 +107,6 @@ def slots_of(keys: QueueKeys, job_id: str) -> set[int]:
     return {key_slot(key.encode("utf-8", "surrogateescape")) for key in (keys.wait, keys.meta, keys.job(job_id))}
 
 
-Children = tuple[tuple[str, int], list[str], int]
-"""Cursor to go on with (``"0"``: this was all), full keys of children, and how many there are in all."""
-
-
 def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[str, int]) -> Call[Children]:
     """Up to ``most`` children of a job, by what became of them: see :data:`KINDS`."""
     if kind == "failed":
@@ -101,7 +115,7 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
             keys.unsuccessful(job_id),
             0,
             most - 1,
-            judge=lambda reply: (("0", 0), texts(reply), len(reply)),
+            parse_reply=lambda reply: (("0", 0), texts(reply), len(reply)),
         )
     places = {
         "processed": keys.processed(job_id),
@@ -110,11 +124,11 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
     }
     page = paginate(places[kind], 0, most - 1, cursor)
 
-    def judge(reply: Any) -> Children:
-        following, items, total = page.judge(reply)
+    def parse_reply(reply: Any) -> Children:
+        following, items, total = page.parse_reply(reply)
         return following, [text(item[0] if isinstance(item, list) else item) for item in items], total
 
-    return Call(page.args, judge, page.script)
+    return Call(page.args, parse_reply, page.script)
 
 
 def address_of(key: str, prefix: str) -> tuple[str, str, str]:
@@ -126,3 +140,105 @@ def address_of(key: str, prefix: str) -> tuple[str, str, str]:
     head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
     name, _, job_id = key[len(head) + 1 :].partition(":")
     return head, name, job_id
+
+
+def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
+    """``removeChildDependency``: the parent waits for this job no more; false when it did not."""
+
+    def parse_reply(reply: Any) -> bool:
+        raise_for(reply, job_id, keys.name)
+        return int(reply) == 0
+
+    args = (keys.job(job_id), parent_key)
+    return script_call(loader.official("removeChildDependency"), (keys.base,), args, parse_reply)
+
+
+def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
+    """``removeUnprocessedChildren``: remove the job's children that are neither finished nor locked."""
+    args = (keys.base, job_id)
+    return script_call(
+        loader.official("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
+    )
+
+
+def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) -> Call[dict[str, int]]:
+    """``getDependencyCounts``: how many children of each of ``kinds`` the job has."""
+
+    def parse_reply(reply: Any) -> dict[str, int]:
+        return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}
+
+    places = (keys.processed(job_id), keys.dependencies(job_id), keys.ignored(job_id), keys.unsuccessful(job_id))
+    return script_call(loader.official("getDependencyCounts"), places, tuple(kinds), parse_reply)
+
+
+def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
+    """The return values of the job's completed children, by their full key."""
+    return command("HGETALL", keys.processed(job_id), parse_reply=_values)
+
+
+def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
+    """Why children failed whose failure is ignored, by their full key."""
+    return command("HGETALL", keys.ignored(job_id), parse_reply=_reasons)
+
+
+def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
+    """Full keys of the children whose failure fails the job."""
+    return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, parse_reply=texts)
+
+
+def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> list[Call[Any]]:
+    """Two calls: :func:`unsuccessful_children` from ``start`` to ``end``; how many there are in all."""
+    key = keys.unsuccessful(job_id)
+    return [command("ZRANGE", key, start, end, parse_reply=texts), command("ZCARD", key, parse_reply=int)]
+
+
+def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
+    """Calls whose last result is a tuple of all four kinds, at one moment: a child that ends meanwhile is in one."""
+
+    def parse_reply(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
+        processed, unprocessed, ignored, failed = reply
+        return _values(processed), texts(unprocessed), _reasons(ignored), texts(failed)
+
+    return [
+        command("MULTI"),
+        command("HGETALL", keys.processed(job_id)),
+        command("SMEMBERS", keys.dependencies(job_id)),
+        command("HGETALL", keys.ignored(job_id)),
+        command("ZRANGE", keys.unsuccessful(job_id), 0, -1),
+        command("EXEC", parse_reply=parse_reply),
+    ]
+
+
+def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tuple[tuple[str, int], list[Any], int]]:
+    """``paginate``: members of a set or hash from ``start`` to ``end``.
+
+    The result is the cursor to go on with (``"0"``: this was all), the members (of a hash: name and value), and how
+    many there are in all.
+    """
+
+    def parse_reply(reply: Any) -> tuple[tuple[str, int], list[Any], int]:
+        # For a key that does not exist the script leaves the last part out.
+        following, offset, items, total = reply[:4]
+        return (text(following), int(offset)), list(items), int(total)
+
+    args: tuple[Arg, ...] = (start, end, cursor[0], cursor[1], 5)
+    return script_call(loader.official("paginate"), (key,), args, parse_reply)
+
+
+def _values(reply: Any) -> dict[str, Any]:
+    return {key: _value(key, value) for key, value in _pairs(reply)}
+
+
+def _value(key: str, value: bytes) -> Any:
+    try:
+        return codec.decode(value, what=f"return value of child {key}")
+    except DecodeError:
+        return codec.decode_text(value)
+
+
+def _reasons(reply: Any) -> dict[str, str]:
+    return {key: codec.decode_text(value) for key, value in _pairs(reply)}
+
+
+def _pairs(reply: Any) -> list[tuple[str, bytes]]:
+    return [(text(key), value) for key, value in zip(reply[::2], reply[1::2], strict=True)]

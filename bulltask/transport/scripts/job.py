@@ -5,48 +5,69 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from bulltask.config.config import Config
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.record import JobRecord
-from bulltask.lua import loader
-from bulltask.transport.call import Arg, Call, command, script_call
+from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.numbers import counter
+from bulltask.jobs.record import Finished, JobRecord, JobSnapshot
+from bulltask.jobs.states import REVOKED, JobState, Revocation
+from bulltask.lua import loader, wrappers
+from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text, texts
+from bulltask.transport.replies import Fetched, raise_for, text, texts
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
+from bulltask.value_class import value_class
 
 __all__ = [
-    "DEPENDENCY_KINDS",
-    "all_dependencies",
+    "RevocationMarks",
+    "add_log",
     "change_delay",
     "change_priority",
-    "children_values",
     "clear_logs",
+    "end_revoked",
     "extend_lock",
-    "get_dependency_counts",
     "get_logs",
-    "ignored_failures",
-    "paginate",
+    "get_state",
+    "is_finished",
+    "job_fields",
+    "open_marks",
     "promote",
+    "read_fields",
     "read_job",
-    "remove_child_dependency",
     "remove_deduplication_key",
-    "remove_unprocessed_children",
+    "remove_job",
     "reprocess_job",
     "retry_child",
-    "unsuccessful_children",
-    "unsuccessful_page",
+    "revoke",
+    "snapshot",
     "update_data",
+    "update_progress",
 ]
 
-DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
+_MOST_LINES = 10**9  # Lua writes larger numbers than 10**14 in a way that LTRIM refuses
+
+_FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm")
+
+_MARKS: Final = 10_000
+"""So many marks a queue has at the most."""
+
+_LOOKED_AT: Final = 1_000
+"""So many of them a worker looks at in one call: Redis does nothing else for 4 ms."""
+
+_MARKED_MS: Final = 86_400_000
+"""How long a mark is heeded."""
+
+_NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
 
 
 def read_job(keys: QueueKeys, job_id: str) -> Call[JobRecord | None]:
     """The job's hash, ``None`` when there is none."""
 
-    def judge(reply: Any) -> JobRecord | None:
+    def parse_reply(reply: Any) -> JobRecord | None:
         return JobRecord.from_hash(keys.queue, job_id, reply) if reply else None
 
-    return command("HGETALL", keys.job(job_id), judge=judge)
+    return command("HGETALL", keys.job(job_id), parse_reply=parse_reply)
 
 
 def update_data(keys: QueueKeys, job_id: str, data: bytes) -> Call[None]:
@@ -120,25 +141,6 @@ def extend_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[
     return script_call(loader.official("extendLock"), (keys.lock(job_id), keys.stalled), args, _is_one)
 
 
-def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
-    """``removeChildDependency``: the parent waits for this job no more; false when it did not."""
-
-    def judge(reply: Any) -> bool:
-        raise_for(reply, job_id, keys.name)
-        return int(reply) == 0
-
-    args = (keys.job(job_id), parent_key)
-    return script_call(loader.official("removeChildDependency"), (keys.base,), args, judge)
-
-
-def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
-    """``removeUnprocessedChildren``: remove the job's children that are neither finished nor locked."""
-    args = (keys.base, job_id)
-    return script_call(
-        loader.official("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
-    )
-
-
 def remove_deduplication_key(keys: QueueKeys, dedup_id: str, job_id: str) -> Call[bool]:
     """``removeDeduplicationKey``: free the id if this job owns it; false when it does not."""
     return script_call(loader.official("removeDeduplicationKey"), (keys.deduplication(dedup_id),), (job_id,), _is_one)
@@ -147,105 +149,22 @@ def remove_deduplication_key(keys: QueueKeys, dedup_id: str, job_id: str) -> Cal
 def get_logs(keys: QueueKeys, job_id: str, start: int, end: int, *, asc: bool) -> list[Call[Any]]:
     """Two calls: lines ``start`` to ``end`` of the job's log, from its beginning or its end; how many there are."""
 
-    def judge(reply: Any) -> list[str]:
+    def parse_reply(reply: Any) -> list[str]:
         lines = [codec.decode_text(line) for line in reply]
         return lines if asc else lines[::-1]
 
     first, last = (start, end) if asc else (-(end + 1), -(start + 1))
     return [
-        command("LRANGE", keys.logs(job_id), first, last, judge=judge),
-        command("LLEN", keys.logs(job_id), judge=int),
+        command("LRANGE", keys.logs(job_id), first, last, parse_reply=parse_reply),
+        command("LLEN", keys.logs(job_id), parse_reply=int),
     ]
 
 
 def clear_logs(keys: QueueKeys, job_id: str, keep: int) -> Call[None]:
     """Remove the job's log lines but the newest ``keep``."""
     if keep:
-        return command("LTRIM", keys.logs(job_id), -keep, -1, judge=lambda _: None)
-    return command("DEL", keys.logs(job_id), judge=lambda _: None)
-
-
-def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) -> Call[dict[str, int]]:
-    """``getDependencyCounts``: how many children of each of ``kinds`` the job has."""
-
-    def judge(reply: Any) -> dict[str, int]:
-        return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}
-
-    places = (keys.processed(job_id), keys.dependencies(job_id), keys.ignored(job_id), keys.unsuccessful(job_id))
-    return script_call(loader.official("getDependencyCounts"), places, tuple(kinds), judge)
-
-
-def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
-    """The return values of the job's completed children, by their full key."""
-    return command("HGETALL", keys.processed(job_id), judge=_values)
-
-
-def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
-    """Why children failed whose failure is ignored, by their full key."""
-    return command("HGETALL", keys.ignored(job_id), judge=_reasons)
-
-
-def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
-    """Full keys of the children whose failure fails the job."""
-    return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, judge=texts)
-
-
-def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> list[Call[Any]]:
-    """Two calls: :func:`unsuccessful_children` from ``start`` to ``end``; how many there are in all."""
-    key = keys.unsuccessful(job_id)
-    return [command("ZRANGE", key, start, end, judge=texts), command("ZCARD", key, judge=int)]
-
-
-def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Calls whose last result is a tuple of all four kinds, at one moment: a child that ends meanwhile is in one."""
-
-    def judge(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
-        processed, unprocessed, ignored, failed = reply
-        return _values(processed), texts(unprocessed), _reasons(ignored), texts(failed)
-
-    return [
-        command("MULTI"),
-        command("HGETALL", keys.processed(job_id)),
-        command("SMEMBERS", keys.dependencies(job_id)),
-        command("HGETALL", keys.ignored(job_id)),
-        command("ZRANGE", keys.unsuccessful(job_id), 0, -1),
-        command("EXEC", judge=judge),
-    ]
-
-
-def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tuple[tuple[str, int], list[Any], int]]:
-    """``paginate``: members of a set or hash from ``start`` to ``end``.
-
-    The result is the cursor to go on with (``"0"``: this was all), the members (of a hash: name and value), and how
-    many there are in all.
-    """
-
-    def judge(reply: Any) -> tuple[tuple[str, int], list[Any], int]:
-        # For a key that does not exist the script leaves the last part out.
-        following, offset, items, total = reply[:4]
-        return (text(following), int(offset)), list(items), int(total)
-
-    args: tuple[Arg, ...] = (start, end, cursor[0], cursor[1], 5)
-    return script_call(loader.official("paginate"), (key,), args, judge)
-
-
-def _values(reply: Any) -> dict[str, Any]:
-    return {key: _value(key, value) for key, value in _pairs(reply)}
-
-
-def _value(key: str, value: bytes) -> Any:
-    try:
-        return codec.decode(value, what=f"return value of child {key}")
-    except DecodeError:
-        return codec.decode_text(value)
-
-
-def _reasons(reply: Any) -> dict[str, str]:
-    return {key: codec.decode_text(value) for key, value in _pairs(reply)}
-
-
-def _pairs(reply: Any) -> list[tuple[str, bytes]]:
-    return [(text(key), value) for key, value in zip(reply[::2], reply[1::2], strict=True)]
+        return command("LTRIM", keys.logs(job_id), -keep, -1, parse_reply=lambda _: None)
+    return command("DEL", keys.logs(job_id), parse_reply=lambda _: None)
 
 
 def _is_one(reply: Any) -> bool:
@@ -253,7 +172,186 @@ def _is_one(reply: Any) -> bool:
 
 
 def _refusal(keys: QueueKeys, job_id: str) -> Any:
-    def judge(reply: Any) -> None:
+    def parse_reply(reply: Any) -> None:
         raise_for(reply, job_id, keys.name)
 
-    return judge
+    return parse_reply
+
+
+def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]:
+    """``updateProgress``: store the progress (JSON) and tell listeners."""
+
+    def parse_reply(reply: Any) -> None:
+        raise_for(reply, job_id, keys.name)
+
+    places = (keys.job(job_id), keys.events, keys.meta)
+    return script_call(loader.official("updateProgress"), places, (job_id, progress), parse_reply)
+
+
+def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int | None) -> Call[int]:
+    """``addLog``: append a line to the job's log; the result is how many lines it has.
+
+    Args:
+        keys: the job's queue.
+        job_id: the job.
+        line: the line.
+        keep: how many lines are kept, as a job's ``opts.kl`` says it, which may be anything; 0: all.
+        default: how many where ``keep`` is no such number; ``None``: all.
+    """
+    kept = min(keep, _MOST_LINES) if type(keep) is int and keep >= 0 else default
+
+    def parse_reply(reply: Any) -> int:
+        raise_for(reply, job_id, keys.name)
+        return int(reply)
+
+    places = (keys.job(job_id), keys.logs(job_id))
+    return script_call(loader.official("addLog"), places, (job_id, line, kept or ""), parse_reply)
+
+
+def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
+    """``getStateV2``: where the job is."""
+    places = (
+        keys.completed,
+        keys.failed,
+        keys.delayed,
+        keys.active,
+        keys.wait,
+        keys.paused,
+        keys.waiting_children,
+        keys.prioritized,
+    )
+
+    def parse_reply(reply: Any) -> JobState:
+        try:
+            return JobState(reply.decode())
+        except ValueError:
+            return JobState.UNKNOWN
+
+    return script_call(loader.official("getStateV2"), places, (job_id,), parse_reply)
+
+
+def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
+    """The fields of the job's hash that :func:`snapshot` reads."""
+    return command("HMGET", keys.job(job_id), *_FIELDS)
+
+
+def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
+    """Put the replies of :func:`get_state` and :func:`read_fields` together."""
+    returnvalue, reason, stacktrace, progress, made = fields
+    return JobSnapshot(
+        state=state,
+        returnvalue=None if returnvalue is None else codec.decode_text(returnvalue),
+        failed_reason=codec.decode_text(reason),
+        stacktrace=_traces(stacktrace),
+        progress=codec.decode(progress, what=f"progress of job {job_id}"),
+        attempts_made=_count(made),
+    )
+
+
+def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
+    """``isFinished`` with its value: how the job ended, ``None`` while it has not.
+
+    Running the call raises ``JobNotFoundError`` when Redis has no such job (any more).
+    """
+
+    def parse_reply(reply: Any) -> Finished | None:
+        code = int(reply[0])
+        raise_for(code, job_id, keys.name)
+        return Finished(code == 1, codec.decode_text(reply[1])) if code else None
+
+    places = (keys.completed, keys.failed, keys.job(job_id))
+    return script_call(loader.official("isFinished"), places, (job_id, "1"), parse_reply)
+
+
+def _count(raw: bytes | None) -> int:
+    try:
+        return counter(raw or b"0")
+    except ValueError:
+        return 0
+
+
+def _traces(raw: bytes | None) -> tuple[str, ...]:
+    try:
+        found = codec.decode(raw)
+    except DecodeError:
+        return ()
+    return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
+
+
+def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
+    """``removeJob``: remove a job (and its children); false when it, or one of these, is locked."""
+
+    def parse_reply(reply: Any) -> bool:
+        raise_for(reply, job_id, keys.name)
+        return bool(reply)
+
+    args = (job_id, int(children), keys.base)
+    return script_call(loader.official("removeJob"), (keys.job(job_id), keys.repeat), args, parse_reply)
+
+
+def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[bytes | None]]:
+    """Some fields of a job's hash; all ``None`` when there is no such job."""
+    return Call(("HMGET", keys.job(job_id), *names), as_is, steady=len(names))
+
+
+@value_class
+class RevocationMarks:
+    """Jobs that are to be ended and have not ended.
+
+    Attributes:
+        held: ids of those that somebody has a lock of: they run.
+        free: of the others.
+        following: how many marks to pass over in the next call; 0 when all were looked at.
+    """
+
+    held: list[str]
+    free: list[str]
+    following: int = 0
+
+
+def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
+    """Own ``revoke`` before ``moveToFinished``: end a job that does not run; mark one that does, if ``terminate``.
+
+    Args:
+        keys: the queue.
+        job: as far as its options go.
+        config: says what is kept of jobs that fail, and whether they are counted.
+        now_ms: the server's time.
+        terminate: a run is ended, too.
+    """
+    keep = job.keep("removeOnFail", config.keep_failed)
+    ending = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
+    claim = FetchOptions.from_config(config, keys, _NO_LOCK, "")
+    finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+
+    def parse_reply(reply: Any) -> Revocation:
+        raise_for(reply, job.id, keys.name)
+        return Revocation(text(reply))
+
+    own = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat)
+    words = (int(terminate), now_ms, _MARKS, *finish.words)
+    return script_call(wrappers.ending("revoke"), (*own, *finish.places), words, parse_reply)
+
+
+def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
+    """Own ``endRevoked`` around a call of ``moveToFinished``: the job's mark goes in the same step.
+
+    Args:
+        keys: the queue.
+        finish: ends the job; it must not take the next one.
+    """
+    return script_call(wrappers.ending("endRevoked"), (keys.revoked, *finish.places), finish.words, finish.parse_reply)
+
+
+def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[RevocationMarks | None]:
+    """Own ``openMarks``: the marked jobs that have not ended, ``None`` for none; marks that are of no use go.
+
+    It looks at some marks, from the oldest one on, after ``skipped`` of them.
+    """
+
+    def parse_reply(reply: Any) -> RevocationMarks | None:
+        return None if reply is None else RevocationMarks(texts(reply[0]), texts(reply[1]), int(reply[2]))
+
+    places = (keys.revoked, keys.completed, keys.failed)
+    words = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
+    return script_call(loader.own("openMarks"), places, words, parse_reply)

@@ -10,26 +10,28 @@ from typing import Any, Final, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.errors import NoPendingChildrenError
-from bulltask.lua import loader
-from bulltask.transport.call import Call, script_call
+from bulltask.jobs.codec import ON_SURROGATE
+from bulltask.lua import loader, wrappers
+from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.packing import pack
-from bulltask.transport.replies import Fetched, raise_for, read_fetch, texts
+from bulltask.transport.replies import Fetched, parse_fetched, raise_for, texts
 from bulltask.value_class import value_class
 
 __all__ = [
     "CRASHES",
-    "Claim",
-    "Ending",
+    "FetchOptions",
+    "FinishOptions",
     "find_by_token",
     "keep_lock",
     "lock_ends",
+    "malformed_finish",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
     "move_to_active",
     "move_to_delayed",
     "move_to_finished",
     "move_to_waiting_children",
+    "quarantine",
     "renew_locks",
     "retry_job",
     "wake_next",
@@ -43,9 +45,11 @@ CRASHES: Final = "bulltask:crashes"
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
+_SOUND: Final = 1
+
 
 @value_class
-class Claim:
+class FetchOptions:
     """Who takes jobs.
 
     Attributes:
@@ -63,14 +67,16 @@ class Claim:
     data_points: int | None = None
 
     @classmethod
-    def of(cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None) -> Claim:
+    def from_config(
+        cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None
+    ) -> FetchOptions:
         """The claim of a worker with these settings to jobs of a queue; ``lock_ms`` if locks last otherwise."""
         lasts_ms = config.lock_ms if lock_ms is None else lock_ms
         return cls(token, lasts_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
 
 
 @value_class
-class Ending:
+class FinishOptions:
     """How a job ends.
 
     Attributes:
@@ -88,7 +94,7 @@ class Ending:
     fields: Fields = ()
 
 
-def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
+def move_to_active(keys: QueueKeys, claim: FetchOptions, now_ms: int) -> Call[Fetched]:
     """``moveToActive``: take the next job for ``claim``; promotes delayed jobs that are due."""
     places = (
         keys.wait,
@@ -107,12 +113,12 @@ def move_to_active(keys: QueueKeys, claim: Claim, now_ms: int) -> Call[Fetched]:
     if claim.limiter is not None:
         options["limiter"] = claim.limiter
     return script_call(
-        loader.guarded("moveToActive", "promoting"), places, (keys.base, now_ms, pack(options)), read_fetch
+        wrappers.guarded("moveToActive", "promoting"), places, (keys.base, now_ms, to_msgpack(options)), parse_fetched
     )
 
 
 def move_to_finished(
-    keys: QueueKeys, job_id: str, claim: Claim, ending: Ending, *, fetch_next: bool, now_ms: int
+    keys: QueueKeys, job_id: str, claim: FetchOptions, ending: FinishOptions, *, fetch_next: bool, now_ms: int
 ) -> Call[Fetched]:
     """``moveToFinished``: complete or fail the job, and take the next one in the same step if asked.
 
@@ -152,14 +158,14 @@ def move_to_finished(
     }
     if claim.limiter is not None:
         options["limiter"] = claim.limiter
-    packed = pack(options)
+    packed = to_msgpack(options)
     args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, packed, _pack(ending.fields))
 
-    def judge(reply: Any) -> Fetched:
+    def parse_reply(reply: Any) -> Fetched:
         raise_for(reply, job_id, keys.name)
-        return read_fetch(reply)
+        return parse_fetched(reply)
 
-    return script_call(loader.guarded("moveToFinished", "promoting"), places, args, judge)
+    return script_call(wrappers.guarded("moveToFinished", "promoting"), places, args, parse_reply)
 
 
 def move_to_delayed(
@@ -205,7 +211,7 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
         keys.stalled,
     )
     args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
-    return script_call(loader.guarded("retryJob", "promoting"), places, args, _refusal(keys, job_id))
+    return script_call(wrappers.guarded("retryJob", "promoting"), places, args, _refusal(keys, job_id))
 
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
@@ -228,8 +234,8 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
     """``moveToWaitingChildren``: the job waits for its children and is run again then; no attempt is counted.
 
-    The judge raises ``NoPendingChildrenError`` when there is none to wait for: the job is still active.
-    ``FailedChildrenError``: the failure of one of them fails the job.
+    Running the call raises ``NoPendingChildrenError`` when the job has no child to wait for (it is still active), and
+    ``FailedChildrenError`` when the failure of a child fails the job.
     """
     places = (
         keys.active,
@@ -241,13 +247,13 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
         keys.events,
     )
 
-    def judge(reply: Any) -> None:
+    def parse_reply(reply: Any) -> None:
         raise_for(reply, job_id, keys.name)
         if reply == 1:
             raise NoPendingChildrenError(job_id, keys.name)
 
     args = (token, "", now_ms, job_id, keys.base)
-    return script_call(loader.official("moveToWaitingChildren"), places, args, judge)
+    return script_call(loader.official("moveToWaitingChildren"), places, args, parse_reply)
 
 
 def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
@@ -263,25 +269,27 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.events,
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(loader.guarded("moveStalledJobsToWait", "stalling"), places, args, texts)
+    return script_call(wrappers.guarded("moveStalledJobsToWait", "stalling"), places, args, texts)
 
 
 def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:
     """Own ``lockEnds``, after :func:`move_stalled_jobs_to_wait` with the same times: when the locks of the jobs that it
     found ran out, by the server's clock; ``None`` where a worker that is not bulltask's has made the check before."""
 
-    def judge(reply: Any) -> list[int | None]:
+    def parse_reply(reply: Any) -> list[int | None]:
         return [None if end is None else int(end) for end in reply]
 
     places = (keys.lock_ends, keys.stalled, keys.stalled_check)
-    return script_call(loader.own("lockEnds"), places, (keys.base, now_ms, 2 * interval_ms, *stalled), judge)
+    return script_call(loader.own("lockEnds"), places, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply)
 
 
 def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
     """Own ``wakeNext`` around a call that moves a job out of ``active`` and takes no other: in a queue with a global
     maximum, a worker that was refused for it is woken in the same step."""
     assert move.script is not None
-    return script_call(loader.waking(move.script), (keys.meta, keys.marker, *move.places), move.words, move.judge)
+    return script_call(
+        wrappers.waking(move.script), (keys.meta, keys.marker, *move.places), move.words, move.parse_reply
+    )
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
@@ -296,27 +304,57 @@ def keep_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bo
     return _renewal(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
 
 
-def _renewal(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int, judge: Callable[[Any], R]) -> Call[R]:
+def _renewal(
+    keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int, parse_reply: Callable[[Any], R]
+) -> Call[R]:
     pairs = [word for pair in held for word in pair]
-    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), judge)
+    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), parse_reply)
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:
     """Own ``findByToken``: the active jobs locked with one of ``tokens``, as (token, job id)."""
 
-    def judge(reply: Any) -> list[tuple[str, str]]:
+    def parse_reply(reply: Any) -> list[tuple[str, str]]:
         words = texts(reply)
         return list(zip(words[::2], words[1::2], strict=True))
 
-    return script_call(loader.own("findByToken"), (keys.active,), (keys.base, *tokens), judge)
+    return script_call(loader.own("findByToken"), (keys.active,), (keys.base, *tokens), parse_reply)
 
 
 def _pack(fields: Fields) -> bytes | str:
-    return pack(list(fields)) if fields else ""
+    return to_msgpack(list(fields)) if fields else ""
 
 
 def _refusal(keys: QueueKeys, job_id: str) -> Any:
-    def judge(reply: Any) -> None:
+    def parse_reply(reply: Any) -> None:
         raise_for(reply, job_id, keys.name)
 
-    return judge
+    return parse_reply
+
+
+def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
+    """How a job ends of which nothing is known but that it cannot be taken or settled."""
+    reason = f"the job was set aside, because its hash is malformed: {problem}".encode("utf-8", ON_SURROGATE)
+    return FinishOptions(False, reason, keep, 0, ["failedReason", reason])
+
+
+def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
+    """Own ``setAside`` around a call of ``moveToFinished``: fail a job that nobody could take or end otherwise.
+
+    Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is none to end:
+    another worker has the job, it waits or has ended, or it is gone.
+
+    Args:
+        keys: the queue.
+        finish: fails the job; it must not take the next one.
+        token: of the lock that the caller has, or had.
+        only_malformed: leave a job alone whose hash is sound; the result is false then.
+    """
+
+    def parse_reply(reply: Any) -> bool:
+        raise_for(reply, str(finish.words[0]), keys.name)
+        return bool(reply != _SOUND)
+
+    places = (keys.completed, keys.waiting_children, *finish.places)
+    words = (token, "1" if only_malformed else "", *finish.words)
+    return script_call(wrappers.ending("setAside"), places, words, parse_reply)

@@ -5,6 +5,9 @@ Every time is the server's, in milliseconds.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,30 +15,38 @@ from typing import Any, Final
 from bulltask.errors import BrokerError, QueueActiveError, QueueError, QueueNotPausedError
 from bulltask.jobs import codec
 from bulltask.jobs.states import REVOKED
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import raise_for, text, texts
+from bulltask.transport.replies import text, texts
 
 __all__ = [
+    "LISTS",
+    "SETS",
     "ClientRow",
     "MetricsReply",
-    "Place",
+    "PageCursor",
     "clean_jobs",
-    "client_rows",
+    "count_by_score",
     "drain",
+    "get_counts",
     "get_counts_per_priority",
     "get_meta",
     "get_metrics",
     "get_ranges",
     "get_rate_limit_ttl",
+    "ids_by_score",
     "is_maxed",
     "limit_now",
+    "list_clients",
+    "list_ids",
     "move_jobs_to_wait",
     "obliterate",
     "page_after",
-    "remove_job",
     "retry_failed",
+    "scan_queues",
+    "score_at",
+    "served_queues",
     "set_paused",
     "state_size",
 ]
@@ -44,8 +55,20 @@ MOVED_AT_ONCE: Final = 50_000
 """Ids that one call of ``setPaused`` moves from list to list: a few milliseconds of the server."""
 
 EVERY_DELAYED: Final = "1.7976931348623157e+308"
-_LISTS: Final = frozenset({"wait", "paused", "active"})
+
 _NO_MORE_JOBS: Final = codec.MAX_SAFE_INTEGER
+
+OBLITERATE_ERRORS: Final[Mapping[int, type[QueueError]]] = {-1: QueueNotPausedError, -2: QueueActiveError}
+
+LISTS: Final = ("wait", "active", "paused")
+"""States that are lists of ids."""
+
+SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
+"""States that are sorted sets of ids."""
+
+_SCANNED = 1_000
+
+_GLOB = re.compile(r"([\\*?\[\]^])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +100,7 @@ class ClientRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageCursor:
     """How far a walk through a list or sorted set has come.
 
     Attributes:
@@ -112,15 +135,14 @@ def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
     """``obliterate``: remove up to ``count`` jobs of a paused queue; true means that more are left."""
 
-    def judge(reply: Any) -> bool:
+    def parse_reply(reply: Any) -> bool:
         if reply in OBLITERATE_ERRORS:
             raise OBLITERATE_ERRORS[reply](keys.name)
         return bool(reply)
 
-    return script_call(loader.official("obliterate"), (keys.meta, keys.base), (count, "force" if force else ""), judge)
-
-
-OBLITERATE_ERRORS: Final[Mapping[int, type[QueueError]]] = {-1: QueueNotPausedError, -2: QueueActiveError}
+    return script_call(
+        loader.official("obliterate"), (keys.meta, keys.base), (count, "force" if force else ""), parse_reply
+    )
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
@@ -149,11 +171,11 @@ def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Cal
         Whether more may be there, and where the next call goes on.
     """
 
-    def judge(reply: Any) -> tuple[bool, str]:
+    def parse_reply(reply: Any) -> tuple[bool, str]:
         return bool(reply[0]), text(reply[1])
 
     places, args = _moved_to_wait(keys, "failed", count, before_ms)
-    return script_call(loader.retrying(), (keys.retrying, *places), (REVOKED, after, *args), judge)
+    return script_call(wrappers.retrying(), (keys.retrying, *places), (REVOKED, after, *args), parse_reply)
 
 
 def _moved_to_wait(
@@ -172,67 +194,53 @@ def _moved_to_wait(
     return places, (count, EVERY_DELAYED if before_ms is None else before_ms, state)
 
 
-def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
-    """``removeJob``: remove a job (and its children); false when it, or one of these, is locked."""
-
-    def judge(reply: Any) -> bool:
-        raise_for(reply, job_id, keys.name)
-        return bool(reply)
-
-    args = (job_id, int(children), keys.base)
-    return script_call(loader.official("removeJob"), (keys.job(job_id), keys.repeat), args, judge)
-
-
 def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:
     """``getCountsPerPriority``: how many jobs wait with each priority; 0 are those without one."""
 
-    def judge(reply: Any) -> dict[int, int]:
+    def parse_reply(reply: Any) -> dict[int, int]:
         return {priority: int(count) for priority, count in zip(priorities, reply, strict=True)}
 
     places = (keys.wait, keys.paused, keys.meta, keys.prioritized)
-    return script_call(loader.official("getCountsPerPriority"), places, tuple(priorities), judge)
+    return script_call(loader.official("getCountsPerPriority"), places, tuple(priorities), parse_reply)
 
 
 def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[str]]:
     """``getRanges``: ids from ``start`` to ``end`` of each of ``states``, without repetitions."""
 
-    def judge(reply: Any) -> list[str]:
+    def parse_reply(reply: Any) -> list[str]:
         found: dict[str, None] = {}
         for state, ids in zip(states, reply, strict=True):
             # The script reads lists from the right place but does not turn them round.
-            turned = asc and state in _LISTS
+            turned = asc and state in LISTS
             found.update(dict.fromkeys(texts(reversed(ids) if turned else ids)))
         return list(found)
 
-    return script_call(loader.official("getRanges"), (keys.base,), (start, end, int(asc), *states), judge)
+    return script_call(loader.official("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
 
 
-def page_after(keys: QueueKeys, state: str, place: Place, size: int, *, asc: bool) -> Call[tuple[list[str], Place]]:
+def page_after(
+    keys: QueueKeys, state: str, place: PageCursor, size: int, *, asc: bool
+) -> Call[tuple[list[str], PageCursor]]:
     """Own ``pageAfter``: the next ids of a state, and the place behind them; no ids: this was the end."""
-    is_list = state in _LISTS
+    is_list = state in LISTS
 
-    def judge(reply: Any) -> tuple[list[str], Place]:
+    def parse_reply(reply: Any) -> tuple[list[str], PageCursor]:
         words = list(reply or ())
         if not is_list:
             ids = texts(words[::2])
-            return ids, Place(score=text(words[-1]), ids=(ids[-1],)) if ids else place
+            return ids, PageCursor(score=text(words[-1]), ids=(ids[-1],)) if ids else place
         ids = texts(words[1:])
-        return ids, Place(distance=int(words[0]) + len(ids), ids=tuple(reversed(ids))) if ids else place
+        return ids, PageCursor(distance=int(words[0]) + len(ids), ids=tuple(reversed(ids))) if ids else place
 
     began: Arg = place.distance if is_list else place.score
     args = (size, int(asc), began, *place.ids)
-    return script_call(loader.own("pageAfter"), (keys.base + state,), args, judge)
-
-
-def state_size(keys: QueueKeys, state: str) -> Call[int]:
-    """How many jobs a state has."""
-    return command("LLEN" if state in _LISTS else "ZCARD", keys.base + state, judge=int)
+    return script_call(loader.own("pageAfter"), (keys.base + state,), args, parse_reply)
 
 
 def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[MetricsReply]:
     """``getMetrics``: how many jobs ended as ``kind`` (``completed`` or ``failed``), minute by minute."""
 
-    def judge(reply: Any) -> MetricsReply:
+    def parse_reply(reply: Any) -> MetricsReply:
         facts, data, points = reply
         count, previous_ms, previous_count = (int(float(fact or 0)) for fact in facts)
         return MetricsReply(
@@ -240,7 +248,7 @@ def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[Metric
         )
 
     key = keys.metrics_completed if kind == "completed" else keys.metrics_failed
-    return script_call(loader.official("getMetrics"), (key, f"{key}:data"), (start, end), judge)
+    return script_call(loader.official("getMetrics"), (key, f"{key}:data"), (start, end), parse_reply)
 
 
 def get_rate_limit_ttl(keys: QueueKeys, max_jobs: int) -> Call[int]:
@@ -250,7 +258,7 @@ def get_rate_limit_ttl(keys: QueueKeys, max_jobs: int) -> Call[int]:
 
 def limit_now(keys: QueueKeys, duration_ms: int) -> Call[None]:
     """Rate-limit the queue for ``duration_ms``, as Node's ``rateLimit`` does."""
-    return command("SET", keys.limiter, _NO_MORE_JOBS, "PX", duration_ms, judge=_nothing)
+    return command("SET", keys.limiter, _NO_MORE_JOBS, "PX", duration_ms, parse_reply=_nothing)
 
 
 def is_maxed(keys: QueueKeys) -> Call[bool]:
@@ -261,17 +269,17 @@ def is_maxed(keys: QueueKeys) -> Call[bool]:
 def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
     """The queue's ``meta`` hash."""
 
-    def judge(reply: Any) -> dict[str, str]:
+    def parse_reply(reply: Any) -> dict[str, str]:
         words = [codec.decode_text(word) for word in reply]
         return dict(zip(words[::2], words[1::2], strict=True))
 
-    return command("HGETALL", keys.meta, judge=judge)
+    return command("HGETALL", keys.meta, parse_reply=parse_reply)
 
 
-def client_rows(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
+def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
     """The connections whose name is ``wanted``, or begins with ``prefix`` if one is given."""
 
-    def judge(reply: Any) -> list[ClientRow]:
+    def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
             raise BrokerError(f"CLIENT LIST answered {reply!r}")
         found = []
@@ -282,8 +290,82 @@ def client_rows(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
                 found.append(ClientRow(name, fields.get("addr", ""), fields))
         return found
 
-    return command("CLIENT", "LIST", judge=judge)
+    return command("CLIENT", "LIST", parse_reply=parse_reply)
 
 
 def _nothing(_: Any) -> None:
     return None
+
+
+def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
+    """``getCounts``: how many jobs are in each of ``states`` (``wait``, ``active``, ``completed`` …)."""
+
+    def parse_reply(reply: Any) -> dict[str, int]:
+        return {state: int(count) for state, count in zip(states, reply, strict=True)}
+
+    return script_call(loader.official("getCounts"), (keys.base,), tuple(states), parse_reply)
+
+
+def state_size(keys: QueueKeys, state: str) -> Call[int]:
+    """How many jobs are in a state. The official script takes away what BullMQ 4 left in ``wait``, and so may write."""
+    return command("LLEN" if state in LISTS else "ZCARD", keys.base + state)
+
+
+def count_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[int]:
+    """How many jobs of a sorted state have a score between ``low`` and ``high``, in Redis' spelling of bounds."""
+    return command("ZCOUNT", keys.base + state, low, high)
+
+
+def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
+    """The score at a rank of a sorted state, just as Redis writes it; ``None`` when it has fewer jobs."""
+
+    def parse_reply(reply: Any) -> str | None:
+        return text(reply[1]) if reply else None
+
+    return command("ZRANGE", keys.base + state, rank, rank, "WITHSCORES", parse_reply=parse_reply)
+
+
+def ids_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[list[str]]:
+    """The ids of a sorted state whose score is between ``low`` and ``high``."""
+    return command("ZRANGEBYSCORE", keys.base + state, low, high, parse_reply=texts)
+
+
+def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
+    """All ids of a listed state at this moment."""
+    return command("LRANGE", keys.base + state, 0, -1, parse_reply=texts)
+
+
+def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
+    """Names of queues under a prefix, as BullMQ spells them: the next cursor, ``0`` at the end, and some names.
+
+    Every queue that was ever used has a ``meta`` hash. The same name may come twice.
+    """
+    start, end = f"{prefix}:", ":meta"
+    pattern = _GLOB.sub(r"\\\1", start) + "*" + end
+
+    def parse_reply(reply: Any) -> tuple[str, list[str]]:
+        found = (text(key)[len(start) : -len(end)] for key in reply[1])
+        return text(reply[0]), [name for name in found if name and ":" not in name]
+
+    return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, parse_reply=parse_reply)
+
+
+def served_queues(prefix: str) -> Call[set[str]]:
+    """Names of the queues that connected workers serve, as BullMQ spells them: their connections are called so."""
+    start = f"{prefix}:"
+
+    def parse_reply(reply: Any) -> set[str]:
+        words = (word for line in text(reply).splitlines() for word in line.split(" "))
+        names = (word.removeprefix("name=") for word in words if word.startswith("name="))
+        found = {_decoded(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
+        return found - {""}
+
+    return command("CLIENT", "LIST", parse_reply=parse_reply)
+
+
+def _decoded(name: str) -> str:
+    """A queue's name from that of a connection; nothing where somebody has called theirs otherwise."""
+    try:
+        return base64.b64decode(name, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -6,19 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bulltask.errors import DecodeError
+from bulltask.jobs import codec
+from bulltask.jobs.job import OWN_KEY
 from bulltask.lua import loader
 from bulltask.schedule.repeat import Repeat, Scheduler, iteration_id
-from bulltask.transport.call import Call, command, script_call
+from bulltask.transport import keys as key_names
+from bulltask.transport.call import Call, command, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.packing import pack
 from bulltask.transport.replies import raise_for, text
 
 __all__ = [
+    "BeatLabel",
     "Iteration",
     "add_job_scheduler",
+    "beat_queues",
     "count_schedulers",
+    "forget_queue",
     "get_job_scheduler",
     "list_schedulers",
+    "note_queue",
+    "read_label",
     "read_repeatable",
     "read_scheduler",
     "remove_job_scheduler",
@@ -62,8 +70,8 @@ def add_job_scheduler(
         now_ms: the server's time.
 
     Returns:
-        The id of the job, and how many milliseconds it is delayed. The judge raises ``SchedulerCollisionError`` and
-        ``SchedulerBusyError``.
+        The id of the job, and how many milliseconds it is delayed. Running the call raises
+        ``SchedulerCollisionError`` and ``SchedulerBusyError``.
     """
     places = (*_places(keys), keys.active)
     name, options = template
@@ -72,22 +80,22 @@ def add_job_scheduler(
         said["offset"] = rule.offset_ms
     args = (
         _moment(iteration),
-        pack(said),
+        to_msgpack(said),
         scheduler_id,
         iteration.data,
-        pack(options),
-        pack(iteration.options),
+        to_msgpack(options),
+        to_msgpack(iteration.options),
         now_ms,
         keys.base,
         "",
     )
 
-    def judge(reply: Any) -> tuple[str, int]:
+    def parse_reply(reply: Any) -> tuple[str, int]:
         raise_for(reply, iteration_id(scheduler_id, iteration.next_ms or 0), keys.name)
         job_id, delay = reply
         return text(job_id), int(delay)
 
-    return script_call(loader.official("addJobScheduler"), places, args, judge)
+    return script_call(loader.official("addJobScheduler"), places, args, parse_reply)
 
 
 def update_job_scheduler(
@@ -103,7 +111,7 @@ def update_job_scheduler(
         _moment(iteration),
         scheduler_id,
         iteration.data,
-        pack(iteration.options),
+        to_msgpack(iteration.options),
         now_ms,
         keys.base,
         producer_id,
@@ -138,10 +146,10 @@ def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) 
 def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
     """The hash of a repeatable job or of a scheduler; empty for a key of the oldest form, which says it all itself."""
 
-    def judge(reply: Any) -> dict[str, str]:
+    def parse_reply(reply: Any) -> dict[str, str]:
         return {text(name): text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
-    return command("HGETALL", keys.scheduler(key), judge=judge)
+    return command("HGETALL", keys.scheduler(key), parse_reply=parse_reply)
 
 
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
@@ -154,37 +162,37 @@ def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
 def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | None]:
     """``getJobScheduler``: what Redis holds of it."""
 
-    def judge(reply: Any) -> Scheduler | None:
+    def parse_reply(reply: Any) -> Scheduler | None:
         if not reply or reply[0] is None:
             return None
         flat, score = reply
         return Scheduler.from_hash(scheduler_id, flat, int(float(score)))
 
-    return script_call(loader.official("getJobScheduler"), (keys.repeat,), (scheduler_id,), judge)
+    return script_call(loader.official("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
     """The ids of schedulers by the moment of their next job, with that moment."""
 
-    def judge(reply: Any) -> list[tuple[str, int]]:
+    def parse_reply(reply: Any) -> list[tuple[str, int]]:
         # RESP2: member, score, member, score …
         return [(text(member), int(float(score))) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
-    return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", judge=judge)
+    return command("ZRANGE" if asc else "ZREVRANGE", keys.repeat, start, end, "WITHSCORES", parse_reply=parse_reply)
 
 
 def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
     """The hash of a scheduler of which :func:`list_schedulers` told."""
 
-    def judge(reply: Any) -> Scheduler:
+    def parse_reply(reply: Any) -> Scheduler:
         return Scheduler.from_hash(scheduler_id, reply, next_ms)
 
-    return command("HGETALL", keys.scheduler(scheduler_id), judge=judge)
+    return command("HGETALL", keys.scheduler(scheduler_id), parse_reply=parse_reply)
 
 
 def count_schedulers(keys: QueueKeys) -> Call[int]:
     """How many schedulers the queue has."""
-    return command("ZCARD", keys.repeat, judge=int)
+    return command("ZCARD", keys.repeat, parse_reply=int)
 
 
 def _places(keys: QueueKeys) -> tuple[str, ...]:
@@ -209,3 +217,48 @@ def _moment(iteration: Iteration) -> int | str:
 
 def _id_or_none(reply: Any) -> str | None:
     return None if reply is None else text(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class BeatLabel:
+    """What the template of a job scheduler says about who made it.
+
+    Attributes:
+        owner: the name of the app whose ``beat_schedule`` it comes from, ``""`` for none.
+        digest: stands for what the entry said.
+    """
+
+    owner: str
+    digest: str
+
+
+def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
+    """Whose a scheduler is."""
+
+    def parse_reply(reply: Any) -> BeatLabel:
+        try:
+            options = codec.decode(reply)
+        except DecodeError:
+            options = None
+        own = options.get(OWN_KEY) if isinstance(options, dict) else None
+        said = own if isinstance(own, dict) else {}
+        return BeatLabel(str(said.get("beat", "")), str(said.get("digest", "")))
+
+    return command("HGET", keys.scheduler(scheduler_id), "opts", parse_reply=parse_reply)
+
+
+def beat_queues(prefix: str, app: str) -> Call[set[str]]:
+    """The queues in which the app has made schedulers, as the user spells them."""
+    return command(
+        "SMEMBERS", key_names.beat_queues(prefix, app), parse_reply=lambda reply: {text(name) for name in reply}
+    )
+
+
+def note_queue(prefix: str, app: str, queue: str) -> Call[int]:
+    """Note that the app makes schedulers in this queue: they are found again when its code names it no more."""
+    return command("SADD", key_names.beat_queues(prefix, app), queue)
+
+
+def forget_queue(prefix: str, app: str, queue: str) -> Call[int]:
+    """The app has none in this queue any more."""
+    return command("SREM", key_names.beat_queues(prefix, app), queue)

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError, LockMissingError
 from bulltask.process import leave
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.settle import UNSTORABLE, Settler

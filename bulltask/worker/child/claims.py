@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bulltask.config.config import Config
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import Claim
+from bulltask.transport.scripts.move import FetchOptions
 
 __all__ = ["Claims"]
 
@@ -19,11 +19,11 @@ class Claims:
 
     def __init__(self, config: Config, worker_id: str) -> None:
         self._config, self._worker_id = config, worker_id
-        self._made: dict[tuple[str, str], Claim] = {}
+        self._made: dict[tuple[str, str], FetchOptions] = {}
 
-    def of(self, keys: QueueKeys, token: str) -> Claim:
+    def of(self, keys: QueueKeys, token: str) -> FetchOptions:
         """The claim to jobs of a queue under a slot's token."""
         claim = self._made.get((keys.base, token))
         if claim is None:
-            claim = self._made[keys.base, token] = Claim.of(self._config, keys, token, self._worker_id)
+            claim = self._made[keys.base, token] = FetchOptions.from_config(self._config, keys, token, self._worker_id)
         return claim

@@ -8,7 +8,7 @@ from typing import Final
 from bulltask.clock import ServerClock
 from bulltask.errors import RECOVERABLE
 from bulltask.queue.following import add_following, pause_ms
-from bulltask.transport.operation import perform
+from bulltask.transport.operation import run_sync
 from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.work import Picked, Postponed
 
@@ -56,4 +56,4 @@ class Iterations:
                 return Postponed(_PAUSE_MS, "its lock was lost") if lost else None
 
     def _add(self, picked: Picked) -> None:
-        perform(self._source.client, add_following(picked.keys, picked.job, self._clock.now_ms(), self._zone))
+        run_sync(self._source.client, add_following(picked.keys, picked.job, self._clock.now_ms(), self._zone))

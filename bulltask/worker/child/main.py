@@ -122,7 +122,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     interruption = Interruption(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - late
     attempts = Attempts(app, reporter, spark, interruption)
     settler = Settler(config, broker.clock, bus, plan.worker_id, source.rotation.limited)
-    async_loop = AsyncLoop(plan.block, attempts, settler, broker.aclient, Outage(bus, config), wakeups)
+    async_loop = AsyncLoop(plan.block, attempts, settler, broker.async_client, Outage(bus, config), wakeups)
     _listen(source)
     interruption.install()
     StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()

@@ -8,12 +8,12 @@ from typing import Any
 from bulltask.config.config import Config
 from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.options import check_together
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.job import children_values, update_data
-from bulltask.transport.scripts.read import add_log, update_progress
+from bulltask.transport.scripts.flow import children_values
+from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
 __all__ = ["JobReporter"]
 

@@ -36,11 +36,17 @@ from bulltask.jobs.states import REVOKED
 from bulltask.process import end_if_forked
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.move import Ending, keep_lock, move_to_delayed, move_to_finished, retry_job, wake_next
+from bulltask.transport.scripts.job import add_log, end_revoked
+from bulltask.transport.scripts.move import (
+    FinishOptions,
+    keep_lock,
+    move_to_delayed,
+    move_to_finished,
+    quarantine,
+    retry_job,
+    wake_next,
+)
 from bulltask.transport.scripts.queue import limit_now
-from bulltask.transport.scripts.read import add_log
-from bulltask.transport.scripts.revoke import end_revoked
-from bulltask.transport.scripts.set_aside import set_aside
 from bulltask.worker.child.claims import Claims
 from bulltask.worker.child.moves import move_call, why
 from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
@@ -95,7 +101,7 @@ class Settler:
         match outcome:
             case Completed():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
-                ending = Ending(True, outcome.value, keep, job.attempts)
+                ending = FinishOptions(True, outcome.value, keep, job.attempts)
                 claim = self._claims.of(picked.keys, token)
                 return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
@@ -168,14 +174,14 @@ class Settler:
         """
         wanted, may_be_gone = min(picked.job.attempts_made + 1, MOST), self._is_removed_soon(picked.job)
 
-        def judge(reply: Any) -> bool:
+        def parse_reply(reply: Any) -> bool:
             name, made = reply
             try:
                 return may_be_gone if name is None else counter(made or b"0") >= wanted
             except ValueError:
                 return False
 
-        return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", judge=judge)
+        return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", parse_reply=parse_reply)
 
     def retake(self, picked: Picked) -> Call[bool]:
         """After a call that Redis refuses because the job has no lock: take it again, and say whether that was done.
@@ -219,13 +225,13 @@ class Settler:
         fetch = fetch_next and not (revoked or outcome.aside)  # their scripts take none
         call = move_to_finished(keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
         if outcome.aside:
-            return set_aside(keys, call, token)
+            return quarantine(keys, call, token)
         return end_revoked(keys, call) if revoked else call
 
-    def _failed(self, job: ActiveJob, outcome: Failed) -> Ending:
+    def _failed(self, job: ActiveJob, outcome: Failed) -> FinishOptions:
         fields = job.failure_fields(outcome.reason, outcome.trace)
         keep = job.keep("removeOnFail", self._config.keep_failed)
-        return Ending(False, fields[1].encode(), keep, job.attempts, fields)
+        return FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
 
     def _is_removed_soon(self, job: ActiveJob) -> bool:
         """True when the job may be gone by the time that a call with a lost reply is made again."""

@@ -56,7 +56,7 @@ class JobSource:
     ) -> None:
         self._clock, self._config, self._orders = broker.clock, broker.config, orders
         self._bus, self._wakeups, self._claims = bus, wakeups, Claims(broker.config, worker_id)
-        self.client, self._waiter = broker.client(), broker.waiting_client(self._config.drain_delay_ms)
+        self.client, self._waiter = broker.client(), broker.blocking_client(self._config.drain_delay_ms)
         self.outage = Outage(bus, self._config)
         self.rotation = Rotation([broker.keys(queue) for queue in queues], self._clock)
         self._refusals = Refusals(self.rotation.queues, bus, self._config)
@@ -239,7 +239,7 @@ class JobSource:
             self._waiting = True
             if not self.may_take:
                 return
-            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", judge=_read_marker)
+            call = command("BZPOPMIN", *markers, f"{wait_ms / 1000:.3f}", parse_reply=_read_marker)
             popped = self._waiter.wait(call, wait_ms, lambda: self.client.run(command("PING")))
         finally:
             self._waiting = False

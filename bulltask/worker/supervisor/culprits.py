@@ -15,9 +15,15 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.move import Claim, Ending, move_to_delayed, move_to_finished, retry_job
-from bulltask.transport.scripts.revoke import end_revoked
-from bulltask.transport.scripts.set_aside import set_aside
+from bulltask.transport.scripts.job import end_revoked
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    FinishOptions,
+    move_to_delayed,
+    move_to_finished,
+    quarantine,
+    retry_job,
+)
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
 from bulltask.worker.states import Cause
 
@@ -108,12 +114,12 @@ class FailedAttempts:
         fields = job.failure_fields(reason, trace)
         if not trace:
             del fields[2:]  # those of earlier attempts stay
-        ending = Ending(False, fields[1].encode(), keep, job.attempts, fields)
-        claim = Claim.of(self._config, keys, token, "")
+        ending = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
+        claim = FetchOptions.from_config(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
         if job.malformed:
-            self._client.run(set_aside(keys, call, token))
+            self._client.run(quarantine(keys, call, token))
         else:
             self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended

@@ -12,8 +12,8 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import perform
-from bulltask.transport.scripts.revoke import Marks, open_marks
+from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.job import RevocationMarks, open_marks
 from bulltask.worker.outage import Outage
 from bulltask.worker.refusals import Refusals
 
@@ -74,7 +74,7 @@ class Revocations:
         except BrokerError as exc:
             self._outage.failed(exc)
 
-    def _heed(self, index: int, marks: Marks | BulltaskError | None) -> None:
+    def _heed(self, index: int, marks: RevocationMarks | BulltaskError | None) -> None:
         if isinstance(marks, BulltaskError):
             raise marks
         self._skipped[index] = 0 if marks is None else marks.following
@@ -87,7 +87,7 @@ class Revocations:
 
     def _end(self, keys: QueueKeys, job_id: str) -> None:
         try:
-            found = perform(self._client, self._broker.revocation(keys.queue, job_id, terminate=True))
+            found = run_sync(self._client, self._broker.revocation(keys.queue, job_id, terminate=True))
         except JobError:  # the next job of a job scheduler, which only another client can have marked
             self._client.run(command("ZREM", keys.revoked, job_id))
         else:

@@ -18,9 +18,15 @@ from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.transport.operation import perform
+from bulltask.transport.operation import run_sync
 from bulltask.transport.replies import Fetched
-from bulltask.transport.scripts import move as scripts_move
+from bulltask.transport.scripts.move import (
+    FetchOptions,
+    move_from_active_to_wait,
+    move_to_active,
+    move_to_delayed,
+    move_to_waiting_children,
+)
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.verdict import judge
 from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater
@@ -111,8 +117,8 @@ class WorkersHands:
         self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
 
     def take(self, token: str) -> Held | None:
-        claim = scripts_move.Claim(token, LOCK_MS, WORKER)
-        return self._held(self._client.run(scripts_move.move_to_active(self._keys, claim, self._clock.now_ms())), token)
+        claim = FetchOptions(token, LOCK_MS, WORKER)
+        return self._held(self._client.run(move_to_active(self._keys, claim, self._clock.now_ms())), token)
 
     def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
         outcome = Completed(codec.encode(value, what="value"), value)
@@ -127,14 +133,14 @@ class WorkersHands:
 
     def delay(self, held: Held, token: str, ms: int) -> None:
         now_ms = self._clock.now_ms()
-        self._client.run(scripts_move.move_to_delayed(self._keys, held.id, token, ms, failure=None, now_ms=now_ms))
+        self._client.run(move_to_delayed(self._keys, held.id, token, ms, failure=None, now_ms=now_ms))
 
     def give_back(self, held: Held, token: str) -> None:
-        self._client.run(scripts_move.move_from_active_to_wait(self._keys, held.id, token))
+        self._client.run(move_from_active_to_wait(self._keys, held.id, token))
 
     def await_children(self, held: Held, token: str) -> bool:
         try:
-            self._client.run(scripts_move.move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
+            self._client.run(move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
         except NoPendingChildrenError:
             return False
         return True
@@ -151,7 +157,7 @@ class WorkersHands:
             return None
         job = ActiveJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
-            perform(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
+            run_sync(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
         return Held(job.id, token, Picked(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
 
 

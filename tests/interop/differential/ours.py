@@ -22,10 +22,9 @@ from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
 from bulltask.transport.replies import JOB_ERRORS
-from bulltask.transport.scripts import move as scripts_move
-from bulltask.transport.scripts.job import extend_lock
+from bulltask.transport.scripts.job import extend_lock, is_finished
+from bulltask.transport.scripts.move import renew_locks
 from bulltask.transport.scripts.queue import get_metrics
-from bulltask.transport.scripts.read import is_finished
 from tests.interop.differential.hands import LOCK_MS, Form, Hands, Held, OwnHands, WorkersHands
 from tests.support.driven import Driven
 
@@ -230,7 +229,7 @@ class Ours:
         held = [(held.token, held.id) for held in self._held]
         if not held:
             return []
-        return self.numbers(self._client.run(scripts_move.renew_locks(self.keys, held, step["ms"])))
+        return self.numbers(self._client.run(renew_locks(self.keys, held, step["ms"])))
 
     def lose_lock(self, step: Step) -> Any:
         """Let a lock run out."""

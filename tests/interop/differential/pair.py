@@ -13,7 +13,7 @@ from unittest import mock
 
 import redis
 
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 from bulltask.lua.loader import Script
 from tests.interop.differential.hands import LOCK_MS, WORKER, Form
 from tests.interop.differential.intended import apply
@@ -139,7 +139,7 @@ class Pair:
 def called_scripts() -> Iterator[set[str]]:
     """Note the names of the official scripts that bulltask calls."""
     called: set[str] = set()
-    official, guarded = loader.official, loader.guarded
+    official, guarded = loader.official, wrappers.guarded
 
     def note(name: str) -> Script:
         called.add(name)

@@ -21,7 +21,7 @@ from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
 from bulltask.spark.source.status import look_at_rings
-from bulltask.transport.scripts.fence import some_fenced
+from bulltask.transport.scripts.add import scan_fence
 from tests.conftest import ServerFactory
 from tests.support.hand import Hand
 from tests.support.query import Query
@@ -80,7 +80,7 @@ def read_everything(url: str, ids: list[str]) -> None:
     [found] = Look(options.config, options.keys("mail"), None, 1).up(iter([pa.array(ids)]))
     assert [one["state"] for one in found.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
-        assert len(connection.run(some_fenced(options.keys("mail"), "w1", "0"))[1]) == len(ids)
+        assert len(connection.run(scan_fence(options.keys("mail"), "w1", "0"))[1]) == len(ids)
         assert look_at_rings(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).rings
 
 

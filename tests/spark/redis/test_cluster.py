@@ -18,7 +18,7 @@ from bulltask.spark.sink.results import Look
 from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts.stream import history
+from bulltask.transport.scripts.stream import entries_since
 from tests.support.hand import Hand
 from tests.support.other_servers import admitted
 from tests.support.query import Query
@@ -112,7 +112,7 @@ def test_every_event_of_all_nodes_comes_once_in_a_stream(broker_url: str, queues
     options = read_options(WriteOptions, {"url": broker_url})
     with Connection(options.config) as connection:
         for name in queues:
-            assert query.events(name) == [one for one, _ in connection.run(history(options.keys(name), "-"))]
+            assert query.events(name) == [one for one, _ in connection.run(entries_since(options.keys(name), "-"))]
 
 
 def test_a_write_to_queues_on_all_nodes_adds_each_job_once(

@@ -13,8 +13,8 @@ from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts.fence import Fence
-from bulltask.transport.scripts.history import count_in
+from bulltask.transport.scripts.add import WriteFence
+from bulltask.transport.scripts.queue import state_size
 from tests.support.certificates import Certificates
 from tests.support.other_servers import admitted
 from tests.support.query import Query
@@ -71,7 +71,7 @@ def test_a_writer_finds_all_nodes_over_tls(user: MakeUser, queues: list[str], cl
     broker = broker_of(options(user(WRITER)).config)
     try:
         jobs = [NewJob(name, f"s{number}", "send", b"{}", JobOptions()) for name in queues for number in range(3)]
-        assert [one.outcome for one in broker.producer.send_fenced(jobs, Fence("w1", 60_000))] == ["added"] * 9
+        assert [one.outcome for one in broker.producer.send_once(jobs, WriteFence("w1", 60_000))] == ["added"] * 9
     finally:
         broker.close()
     assert [cluster.client_of(name).llen(f"bull:{{{name}}}:wait") for name in queues] == [8, 8, 8]
@@ -81,7 +81,7 @@ def test_a_writer_finds_all_nodes_over_tls(user: MakeUser, queues: list[str], cl
 def test_both_need_to_ask_for_the_slots(user: MakeUser, queues: list[str], grants: Grants) -> None:
     url = user(grants, without="cluster|slots")
     with Connection(options(url).config) as connection, pytest.raises(BrokerAuthError, match=r"\+cluster\|slots"):
-        connection.run(count_in(options(url).keys(queues[0]), "wait"))
+        connection.run(state_size(options(url).keys(queues[0]), "wait"))
 
 
 def test_while_a_slot_moves_both_need_to_ask_the_new_node(user: MakeUser, cluster: Cluster, queues: list[str]) -> None:
@@ -93,7 +93,7 @@ def test_while_a_slot_moves_both_need_to_ask_the_new_node(user: MakeUser, cluste
         for without in ("asking", ""):
             url = user(READER, without=without)
             with Connection(options(url).config) as connection:
-                call = count_in(options(url).keys(queues[0]), "wait")
+                call = state_size(options(url).keys(queues[0]), "wait")
                 if without:
                     with pytest.raises(BrokerAuthError, match=r"Grant it: .* \+asking"):
                         connection.run(call)

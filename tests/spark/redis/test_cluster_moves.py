@@ -24,7 +24,9 @@ from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.inspect import STATES
-from bulltask.transport.scripts.history import count_in, job_fields, some_queues, span_end
+from bulltask.transport.scripts.job import job_fields
+from bulltask.transport.scripts.queue import scan_queues, state_size
+from bulltask.transport.scripts.stream import span_end
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
 from tests.support.other_servers import admitted
@@ -136,11 +138,11 @@ def test_an_open_connection_follows_a_slot_that_has_moved(
 ) -> None:
     keys = options.keys("mail")
     with Connection(options.config) as connection:
-        assert connection.run(count_in(keys, "wait")) == 30
+        assert connection.run(state_size(keys, "wait")) == 30
         for _ in range(3):
             move(cluster, cluster.slot("mail"))
-            assert connection.run(count_in(keys, "wait")) == 30
-            assert connection.run_at_once([count_in(keys, state) for state in STATES])[0] == 30
+            assert connection.run(state_size(keys, "wait")) == 30
+            assert connection.run_at_once([state_size(keys, state) for state in STATES])[0] == 30
 
 
 def test_a_slot_that_is_half_moved_is_read_on_both_nodes(
@@ -187,13 +189,13 @@ def test_a_script_that_the_new_node_does_not_know_is_run_there_while_the_slot_mo
 
 def test_a_transaction_that_waits_too_long_says_why(cluster: Cluster, ids: list[str], options: WriteOptions) -> None:
     client = ClusterClient(Endpoint.from_config(options.config, cluster.url), None)
-    wait = count_in(options.keys("mail"), "wait")
+    wait = state_size(options.keys("mail"), "wait")
     with on_its_way(cluster, "mail"):
         assert client.run(wait) == 30  # the new node is asked
-        client.end_by(mono_ms() + 3_000)
+        client.set_deadline(mono_ms() + 3_000)
         with pytest.raises(BrokerNotReadyError, match=r"slot 4247 of the Redis Cluster at redis://.* is being moved"):
             client.run_many(atomic([wait, wait], "here"))
-    client.end_by(None)
+    client.set_deadline(None)
     assert client.run_many(atomic([wait, wait], "here"))[-1] == [30, 30]
     client.close()
 
@@ -212,7 +214,7 @@ def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
         begun += cursor == "0"
         if begun == 2 and cluster.owner(cluster.slot(name)) == second:
             move(cluster, cluster.slot(name), first)
-        return some_queues("bull", cursor)
+        return scan_queues("bull", cursor)
 
     with Connection(options.config) as connection:
         assert connection.walk(step) == {f"{{{name}}}"}
@@ -249,7 +251,7 @@ def test_a_connection_gives_up_on_a_slot_that_nobody_has(
             Connection(options.config) as connection,
             pytest.raises(BrokerNotReadyError, match=f"slot {slot}|not served"),
         ):
-            connection.run(count_in(options.keys("mail"), "wait"))
+            connection.run(state_size(options.keys("mail"), "wait"))
     finally:
         for client in cluster.clients:
             client.execute_command("CLUSTER SETSLOT", slot, "NODE", cluster.ids[owner])
@@ -264,9 +266,9 @@ def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: 
         assert cluster.clients[number].wait(1, 20_000) == 1
         options = read_options(WriteOptions, {"url": url, "queue": "mail"})
         with Connection(options.config) as connection:
-            assert connection.run(count_in(options.keys("mail"), "wait")) == 10
+            assert connection.run(state_size(options.keys("mail"), "wait")) == 10
             cluster.servers[number].kill()
-            assert connection.run(count_in(options.keys("mail"), "wait")) == 10
+            assert connection.run(state_size(options.keys("mail"), "wait")) == 10
         assert write(url, 0, 20) == Sums(20, 10, 10)
         query.run_dry()
         assert sum(row["event"] == "added" for row in query.rows) == 20

@@ -12,19 +12,18 @@ import redis
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerOutOfMemoryError, ParentNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
-from bulltask.lua import loader
+from bulltask.lua import loader, wrappers
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.add import add_job
-from bulltask.transport.scripts.fence import TOGETHER, Fence, add_fenced_jobs
+from bulltask.transport.scripts.add import TOGETHER, WriteFence, add_job, add_jobs_once
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
 
 NOW_MS = 1_700_000_000_000
-FENCE = Fence("w1", 60_000)
+FENCE = WriteFence("w1", 60_000)
 KEY = "bulltask:{mail}:spark:w1"
 KINDS = {
     "standard": JobOptions(),
@@ -77,29 +76,29 @@ def test_a_fenced_job_is_stored_as_a_plain_one(kind: str, broker: Broker, redis_
     keys, new = broker.keys("mail"), job("s1", KINDS[kind])
     plain = after(add_job(keys, new, NOW_MS))
     assert len(plain) > 3
-    [call] = add_fenced_jobs(keys, [new], NOW_MS, FENCE)
+    [call] = add_jobs_once(keys, [new], NOW_MS, FENCE)
     assert after(call) == plain
     assert redis_client.smembers(KEY) == {"s1"}
 
 
 def test_a_replay_after_400_of_1000_jobs_were_removed_adds_600(broker: Broker, redis_client: redis.Redis) -> None:
     """Nothing of the 600 that were not sent is missing, and nothing of the 400 that have run comes back."""
-    broker.producer.send_fenced(jobs(0, 400), FENCE)
+    broker.producer.send_once(jobs(0, 400), FENCE)
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(400)))
-    sent = broker.producer.send_fenced(jobs(0, 1_000), FENCE)
+    sent = broker.producer.send_once(jobs(0, 1_000), FENCE)
     assert Counter(one.outcome for one in sent) == {"fenced": 400, "added": 600}
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
 
 
 def test_what_is_fenced_leaves_no_trace(broker: Broker, redis_client: redis.Redis) -> None:
-    broker.producer.send_fenced(jobs(0, 3), FENCE)
+    broker.producer.send_once(jobs(0, 3), FENCE)
     before = stored(redis_client)
-    assert {one.outcome for one in broker.producer.send_fenced(jobs(0, 3), FENCE)} == {"fenced"}
+    assert {one.outcome for one in broker.producer.send_once(jobs(0, 3), FENCE)} == {"fenced"}
     assert stored(redis_client) == before
 
 
 def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
-    sent = broker.producer.send_fenced([job("s1"), job("s2"), job("s1")], FENCE)
+    sent = broker.producer.send_once([job("s1"), job("s2"), job("s1")], FENCE)
     assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s2", "added"), ("s1", "fenced")]
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s2", "s1"]
 
@@ -109,7 +108,7 @@ def test_jobs_of_several_queues_and_scripts_are_answered_in_their_order(
 ) -> None:
     kinds = list(KINDS.values())
     mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * TOGETHER)]
-    sent = broker.producer.send_fenced(mixed, FENCE)
+    sent = broker.producer.send_once(mixed, FENCE)
     assert [(one.id, one.outcome) for one in sent] == [(one.id, "added") for one in mixed]
     for queue in ("q0", "q1", "q2"):
         of_queue = {one.id for one in mixed if one.queue == queue}
@@ -118,36 +117,36 @@ def test_jobs_of_several_queues_and_scripts_are_answered_in_their_order(
 
 
 def test_another_write_finds_the_job_that_is_there_and_says_so(broker: Broker, redis_client: redis.Redis) -> None:
-    broker.producer.send_fenced(jobs(0, 1), FENCE)
-    [found] = broker.producer.send_fenced(jobs(0, 1), Fence("w2", 60_000))
+    broker.producer.send_once(jobs(0, 1), FENCE)
+    [found] = broker.producer.send_once(jobs(0, 1), WriteFence("w2", 60_000))
     assert (found.id, found.outcome) == ("s0", "known")
     assert redis_client.llen("bull:{mail}:wait") == 1
 
 
 def test_a_job_that_counts_as_another_is_told_with_the_others_id(broker: Broker) -> None:
     same = JobOptions(more={"de": {"id": "one"}})
-    sent = broker.producer.send_fenced([job("s1", same), job("s2", same)], FENCE)
+    sent = broker.producer.send_once([job("s1", same), job("s2", same)], FENCE)
     assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s1", "known")]
 
 
 def test_the_fence_is_kept_for_its_time_after_the_last_job(broker: Broker, redis_client: redis.Redis) -> None:
-    broker.producer.send_fenced(jobs(0, 1), FENCE)
+    broker.producer.send_once(jobs(0, 1), FENCE)
     redis_client.pexpire(KEY, 5)
-    broker.producer.send_fenced(jobs(1, 2), Fence("w1", 50_000_000))
+    broker.producer.send_once(jobs(1, 2), WriteFence("w1", 50_000_000))
     assert 49_000_000 < redis_client.pttl(KEY) <= 50_000_000
 
 
 def test_a_job_that_is_refused_is_not_fenced(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s1", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
     with pytest.raises(ParentNotFoundError):
-        broker.producer.send_fenced([orphan], FENCE)
+        broker.producer.send_once([orphan], FENCE)
     assert not redis_client.exists(KEY)
 
 
 def test_a_refused_job_keeps_no_other_from_being_added(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s5", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
     with pytest.raises(ParentNotFoundError):
-        broker.producer.send_fenced([*jobs(0, 5), orphan, *jobs(6, 9)], FENCE)
+        broker.producer.send_once([*jobs(0, 5), orphan, *jobs(6, 9)], FENCE)
     assert redis_client.smembers(KEY) == {"s0", "s1", "s2", "s3", "s4", "s6", "s7", "s8"}
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s8", "s7", "s6", "s4", "s3", "s2", "s1", "s0"]
 
@@ -156,11 +155,11 @@ def test_a_script_that_fails_at_a_job_has_remembered_those_before_it(broker: Bro
     """They may run and be removed before the write is done again, which then adds the others only."""
     redis_client.set("bull:{mail}:s3", "no hash")
     with pytest.raises(BrokerError, match="WRONGTYPE"):
-        broker.producer.send_fenced(jobs(0, 6), FENCE)
+        broker.producer.send_once(jobs(0, 6), FENCE)
     assert redis_client.smembers(KEY) == {"s0", "s1", "s2"}
     assert redis_client.pttl(KEY) > 0
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(4)))
-    sent = broker.producer.send_fenced(jobs(0, 6), FENCE)
+    sent = broker.producer.send_once(jobs(0, 6), FENCE)
     assert [one.outcome for one in sent] == ["fenced"] * 3 + ["added"] * 3
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s5", "s4", "s3"]
 
@@ -169,13 +168,13 @@ def test_a_full_server_neither_adds_nor_fences(server_factory: ServerFactory) ->
     server = server_factory()
     broker = Broker(Conf({"broker_publish_retries": 0}).freeze(), server.url)
     with redis.Redis.from_url(server.url, decode_responses=True) as plain:
-        broker.producer.send_fenced(jobs(0, 1), FENCE)
+        broker.producer.send_once(jobs(0, 1), FENCE)
         plain.config_set("maxmemory", 1)
         with pytest.raises(BrokerOutOfMemoryError):
-            broker.producer.send_fenced(jobs(1, 2), FENCE)
+            broker.producer.send_once(jobs(1, 2), FENCE)
         plain.config_set("maxmemory", 0)
         assert plain.smembers(KEY) == {"s0"}
-        assert [one.outcome for one in broker.producer.send_fenced(jobs(1, 2), FENCE)] == ["added"]
+        assert [one.outcome for one in broker.producer.send_once(jobs(1, 2), FENCE)] == ["added"]
     broker.close()
 
 
@@ -183,16 +182,16 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
     with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
         settings = {"broker_reconnect_delay": 0.02, "redis_socket_timeout": 0.5}
         broker = Broker(Conf(settings).freeze(), f"redis://127.0.0.1:{proxy.port}/0")
-        broker.producer.send_fenced(jobs(0, 1), FENCE)
+        broker.producer.send_once(jobs(0, 1), FENCE)
         proxy.drop_replies(1, match="evalsha")
-        sent = broker.producer.send_fenced(jobs(1, 5), FENCE)
+        sent = broker.producer.send_once(jobs(1, 5), FENCE)
         broker.close()
     assert [one.outcome for one in sent] == ["fenced"] * 4
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s4", "s3", "s2", "s1", "s0"]
 
 
 def test_the_official_text_stands_in_the_script_as_it_is(broker: Broker) -> None:
-    script = loader.fenced("addStandardJob")
+    script = wrappers.fenced("addStandardJob")
     assert loader.official("addStandardJob").body in script.body
     assert (script.name, script.key_count) == ("fence:addStandardJob", 10)
 
@@ -204,7 +203,7 @@ def test_a_server_that_forgot_its_scripts_learns_the_fenced_one_again(
     try:
         redis_client.script_flush()
         keys = broker.keys("mail")
-        sent = client.run_many(add_fenced_jobs(keys, jobs(0, TOGETHER + 3), NOW_MS, FENCE))
+        sent = client.run_many(add_jobs_once(keys, jobs(0, TOGETHER + 3), NOW_MS, FENCE))
         assert [len(some) for some in sent] == [TOGETHER, 3]
         assert {one.outcome for some in sent for one in some} == {"added"}
     finally:

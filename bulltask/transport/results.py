@@ -20,12 +20,12 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
 from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import Revocation
-from bulltask.transport.aclient import AsyncClient
+from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, aperform, perform
-from bulltask.transport.scripts.read import get_state, is_finished, read_fields, snapshot
-from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, history, last_id, read_on
+from bulltask.transport.operation import Operation, run_async, run_sync
+from bulltask.transport.scripts.job import get_state, is_finished, read_fields, snapshot
+from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
 __all__ = ["RECHECK_MS", "Results"]
 
@@ -54,7 +54,7 @@ class Results:
         pool: ClientPool,
         waiters: ClientPool,
         aclient: Callable[[], AsyncClient],
-        awatch: Callable[[str], Watch],
+        awatch: Callable[[str], StreamWatcher],
         keys: Callable[[str], QueueKeys],
         revocation: Callable[[JobRef, bool], Operation[Revocation]],
     ) -> None:
@@ -77,13 +77,13 @@ class Results:
         """End the job if it does not run; have its worker end its run, if ``terminate``."""
         with self._pool.client() as client:
             client.connect()  # the clock is set when a connection is made, and the calls carry its time
-            return perform(client, self._revocation(ref, terminate))
+            return run_sync(client, self._revocation(ref, terminate))
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """:meth:`revoke` for asyncio."""
         client = self._aclient()
         await client.connect()
-        return await aperform(client, self._revocation(ref, terminate))
+        return await run_async(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has ended; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
@@ -111,7 +111,7 @@ class Results:
             since = _since(sent_ms)
             if since is None:
                 raise
-            for _, fields in client.run(history(keys, since)):
+            for _, fields in client.run(entries_since(keys, since)):
                 if (ended := _ending(fields, ref.id)) is not None:
                     return since, ended
             raise
@@ -123,7 +123,7 @@ class Results:
         recheck_ms = mono_ms() + RECHECK_MS
         until_ms = recheck_ms if deadline_ms is None else min(recheck_ms, deadline_ms)
         while (left_ms := until_ms - mono_ms()) > 0:
-            for entry_id, fields in client.run(read_on(keys, cursor, left_ms)):
+            for entry_id, fields in client.run(read_blocking(keys, cursor, left_ms)):
                 cursor = entry_id
                 if (ended := _ending(fields, ref.id)) is not None:
                     return ended
@@ -164,7 +164,7 @@ class Results:
             return await client.run(is_finished(keys, ref.id))
         except JobNotFoundError:
             since = _since(sent_ms)
-            for _, fields in await client.run(history(keys, since)) if since else ():
+            for _, fields in await client.run(entries_since(keys, since)) if since else ():
                 if (ended := _ending(fields, ref.id)) is not None:
                     return ended
             raise
@@ -187,7 +187,7 @@ class _Patience:
         return _RETRY_MS
 
 
-class Watch:
+class StreamWatcher:
     """Responsible for telling the tasks of one event loop when jobs of one queue end; one reader for all of them.
 
     Args:
@@ -242,7 +242,7 @@ class Watch:
             try:
                 cursor = cursor or await self._client.run(last_id(self._keys))
                 self._started.set()
-                for entry_id, fields in await self._client.run(read_on(self._keys, cursor, RECHECK_MS)):
+                for entry_id, fields in await self._client.run(read_blocking(self._keys, cursor, RECHECK_MS)):
                     cursor = entry_id
                     self._tell(fields)
             except BrokerError:
@@ -259,7 +259,7 @@ class Watch:
 
 
 class _Registration:
-    def __init__(self, watch: Watch, job_id: str) -> None:
+    def __init__(self, watch: StreamWatcher, job_id: str) -> None:
         self._watch, self._job_id = watch, job_id
 
     async def __aenter__(self) -> asyncio.Future[Finished]:

@@ -13,13 +13,13 @@ from bulltask.embedded.binary import ServerBinary
 from bulltask.embedded.probe import HOST, ask, server_info
 from bulltask.errors import ConfigError
 
-__all__ = ["Place", "Running"]
+__all__ = ["DataDirectory", "ServerRecord"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Place:
+class DataDirectory:
     """The directories of one set of data, one for each line of servers: ``ROOT/valkey-9/NAME``.
 
     A line is a flavour and a major version. Each has its own directory, because Redis refuses the files of Valkey.
@@ -62,10 +62,10 @@ class Place:
         """The lock that one has to hold who decides whether a server must be started here, of whatever line."""
         return self.root / f"{self.name or 'this'}.start.lock"
 
-    def running(self) -> tuple[Path, Running] | None:
+    def running(self) -> tuple[Path, ServerRecord] | None:
         """The directory and the facts of the server that runs here, of whatever line; ``None`` when none does."""
         for directory in self._directories():
-            known = Running.read(directory)
+            known = ServerRecord.read(directory)
             if known is not None and known.still_runs():
                 return directory, known
         return None
@@ -80,7 +80,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Running:
+class ServerRecord:
     """What ``server.json`` says of a server: trusted only when the server itself says the same.
 
     Attributes:

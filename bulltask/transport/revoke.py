@@ -11,11 +11,10 @@ from bulltask.jobs.job import ActiveJob
 from bulltask.jobs.states import Revocation
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.operation import Operation, ask
-from bulltask.transport.scripts import revoke as scripts_revoke
+from bulltask.transport.operation import Operation, execute
+from bulltask.transport.scripts import job as job_scripts
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.move import Claim, move_to_finished
-from bulltask.transport.scripts.set_aside import malformed, set_aside
+from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
 
 __all__ = ["revoke"]
 
@@ -35,27 +34,27 @@ def revoke(
         terminate: end a run, too.
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
-    job = _options_of(keys, job_id, (yield from ask(options)))
+    job = _options_of(keys, job_id, (yield from execute(options)))
     try:
-        found = yield from ask(scripts_revoke.revoke(keys, job, config, now_ms(), terminate=terminate))
+        found = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
         if isinstance(exc, RECOVERABLE) or not (yield from _set_aside(keys, job, config, now_ms(), exc)):
             raise
         return Revocation.REVOKED
     if found is Revocation.REVOKED and job.deduplication_id:
         # BullMQ 5.72 and newer may have put another job aside until this one has ended
-        yield from ask(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
+        yield from execute(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
     return found
 
 
 def _set_aside(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
     """End a job at which the script stopped half-way, if the job's hash is to blame."""
     claim, ending = (
-        Claim.of(config, keys, _HOLDER, ""),
-        malformed(str(exc), job.keep("removeOnFail", config.keep_failed)),
+        FetchOptions.from_config(config, keys, _HOLDER, ""),
+        malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed)),
     )
     finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
-    return (yield from ask(set_aside(keys, finish, _HOLDER, only_malformed=True)))
+    return (yield from execute(quarantine(keys, finish, _HOLDER, only_malformed=True)))
 
 
 def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> ActiveJob:

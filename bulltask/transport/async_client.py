@@ -16,7 +16,7 @@ from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.transport import faults
 from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.hello import TIME, check_kind, meeting
+from bulltask.transport.server_info import TIME, check_server, handshake_calls
 
 __all__ = ["AsyncClient"]
 
@@ -50,23 +50,23 @@ class AsyncClient:
             reply = (await self._exchange([call.packed_with_body()]))[0]
         return self._judge(call, reply)
 
-    async def run_many(self, calls: Sequence[Call[Any]], ends_ms: int | None = None) -> list[Any]:
+    async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip; raises what ``Client.run_many`` raises.
 
         Args:
             calls: the calls.
-            ends_ms: it takes no longer than to there (``mono_ms``), and no longer than any call may.
+            deadline_ms: it takes no longer than to there (``mono_ms``), and no longer than any call may.
         """
-        replies = await self._exchange([call.packed() for call in calls], ends_ms)
+        replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
-            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), ends_ms)
+            again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
-    async def connect(self, ends_ms: int | None = None) -> None:
-        """Connect now instead of at the first call; ``ends_ms`` as in :meth:`run_many`."""
-        await self._connected(ends_ms)
+    async def connect(self, deadline_ms: int | None = None) -> None:
+        """Connect now instead of at the first call; ``deadline_ms`` as in :meth:`run_many`."""
+        await self._connected(deadline_ms)
 
     async def close(self) -> None:
         """Close the connection; calls that still wait fail with ``BrokerUnavailableError``."""
@@ -77,51 +77,51 @@ class AsyncClient:
                 await reader
         await self._drop(ConnectionError("the client was closed"))
 
-    async def _exchange(self, packed: Sequence[bytes], ends_ms: int | None = None) -> list[Any]:
-        connection = await self._connected(ends_ms)
+    async def _exchange(self, packed: Sequence[bytes], deadline_ms: int | None = None) -> list[Any]:
+        connection = await self._connected(deadline_ms)
         if self._clock is not None and self._clock.due:
             asked = mono_ms()
-            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], ends_ms))[0], asked)
-        return await self._round_trip(connection, packed, ends_ms)
+            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], asked)
+        return await self._round_trip(connection, packed, deadline_ms)
 
     async def _round_trip(
-        self, connection: redis.asyncio.Connection, packed: Sequence[bytes], ends_ms: int | None = None
+        self, connection: redis.asyncio.Connection, packed: Sequence[bytes], deadline_ms: int | None = None
     ) -> list[Any]:
         if connection is not self._connection:
             fault = ConnectionError("the connection was replaced")
-            raise faults.no_connection(fault, self._endpoint.shown, connecting=False)
+            raise faults.connection_error(fault, self._endpoint.safe_url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
         # No await between taking the places and handing over the bytes, or two tasks' calls could swap order.
         self._pending.extend(waiters)
         try:
             # Sending may take for ever as well: on a half-open connection the buffers fill up.
-            async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, ends_ms)):
+            async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, deadline_ms)):
                 await _send(connection, packed)
                 return [await waiter for waiter in waiters]
         except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
-            raise faults.no_connection(exc, self._endpoint.shown, connecting=False) from exc
+            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         finally:
             for waiter in waiters:  # of a cancelled or failed exchange; done ones are not touched
                 waiter.cancel()
                 if not waiter.cancelled():
                     waiter.exception()  # marks it as seen: it was reported once already
 
-    async def _connected(self, ends_ms: int | None = None) -> redis.asyncio.Connection:
+    async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
         if self._connection is not None and not self._connecting.locked():
             return self._connection
         # redis-py bounds only the first step: a server that takes connections and never answers would hold us for ever.
         longest_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
         try:
-            async with asyncio.timeout(_seconds(longest_ms, ends_ms)), self._connecting:
-                return self._connection or await self._connect(ends_ms)
+            async with asyncio.timeout(_seconds(longest_ms, deadline_ms)), self._connecting:
+                return self._connection or await self._connect(deadline_ms)
         except BrokerError:
             raise
         except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
-            raise faults.no_connection(exc, self._endpoint.shown, connecting=True) from faults.worth_showing(exc)
+            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=True) from faults.visible_cause(exc)
 
-    async def _connect(self, ends_ms: int | None) -> redis.asyncio.Connection:
+    async def _connect(self, deadline_ms: int | None) -> redis.asyncio.Connection:
         connection = self._endpoint.async_connection(self._name)
         try:
             await connection.connect()
@@ -130,15 +130,17 @@ class AsyncClient:
             raise
         self._connection = connection
         self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
-        await self._meet(connection, ends_ms)
+        await self._handshake(connection, deadline_ms)
         return connection
 
-    async def _meet(self, connection: redis.asyncio.Connection, ends_ms: int | None) -> None:
+    async def _handshake(self, connection: redis.asyncio.Connection, deadline_ms: int | None) -> None:
         """Look whether the server can be used, and set the clock; one round trip for both."""
         asked = mono_ms()
-        said, *time = await self._round_trip(connection, [call.packed() for call in meeting(self._clock)], ends_ms)
+        said, *time = await self._round_trip(
+            connection, [call.packed() for call in handshake_calls(self._clock)], deadline_ms
+        )
         try:
-            check_kind(said, self._endpoint)
+            check_server(said, self._endpoint)
         except BrokerConfigError as exc:
             await self._drop(exc, only=connection)
             raise
@@ -168,7 +170,7 @@ class AsyncClient:
         pending, self._pending = self._pending, deque()
         for waiter in pending:
             if not waiter.done():
-                waiter.set_exception(faults.lost_with(fault))
+                waiter.set_exception(faults.lost_reply(fault))
         if connection is not None:
             await _abandon(connection)
 
@@ -177,13 +179,13 @@ class AsyncClient:
 
     def _judge(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, faults.ERROR_REPLIES):
-            raise faults.refused(reply, self._endpoint.shown) from reply
-        return call.judge(reply)
+            raise faults.reply_error(reply, self._endpoint.safe_url) from reply
+        return call.parse_reply(reply)
 
 
-def _seconds(longest_ms: int, ends_ms: int | None) -> float:
-    """How long something may take that has ``longest_ms``, and is over at ``ends_ms`` at the latest."""
-    return (longest_ms if ends_ms is None else max(1, min(longest_ms, ends_ms - mono_ms()))) / 1000
+def _seconds(longest_ms: int, deadline_ms: int | None) -> float:
+    """How long something may take that has ``longest_ms``, and is over at ``deadline_ms`` at the latest."""
+    return (longest_ms if deadline_ms is None else max(1, min(longest_ms, deadline_ms - mono_ms()))) / 1000
 
 
 def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | None:

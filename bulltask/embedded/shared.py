@@ -16,6 +16,7 @@ from pathlib import Path
 from bulltask.config.urls import SecretUrl
 from bulltask.embedded import keeper
 from bulltask.embedded.binary import ServerBinary, find_binary
+from bulltask.embedded.data_directory import DataDirectory, ServerRecord
 from bulltask.embedded.launch import (
     PORT_TRIES,
     PortTaken,
@@ -28,7 +29,6 @@ from bulltask.embedded.launch import (
     server_environment,
     wait_until_it_serves,
 )
-from bulltask.embedded.place import Place, Running
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailableError, ConfigError
 
@@ -61,7 +61,7 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
     match = _URL.fullmatch(broker_url.get_secret_value())
     if match is None:
         raise ConfigError(f"broker_url {broker_url} is none: write embedded://, embedded://NAME or embedded://NAME/DB")
-    return SecretUrl(_start_or_join(Place.named(match["name"])).removesuffix("0") + (match["db"] or "0"))
+    return SecretUrl(_start_or_join(DataDirectory.named(match["name"])).removesuffix("0") + (match["db"] or "0"))
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:
@@ -84,10 +84,10 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     Raises:
         BrokerUnavailableError: there is no server program, the directory cannot be used, or the server did not start.
     """
-    return _start_or_join(Place.named() if data_dir is None else Place.at(data_dir))
+    return _start_or_join(DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir))
 
 
-def start_announced(server: EmbeddedServer, place: Place) -> None:
+def start_announced(server: EmbeddedServer, place: DataDirectory) -> None:
     """Start a server that belongs to this process so that `start_or_join` of that place finds it.
 
     Raises:
@@ -102,10 +102,10 @@ def start_announced(server: EmbeddedServer, place: Place) -> None:
                 f"Use that one, end the processes that use it, or name another directory"
             )
         server.start()
-        Running(server.pid, server.port, server.run_id).write(server.data_dir)
+        ServerRecord(server.pid, server.port, server.run_id).write(server.data_dir)
 
 
-def _start_or_join(place: Place) -> str:
+def _start_or_join(place: DataDirectory) -> str:
     binary = find_binary()
     with _turn(place):
         # Of whatever line: two environments with different servers installed must not end up with one each.
@@ -117,7 +117,7 @@ def _start_or_join(place: Place) -> str:
         return _start_here(binary, place.directory(binary))
 
 
-def _join(directory: Path, known: Running) -> bool:
+def _join(directory: Path, known: ServerRecord) -> bool:
     """Use a running server; False when its last user went just now, and the server with it."""
     new = _use(directory)
     if known.still_runs():
@@ -128,7 +128,7 @@ def _join(directory: Path, known: Running) -> bool:
 
 
 def _start_here(binary: ServerBinary, directory: Path) -> str:
-    known = Running.read(directory)
+    known = ServerRecord.read(directory)
     new = _use(directory)
     try:
         running = _start(binary, directory, known.port if known else None)
@@ -141,7 +141,7 @@ def _start_here(binary: ServerBinary, directory: Path) -> str:
 
 
 @contextmanager
-def _turn(place: Place) -> Iterator[None]:
+def _turn(place: DataDirectory) -> Iterator[None]:
     """One at a time decides whether the server of a place has to be started."""
     fd = open_lock(place.turn_file)
     try:
@@ -179,7 +179,7 @@ def _leave(directory: Path) -> None:
     os.close(_used.pop(directory))
 
 
-def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> Running:
+def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
     # The last port first: processes whose server died find the new one without a new URL.
     for _ in range(PORT_TRIES):
         try:
@@ -189,7 +189,7 @@ def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> Runn
     raise BrokerUnavailableError(f"{PORT_TRIES} free ports were taken by others before the server could listen")
 
 
-def _start_on(binary: ServerBinary, directory: Path, port: int) -> Running:
+def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
     held = claim(directory)
     server_log = ServerLog(directory)
     status, keepers_end = os.pipe()
@@ -204,7 +204,7 @@ def _start_on(binary: ServerBinary, directory: Path, port: int) -> Running:
             # From here on the pipe is readable when the keeper has ended, which is after its server.
             run_id = wait_until_it_serves(port, int(said), lambda s: bool(select.select([status], [], [], s)[0]))
             if run_id:
-                return Running(int(said), port, run_id)
+                return ServerRecord(int(said), port, run_id)
         raise server_log.failure(port)
     finally:
         os.close(status)

@@ -10,11 +10,11 @@ from bulltask.transport import faults
 from bulltask.transport.call import Call, command
 from bulltask.transport.endpoint import Endpoint
 
-__all__ = ["SILENT", "TIME", "Hello", "check_kind", "hello", "meeting"]
+__all__ = ["TIME", "UNKNOWN_SERVER", "ServerInfo", "check_server", "handshake_calls", "server_info"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class ServerInfo:
     """What ``HELLO`` answers.
 
     Attributes:
@@ -33,22 +33,22 @@ class Hello:
         return self.version >= (7,)
 
 
-SILENT: Final = Hello()
+UNKNOWN_SERVER: Final = ServerInfo()
 """What is assumed of a server, or of a proxy before one, that does not know the command."""
 
 
-def hello() -> Call[Hello]:
+def server_info() -> Call[ServerInfo]:
     """Ask; nothing changes by it."""
 
-    return command("HELLO", judge=_judge)
+    return command("HELLO", parse_reply=_judge)
 
 
-def meeting(clock: ServerClock | None) -> tuple[Call[Any], ...]:
+def handshake_calls(clock: ServerClock | None) -> tuple[Call[Any], ...]:
     """What is asked on a new connection: what the server is, and what time it has, if there is a clock to set."""
     return (_HELLO,) if clock is None else (_HELLO, TIME)
 
 
-def check_kind(reply: Any, endpoint: Endpoint) -> None:
+def check_server(reply: Any, endpoint: Endpoint) -> None:
     """Refuse a server that cannot be used, before anything is sent that happens to work there.
 
     Args:
@@ -60,24 +60,24 @@ def check_kind(reply: Any, endpoint: Endpoint) -> None:
     """
     said = _judge(reply)
     if said.sentinel:
-        raise faults.sentinel(endpoint.shown)
+        raise faults.sentinel_error(endpoint.safe_url)
     if said.clustered and not endpoint.clustered:
-        raise faults.cluster_node(endpoint.shown)
+        raise faults.cluster_node_error(endpoint.safe_url)
 
 
-def _judge(reply: Any) -> Hello:
+def _judge(reply: Any) -> ServerInfo:
     if not isinstance(reply, list):  # an error, or whatever a proxy says
-        return SILENT
+        return UNKNOWN_SERVER
     said = dict(zip(reply[::2], reply[1::2], strict=False))
     version = said.get(b"version", b"").decode("ascii", "replace")
     numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
-    return Hello(numbers, said.get(b"mode") == b"cluster", said.get(b"mode") == b"sentinel")
+    return ServerInfo(numbers, said.get(b"mode") == b"cluster", said.get(b"mode") == b"sentinel")
 
 
 def _ms(reply: Any) -> float:
     return int(reply[0]) * 1000 + int(reply[1]) / 1000
 
 
-_HELLO: Final[Call[Hello]] = hello()
-TIME: Final[Call[float]] = command("TIME", judge=_ms)
+_HELLO: Final[Call[ServerInfo]] = server_info()
+TIME: Final[Call[float]] = command("TIME", parse_reply=_ms)
 """The server's time in milliseconds."""
