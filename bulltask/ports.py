@@ -6,14 +6,14 @@ They stand below both who uses them and who implements them, so a task needs no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from bulltask.config.config import Config
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import Revocation
 
-__all__ = ["ResultReader", "Sender"]
+__all__ = ["DataFrameMapper", "ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
@@ -81,4 +81,12 @@ class Sender(Protocol):
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        ...
+
+
+class DataFrameMapper(Protocol):
+    """Calls a task for every row of a DataFrame; :func:`bulltask.spark.map_dataframe` is one."""
+
+    def __call__(self, task: Any, df: Any, columns: Any, /, **options: Any) -> Any:
+        """Return the rows with the outcome of their jobs."""
         ...

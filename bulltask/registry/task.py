@@ -6,12 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError
+from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
-from bulltask.ports import Sender
+from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.context import Context, Request
 from bulltask.registry.naming import where
@@ -23,6 +24,9 @@ __all__ = ["AnyTask", "AsyncTask", "Signature", "Task"]
 P = ParamSpec("P")
 R = TypeVar("R")
 FrameT = TypeVar("FrameT")
+
+_SPARK_HOME: Final = {"map_dataframe": "bulltask.spark"}
+"""The module that implements :class:`bulltask.ports.DataFrameMapper`; loaded by name, as it is in a layer above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +159,8 @@ class AnyTask(Generic[P, R]):
             TypeError: the columns do not fit the function, or there is no such option.
             ConfigError: an option is wrong, a column is in the way, or the task keeps no results.
         """
-        from bulltask import spark  # noqa: PLC0415 # the only way up, for those who have a DataFrame in their hands
-
-        return cast(FrameT, spark.map_dataframe(self, cast(Any, df), columns, **more))
+        mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_HOME, "spark", SPARK)
+        return cast(FrameT, mapper(self, df, columns, **more))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """Return the call without making it (Celery's ``s``); wrong arguments raise ``TypeError`` here."""
