@@ -55,6 +55,7 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
+	@echo "$(BIN)/vulture"; ! $(BIN)/vulture | grep "^bulltask/"
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
 docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a dead link or anchor fails

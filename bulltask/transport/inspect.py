@@ -23,12 +23,10 @@ class ServerSettings:
     Attributes:
         version: the Redis version that the server is compatible with.
         eviction: its ``maxmemory_policy``; anything but ``noeviction`` may drop jobs silently.
-        persistent: an append-only file or snapshots are on, as far as the server says.
     """
 
     version: tuple[int, ...]
     eviction: str
-    persistent: bool
 
 
 def read_server_settings(client: Client) -> ServerSettings:
@@ -38,7 +36,6 @@ def read_server_settings(client: Client) -> ServerSettings:
     return ServerSettings(
         version=numbers,
         eviction=info.get("maxmemory_policy", "noeviction"),
-        persistent=info.get("aof_enabled") == "1",
     )
 
 
