@@ -24,6 +24,7 @@ from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.containers import ContainerServer, session_server
 from tests.support.distribution import Distribution, long_ones_first
+from tests.support.fork_server import fork_server
 from tests.support.processes import MARK, Leftovers
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
@@ -71,20 +72,22 @@ def lasting_processes() -> set[int]:
 
 
 @pytest.fixture(scope="session")
-def _leftovers(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
-    return Leftovers(session_mark, tmp_path_factory.getbasetemp())
+def _leftovers(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
+    yield Leftovers(session_mark, tmp_path_factory.getbasetemp())
+    fork_server.close()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_running(_leftovers: Leftovers, lasting_processes: set[int]) -> Iterator[None]:
     """Fail the test that leaves a process running, after killing it."""
     yield
-    if not _leftovers.find(lasting_processes):
+    lasting = lasting_processes | fork_server.pids
+    if not _leftovers.find(lasting):
         return
     try:
-        wait_until(lambda: not _leftovers.find(lasting_processes), 3.0, "the end of the test's processes")
+        wait_until(lambda: not _leftovers.find(lasting), 3.0, "the end of the test's processes")
     except TimeoutError:
-        left = _leftovers.find(lasting_processes)
+        left = _leftovers.find(lasting)
         _leftovers.end(set(left))
         pytest.fail("the test left processes running: " + "; ".join(f"{pid} {text}" for pid, text in left.items()))
 

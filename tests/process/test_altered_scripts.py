@@ -38,7 +38,8 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
 ) -> None:
     script = install_altered(tmp_path / "altered", file)
     job = stage.app.send_task("quick")
-    worker = Worker(tmp_path / "altered", settings={"broker_url": stage.url}, environ={"JOURNAL_URL": stage.url})
+    environ = {"JOURNAL_URL": stage.url}
+    worker = Worker(tmp_path / "altered", settings={"broker_url": stage.url}, environ=environ, fresh=True)
     try:
         assert worker.wait() == Exit.FAILED
         (line,) = worker.complaints()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.processes import parent_of
 
 __all__ = ["APP", "Worker", "wait_until_gone"]
@@ -75,6 +76,7 @@ class Worker:
         new_group: it becomes the leader of a process group of its own.
         prefix: words before the command, of a program that replaces itself with the worker.
         stdin: its standard input.
+        fresh: it imports all modules itself, from where it finds them; else `ForkServer` starts it with ours.
     """
 
     def __init__(
@@ -88,20 +90,27 @@ class Worker:
         new_group: bool = False,
         prefix: Sequence[str] = (),
         stdin: int = subprocess.DEVNULL,
+        fresh: bool = False,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tested.py").write_text(APP + textwrap.dedent(source))
         said = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "bulltask", "worker", "-A", "tested:app", *options],
-            cwd=directory,
-            env={**os.environ, **said, **(environ or {})},
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=new_group,
-        )
+        words = ["worker", "-A", "tested:app", *options]
+        environment = {**os.environ, **said, **(environ or {})}
+        self.process: ForkedProcess | subprocess.Popen[str]
+        if fresh or prefix or sys.platform != "linux":
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "bulltask", *words],
+                cwd=directory,
+                env=environment,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=new_group,
+            )
+        else:
+            self.process = fork_server.start(words, directory, environment, stdin, new_session=new_group)
         self.pid = self.process.pid
         self.text: list[str] = []
         self.lines: list[dict[str, Any]] = []

@@ -1,0 +1,233 @@
+"""Processes of ``python -m bulltask`` that begin with the modules loaded: forked from one that has imported them.
+
+To import bulltask, redis and what they need takes half a CPU second, and the tests start some 1,500 workers. Such a
+process runs what ``python -m bulltask`` runs, is a child of the tests, and has directory, environment and output of its
+own. What Python itself reads of the environment when it starts (``PYTHON…``) is that of the tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+__all__ = ["ForkServer", "ForkedProcess", "fork_server"]
+
+PRELOADED = ("bulltask.app", "bulltask.cli.main", "bulltask.cli.worker", "bulltask.worker.run", "encodings.idna")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_MAX_REQUEST = 1_000_000
+
+
+class ForkedProcess:
+    """A process that was forked by the server: as much of `subprocess.Popen` as the tests use.
+
+    Args:
+        pid: its process id; it is a child of this process.
+        stdout: what it writes to both of its outputs.
+    """
+
+    def __init__(self, pid: int, stdout: IO[str]) -> None:
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
+        self._reaping = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        with self._reaping:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if (code := self.poll()) is not None:
+            return code
+        handle = os.pidfd_open(self.pid)
+        try:
+            select.select([handle], [], [], timeout)
+        finally:
+            os.close(handle)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("bulltask", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """Starts the server with the first process that is asked for, and ends it with `close`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._owner = 0
+        self._starting = threading.Lock()
+
+    @property
+    def pids(self) -> set[int]:
+        """The server's process id, if it runs."""
+        return set() if self._process is None else {self._process.pid}
+
+    def start(
+        self, words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
+    ) -> ForkedProcess:
+        """Start ``python -m bulltask WORDS``.
+
+        Args:
+            words: the arguments.
+            directory: its working directory.
+            environ: all of its environment.
+            stdin: a file descriptor, or `subprocess.DEVNULL`.
+            new_session: it begins a session of its own.
+        """
+        reader, writer = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        request = [list(words), str(directory.absolute()), dict(environ), new_session]
+        try:
+            given = null if stdin == subprocess.DEVNULL else stdin
+            pid = self._ask(json.dumps(request).encode(), [given, writer])
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+            os.close(null)
+        return ForkedProcess(pid, os.fdopen(reader, encoding="utf-8"))
+
+    def close(self) -> None:
+        """End the server; what it has started runs on."""
+        if self._process is None or self._control is None or self._owner != os.getpid():
+            return
+        self._control.close()  # it ends at the end of its input
+        self._process.wait()
+        self._process = self._control = None
+
+    def _ask(self, request: bytes, files: list[int]) -> int:
+        with self._starting:
+            if self._control is None or self._owner != os.getpid():  # a fork of the tests has a server of its own
+                self._launch()
+            assert self._control is not None
+            # The process is an orphan at once, and its next ancestor that wants orphans becomes its parent.
+            prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._control, [request], files)
+                answer = self._control.recv(100)
+            finally:
+                prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not answer:
+            raise RuntimeError("the fork server has ended")
+        return int(answer)
+
+    def _launch(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if not name.startswith("BULLTASK_W")},
+            )
+        self._control, self._owner = ours, os.getpid()
+        atexit.register(self.close)
+
+
+fork_server = ForkServer()
+"""That of this process and its tests."""
+
+
+def prctl(option: int, value: int) -> None:
+    """Ask the kernel for something about this process."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]:
+    """Fork for each request, until there are no more; returns in the forked process, with what it shall run."""
+    while True:
+        request, files, *_ = socket.recv_fds(control, _MAX_REQUEST, 2)
+        if not request:
+            sys.exit()
+        (wait, go), (names, name) = os.pipe(), os.pipe()
+        if (between := os.fork()) == 0:
+            if pid := os.fork():
+                os.write(name, str(pid).encode())
+                os._exit(0)
+            become(control, files, wait, go)
+            os.close(names)
+            os.close(name)
+            words, directory, environ, new_session = json.loads(request)
+            return words, directory, environ, new_session
+        os.waitpid(between, 0)  # from now on the tests are the parent of the other
+        control.send(os.read(names, 100))
+        for file in (*files, wait, go, names, name):
+            os.close(file)
+
+
+def become(control: socket.socket, files: list[int], wait: int, go: int) -> None:
+    """Take the standard files, and wait until the tests are this process's parent."""
+    control.close()
+    os.close(go)
+    os.read(wait, 1)
+    os.close(wait)
+    stdin, output = files
+    for file, place in ((stdin, 0), (output, 1), (output, 2)):
+        os.dup2(file, place)
+    for file in files:
+        os.close(file)
+
+
+def main() -> NoReturn:
+    """Be the server; and in what it has forked, be ``python -m bulltask``."""
+    installed = sys.path[1:]  # not the directory of this file
+    for name in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if name in installed:
+            installed.remove(name)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    words, directory, environ, new_session = serve(socket.socket(fileno=int(sys.argv[1])))
+    gc.unfreeze()
+    if new_session:
+        os.setsid()
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environ)
+    time.tzset()
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [str(Path.cwd()), *paths, *installed]
+    sys.argv[1:] = words
+    sys.orig_argv[1:] = ["-m", "bulltask", *words]
+    runpy.run_module("bulltask", run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()
