@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from bulltask.config.config import Config
 from bulltask.jobs.job import JobRef, NewJob
-from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import Revocation
+from bulltask.jobs.stored_job import Finished, JobSnapshot
 
 __all__ = ["DataFrameMapper", "ResultReader", "Sender"]
 

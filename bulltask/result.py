@@ -15,8 +15,8 @@ from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutErr
 from bulltask.jobs import codec
 from bulltask.jobs.failures import REASON_CHARS
 from bulltask.jobs.job import JobRef
-from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import REVOKED, JobState, Revocation
+from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.ports import ResultReader
 
 __all__ = ["AsyncResult", "RemoteTraceback"]

@@ -25,12 +25,12 @@ from bulltask.value_class import value_class
 __all__ = [
     "MAX_PRIORITY",
     "OWN_KEY",
-    "ActiveJob",
     "JobOptions",
     "JobRef",
     "NewJob",
     "ParentLink",
     "Progress",
+    "RunningJob",
 ]
 
 MAX_PRIORITY: Final = 2**21 - 1
@@ -193,8 +193,8 @@ class NewJob:
 
 
 @value_class
-class ActiveJob:
-    """A job in a worker's hands.
+class RunningJob:
+    """A job that a worker has acquired.
 
     ``data`` is still text: decoding it is a step of the attempt, so that a malformed job fails like any other.
 
@@ -222,7 +222,7 @@ class ActiveJob:
     malformed: bool = False
 
     @classmethod
-    def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> ActiveJob:
+    def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
         """:meth:`from_hash` for a job that is to be run or settled: one that cannot be stands in, and fails."""
         if b"name" not in flat[::2]:
             return cls.broken(queue, job_id, f"job {job_id} has no name: no client of BullMQ has added it")
@@ -232,7 +232,7 @@ class ActiveJob:
             return cls.broken(queue, job_id, str(exc))
 
     @classmethod
-    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> ActiveJob:
+    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
         """Read the flat field list that ``moveToActive`` and fetch-next reply with.
 
         Raises:
@@ -258,7 +258,7 @@ class ActiveJob:
         )
 
     @classmethod
-    def broken(cls, queue: str, job_id: str, problem: str) -> ActiveJob:
+    def broken(cls, queue: str, job_id: str, problem: str) -> RunningJob:
         """Stand-in for a job whose hash cannot be read: it fails with ``problem`` instead of stalling for ever."""
         return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None, malformed=True)
 

@@ -14,9 +14,9 @@ from bulltask.clock import Duration, mono_ms, to_ms, zone_of
 from bulltask.errors import ConfigError, NoPendingChildrenError, Retry
 from bulltask.jobs import codec
 from bulltask.jobs.failures import reason_of, trace_text
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import MAX_NAME
-from bulltask.jobs.record import JobRecord
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.fields import JobFields
 from bulltask.queue.following import NOT_ADDED, add_following, pause_ms
 from bulltask.queue.link import Link
@@ -69,7 +69,7 @@ class Taking:
         self._due_ms = self._limited_ms = 0
         self._popped: tuple[str, str] | None = None
 
-    def attempt(self) -> Operation[JobRecord | None]:
+    def attempt(self) -> Operation[StoredJob | None]:
         """Take the next job, if there is one."""
         keys, now_ms = self._link.keys, self._link.now_ms()
         fetched = yield from execute(move_to_active(keys, self._claim, now_ms))
@@ -103,12 +103,12 @@ class Taking:
         return command("BZPOPMIN", self._link.keys.marker, f"{wait_ms / 1000:.3f}", parse_reply=parse_reply)
 
 
-def _picked(link: Link, fetched: Fetched, claim: FetchOptions) -> Operation[JobRecord | None]:
+def _picked(link: Link, fetched: Fetched, claim: FetchOptions) -> Operation[StoredJob | None]:
     """The fields of a job that was taken; the next one of its series is added first, as every worker does."""
     if not fetched.job_id:
         return None
     keys, queue = link.keys, link.queue
-    record = JobRecord.from_hash(queue, fetched.job_id, list(fetched.fields))
+    record = StoredJob.from_hash(queue, fetched.job_id, list(fetched.fields))
     if record.scheduler_id is None and "repeat" not in record.opts:
         return record
     now_ms, zone = link.now_ms(), zone_of(link.broker.config.timezone)
@@ -122,11 +122,11 @@ def _picked(link: Link, fetched: Fetched, claim: FetchOptions) -> Operation[JobR
 
 
 def _follow(link: Link, fetched: Fetched, now_ms: int, zone: tzinfo) -> Operation[None]:
-    job = ActiveJob.from_hash(link.queue, fetched.job_id, fetched.fields)
+    job = RunningJob.from_hash(link.queue, fetched.job_id, fetched.fields)
     yield from add_following(link.keys, job, now_ms, zone)
 
 
-def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[JobRecord | None]:
+def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[StoredJob | None]:
     """Complete a job; the result is the next one."""
     limit = job.link.broker.config.max_payload
     encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
@@ -140,7 +140,7 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
 
 def fail(
     job: JobFields, error: BaseException | str, token: str | None, *, countdown: Duration | None, fetch_next: bool
-) -> Operation[JobRecord | None]:
+) -> Operation[StoredJob | None]:
     """End an attempt that failed; the result is the next job."""
     chosen_ms = None if countdown is None else to_ms(countdown, "countdown")
     active, now_ms, claim = _active(job), job.link.now_ms(), _claim(job, token)
@@ -201,8 +201,8 @@ def check_stalled(link: Link, most: int | None) -> Operation[list[str]]:
 
 
 def _finish(
-    job: JobFields, active: ActiveJob, ending: FinishOptions, token: str | None, *, fetch_next: bool
-) -> Operation[JobRecord | None]:
+    job: JobFields, active: RunningJob, ending: FinishOptions, token: str | None, *, fetch_next: bool
+) -> Operation[StoredJob | None]:
     link, claim = job.link, _claim(job, token)
     now_ms = link.now_ms()
     call = move_to_finished(link.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
@@ -221,10 +221,10 @@ def _claim(job: JobFields, token: str | None) -> FetchOptions:
     return FetchOptions.from_config(job.link.broker.config, job.link.keys, said, job.processed_by or "")
 
 
-def _active(job: JobFields) -> ActiveJob:
+def _active(job: JobFields) -> RunningJob:
     """The job as a worker sees it."""
     known = job.record
-    return ActiveJob(
+    return RunningJob(
         queue=known.queue,
         id=known.id,
         name=known.name,
@@ -240,7 +240,7 @@ def _active(job: JobFields) -> ActiveJob:
     )
 
 
-def _retry_delay_ms(active: ActiveJob, error: BaseException | str, now_ms: int) -> int:
+def _retry_delay_ms(active: RunningJob, error: BaseException | str, now_ms: int) -> int:
     """The job's own backoff, or what the error asks for where that is longer; as in a worker."""
     asked_ms = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
     return max(active.retry_delay_ms(active.attempts_made + 1), asked_ms or 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
-from bulltask.jobs.record import JobRecord
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.link import Link
 from bulltask.result import AsyncResult
 
@@ -23,7 +23,7 @@ class JobFields:
 
     __slots__ = ("_discarded", "_link", "_record", "_token")
 
-    def __init__(self, link: Link, record: JobRecord, token: str = "") -> None:
+    def __init__(self, link: Link, record: StoredJob, token: str = "") -> None:
         self._link, self._record, self._token, self._discarded = link, record, token, False
 
     @property
@@ -32,7 +32,7 @@ class JobFields:
         return self._link
 
     @property
-    def record(self) -> JobRecord:
+    def record(self) -> StoredJob:
         """All fields as one value."""
         return self._record
 
@@ -40,7 +40,7 @@ class JobFields:
         """Note what an operation has changed in Redis."""
         self._record = replace(self._record, **fields)
 
-    def become(self, record: JobRecord) -> None:
+    def become(self, record: StoredJob) -> None:
         """Take what was read anew."""
         self._record = record
 
@@ -208,10 +208,10 @@ class JobFields:
         return hash(self.key)
 
 
-def record_of(job: NewJob, job_id: str) -> JobRecord:
+def record_of(job: NewJob, job_id: str) -> StoredJob:
     """Return the fields of a dated job that was just added, without asking Redis; ``job_id`` is what it answered."""
     parent, now_ms = job.parent, job.timestamp_ms or 0
-    return JobRecord(
+    return StoredJob(
         queue=job.queue,
         id=job_id,
         name=job.name,

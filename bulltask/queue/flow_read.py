@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bulltask.errors import ConfigError
-from bulltask.jobs.record import JobRecord
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.link import Link
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
@@ -32,7 +32,7 @@ class ReadNode:
 
     link: Link
     job_id: str
-    record: JobRecord | None = None
+    record: StoredJob | None = None
     keys: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     children: list[ReadNode] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ from datetime import tzinfo
 from typing import Final
 
 from bulltask.errors import BulltaskError
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import is_scheduler_id
 from bulltask.queue.repeatables import add_next_repeat
 from bulltask.schedule.repeat import Repeat, iteration_options
@@ -31,7 +31,7 @@ def pause_ms(attempts_started: int) -> int:
     return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _LONGEST_PAUSE_MS)
 
 
-def add_following(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) -> Operation[None]:
+def add_following(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
     """Add the job that follows ``job``; nothing if it was the last one, or if its series was removed.
 
     Args:
@@ -52,7 +52,7 @@ def add_following(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) ->
         yield from execute(update_job_scheduler(keys, job.scheduler_id, job.id, iteration, now_ms))
 
 
-def following(job: ActiveJob, now_ms: int, zone: tzinfo) -> Iteration | None:
+def following(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
     """Return the job that follows ``job`` in its series, ``None`` if it was the last one.
 
     Args:

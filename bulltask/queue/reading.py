@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.record import JobRecord
 from bulltask.jobs.states import JobState
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.answers import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics, RateLimit
 from bulltask.queue.link import Link
 from bulltask.transport.call import command
@@ -82,14 +82,14 @@ def states_of(said: Iterable[str]) -> list[str]:
     return list(found) or list(ALL_STATES)
 
 
-def get_job(link: Link, job_id: str) -> Operation[JobRecord | None]:
+def get_job(link: Link, job_id: str) -> Operation[StoredJob | None]:
     """A job by its id."""
     return (yield from execute(read_job(link.keys, job_id)))
 
 
-def read_records(link: Link, ids: Sequence[str]) -> Operation[list[JobRecord]]:
+def read_records(link: Link, ids: Sequence[str]) -> Operation[list[StoredJob]]:
     """Jobs by their ids, in that order; those that are gone are left out."""
-    keys, found = link.keys, list[JobRecord]()
+    keys, found = link.keys, list[StoredJob]()
     for start in range(0, len(ids), READ_AT_ONCE):
         calls = [read_job(keys, job_id) for job_id in ids[start : start + READ_AT_ONCE]]
         found += [record for record in (yield calls) if record is not None]
@@ -102,7 +102,7 @@ def get_job_ids(link: Link, states: Iterable[str], start: int, end: int, *, asc:
     return (yield from execute(queue_scripts.get_ranges(link.keys, names, start, end, asc=asc)))
 
 
-def get_jobs(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[JobRecord]]:
+def get_jobs(link: Link, states: Iterable[str], start: int, end: int, *, asc: bool) -> Operation[list[StoredJob]]:
     """Jobs ``start`` to ``end`` of each state."""
     ids = yield from get_job_ids(link, states, start, end, asc=asc)
     return (yield from read_records(link, ids))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.queue.link import Link
 from bulltask.schedule.repeat import Repeat, iteration_id, key_digest
 from bulltask.transport.keys import QueueKeys
@@ -215,7 +215,7 @@ class FollowingRepeat:
     rule: Mapping[str, Any]
 
 
-def add_next_repeat(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) -> Operation[None]:
+def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
     """Add the job that follows ``job``; nothing if it was the last one, or if the series was removed.
 
     Raises:
@@ -230,7 +230,7 @@ def add_next_repeat(keys: QueueKeys, job: ActiveJob, now_ms: int, zone: tzinfo) 
         yield from execute(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
 
 
-def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepeat | None:
+def following_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> FollowingRepeat | None:
     """Return what follows ``job`` in its series, ``None`` if it was the last one.
 
     Raises:
@@ -258,7 +258,7 @@ def following_repeat(job: ActiveJob, now_ms: int, zone: tzinfo) -> FollowingRepe
     return FollowingRepeat(next_ms, str(rule.get("key") or key_digest(key)), key, rule)
 
 
-def _job(job: ActiveJob, found: FollowingRepeat, key: str, now_ms: int) -> RepeatedJob:
+def _job(job: RunningJob, found: FollowingRepeat, key: str, now_ms: int) -> RepeatedJob:
     part = _checksum(job.name, _own_id(job), key) if _is_of_the_oldest_form(key) else key
     job_id = iteration_id(part, found.next_ms)
     options = {name: value for name, value in job.opts.items() if name != "repeatJobKey"}
@@ -282,7 +282,7 @@ def _old_key(name: str, job_id: object, end_ms: int | None, tz: object, rule: ob
     return f"{name}:{job_id or ''}:{'' if end_ms is None else end_ms}:{tz or ''}:{rule}"
 
 
-def _own_id(job: ActiveJob) -> object:
+def _own_id(job: RunningJob) -> object:
     """What BullMQ takes for the job's own id: an ``id`` of its data."""
     data = codec.decode(job.data, what=f"data of job {job.id}")
     return data.get("id") if isinstance(data, dict) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bulltask.errors import ConfigError
-from bulltask.jobs.record import JobRecord
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.link import Link
 from bulltask.queue.reading import read_records, states_of
 from bulltask.transport.operation import Operation, execute
@@ -42,7 +42,7 @@ class Walk:
         self._place, self._left = PageCursor(), -1
         self._seen: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
-    def page(self) -> Operation[list[JobRecord] | None]:
+    def page(self) -> Operation[list[StoredJob] | None]:
         """The next jobs, ``None`` at the end; a page may be empty because its jobs have just gone."""
         while self._states:
             ids = yield from self._next_ids(self._states[0])

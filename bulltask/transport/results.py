@@ -18,8 +18,8 @@ from bulltask.errors import (
 )
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
-from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import Revocation
+from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys

@@ -7,7 +7,7 @@ from typing import Final
 
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, DecodeError
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import Revocation
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
@@ -47,7 +47,7 @@ def revoke(
     return found
 
 
-def _set_aside(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+def _set_aside(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
     """End a job at which the script stopped half-way, if the job's hash is to blame."""
     claim, ending = (
         FetchOptions.from_config(config, keys, _HOLDER, ""),
@@ -57,8 +57,8 @@ def _set_aside(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, exc
     return (yield from execute(quarantine(keys, finish, _HOLDER, only_malformed=True)))
 
 
-def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> ActiveJob:
+def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
     try:
-        return ActiveJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
+        return RunningJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
     except DecodeError as exc:  # a job that cannot be read can be ended all the same
-        return ActiveJob.broken(keys.queue, job_id, str(exc))
+        return RunningJob.broken(keys.queue, job_id, str(exc))

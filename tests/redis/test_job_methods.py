@@ -21,7 +21,7 @@ from bulltask.errors import (
     ResultTimeoutError,
     TaskError,
 )
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
@@ -89,7 +89,7 @@ def test_a_log_keeps_a_thousand_lines_unless_the_job_or_a_setting_says_otherwise
 def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(broker_url: str) -> None:
     app = App("logging", broker_url, max_logs=3)
     job = app.queue("mail").add("n")
-    running = ActiveJob.from_hash("mail", job.id, [b"opts", b"{}"])
+    running = RunningJob.from_hash("mail", job.id, [b"opts", b"{}"])
     keys, broker = app.broker.keys("mail"), app.broker
     reporter = JobReporter(running, keys, broker.pool, broker.shared_async_client, app.config)
     for number in range(5):
@@ -102,7 +102,7 @@ def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_ur
     app = App("writing", broker_url, max_payload=1_000)
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
-    running = ActiveJob.from_hash("mail", job.id, [b"opts", options])
+    running = RunningJob.from_hash("mail", job.id, [b"opts", options])
     reporter = JobReporter(
         running, app.broker.keys("mail"), app.broker.pool, app.broker.shared_async_client, app.config
     )

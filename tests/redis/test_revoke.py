@@ -12,7 +12,7 @@ import pytest
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
 from bulltask.config.config import Conf
 from bulltask.errors import SchedulerJobError
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.lua import loader, wrappers
 from bulltask.queue import FlowJob, FlowProducer, Queue
@@ -358,7 +358,7 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
     finish = move_to_finished(
         KEYS, "7", FetchOptions("t", 1, ""), FinishOptions(False, b"", {}, 1), fetch_next=False, now_ms=7
     )
-    job = ActiveJob.broken("mail", "7", "")
+    job = RunningJob.broken("mail", "7", "")
     for call in (
         revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
         end_revoked(KEYS, finish),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bulltask
 from bulltask import App, AsyncResult, Context, shared_task
-from bulltask.jobs.job import ActiveJob, JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.queue import Job
 
 app = App("typed")
@@ -82,7 +82,7 @@ def options() -> None:
     app.task(name=5)  # type: ignore[call-overload]
 
 
-def values_stay_as_they_are(active: ActiveJob, job: NewJob) -> None:
+def values_stay_as_they_are(active: RunningJob, job: NewJob) -> None:
     active.name = "another"  # type: ignore[misc]
     job.options.priority = 5  # type: ignore[misc]
     JobOptions(3)  # type: ignore[call-arg]

@@ -13,10 +13,10 @@ from bulltask.errors import DecodeError, InvalidNameError
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.job import (
     MAX_PRIORITY,
-    ActiveJob,
     JobOptions,
     JobRef,
     NewJob,
+    RunningJob,
 )
 from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.states import JobState
@@ -35,11 +35,11 @@ def wire(**options: Any) -> dict[str, Any]:
     return JobOptions(**options).to_wire(NOW_MS)
 
 
-def active(fields: dict[str, object] | None = None, /, **opts: object) -> ActiveJob:
+def active(fields: dict[str, object] | None = None, /, **opts: object) -> RunningJob:
     """Read a job as a fetch would bring it."""
     raw = {"name": "t", "data": "{}", "timestamp": NOW_MS, "opts": json.dumps(opts), **(fields or {})}
     flat = [word if isinstance(word, bytes) else str(word).encode() for pair in raw.items() for word in pair]
-    return ActiveJob.from_hash("mail", "id-1", flat)
+    return RunningJob.from_hash("mail", "id-1", flat)
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_job_of_another_client_has_bullmqs_defaults() -> None:
 
 
 def test_a_job_without_data_has_none() -> None:
-    assert ActiveJob.from_hash("q", "1", []).data == b"null"
+    assert RunningJob.from_hash("q", "1", []).data == b"null"
 
 
 def test_numbers_that_lua_wrote_with_an_exponent_are_read() -> None:
@@ -148,7 +148,7 @@ def test_a_field_that_bullmq_never_writes_is_named(fields: dict[str, object], pr
 
 
 def test_a_job_that_cannot_be_read_stands_in_with_its_problem() -> None:
-    job = ActiveJob.broken("mail", "id-1", "field opts is not JSON")
+    job = RunningJob.broken("mail", "id-1", "field opts is not JSON")
     assert job.deferred_failure == "field opts is not JSON"
     assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
 
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_be_read_stands_in_with_its_problem() -> None:
 @given(st.lists(st.tuples(st.sampled_from([b"opts", b"atm", b"ats", b"timestamp", b"priority"]), st.binary())))
 def test_whatever_stands_in_a_hash_is_read_or_refused_as_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
     with contextlib.suppress(DecodeError):
-        ActiveJob.from_hash("q", "1", [word for pair in pairs for word in pair])
+        RunningJob.from_hash("q", "1", [word for pair in pairs for word in pair])
 
 
 @given(
@@ -169,7 +169,7 @@ def test_whatever_stands_in_a_hash_is_read_or_refused_as_malformed(pairs: list[t
     st.binary(),
 )
 def test_whatever_stands_in_the_options_is_understood_or_refused_as_malformed(opts: Any, trace: bytes) -> None:
-    job = ActiveJob("q", "1", "t", b"", opts, 0, 0, 0, 0, "", "", trace)
+    job = RunningJob("q", "1", "t", b"", opts, 0, 0, 0, 0, "", "", trace)
     assert isinstance(job.attempts, int)
     assert isinstance(job.lifo, bool)
     assert all(isinstance(number, int) for number in job.keep("removeOnComplete").values())
@@ -186,7 +186,7 @@ def test_whatever_stands_in_the_options_is_understood_or_refused_as_malformed(op
     [(5, 5), (5.0, 5), ("5", 0), (True, 0), (None, 0), (-1, -1), (float("inf"), 0), (float("nan"), 0), ([], 0)],
 )
 def test_an_option_that_is_no_number_counts_as_zero(stored: object, meant: int) -> None:
-    assert ActiveJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == meant
+    assert RunningJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == meant
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_limit_of_tracebacks_is_a_count(stored: object, limit: int | None) -
     [(b'["a",1,"b"]', ["a", "b"]), (b"{}", []), (b"not json", []), (None, [])],
 )
 def test_malformed_tracebacks_do_not_keep_a_job_from_failing(stored: bytes | None, traces: list[str]) -> None:
-    assert ActiveJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
+    assert RunningJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
 
 
 def test_malformed_headers_and_backoffs_are_refused() -> None:

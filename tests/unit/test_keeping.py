@@ -10,7 +10,7 @@ import pytest
 
 from bulltask.config.config import Conf
 from bulltask.errors import ConfigError
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 
 NAMES = pytest.mark.parametrize("name", ["remove_on_complete", "remove_on_fail"])
 
@@ -86,9 +86,9 @@ def test_anything_else_is_refused_with_what_is_wrong(name: str, value: object, m
 def test_what_a_job_says_wins_over_the_workers_option(stored: object, kept: object) -> None:
     opts = {} if stored is None else {"removeOnFail": stored}
     fields = [b"name", b"n", b"opts", json.dumps(opts).encode()]
-    assert ActiveJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept
+    assert RunningJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept
 
 
 def test_without_either_every_job_is_kept() -> None:
-    job = ActiveJob.from_hash("mail", "1", [])
+    job = RunningJob.from_hash("mail", "1", [])
     assert job.keep("removeOnComplete") == job.keep("removeOnComplete", None) == {"count": -1}

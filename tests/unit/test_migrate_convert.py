@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import DecodeError
-from bulltask.jobs.record import JobRecord
+from bulltask.jobs.stored_job import StoredJob
 from bulltask.migrate.bull_job import BullJob, Origin
 from bulltask.migrate.convert import convert
 
@@ -163,7 +163,7 @@ def test_whatever_is_in_a_job_what_comes_out_is_one_of_bullmq(
     job = bull_job(place, "1000000" if place not in {"wait", "active"} else "", opts, **fields)
     found = after(job, STATES[place])
     flat = [word for name, value in found.items() for word in (name.encode(), value)]
-    record = JobRecord.from_hash("q", "7", flat)
+    record = StoredJob.from_hash("q", "7", flat)
     assert 0 <= record.priority < 2**21
     assert record.opts["attempts"] >= 1
     assert not {"timestamp", "repeat", "debounce"} & record.opts.keys()

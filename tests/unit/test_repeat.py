@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bulltask.clock import zone_of
 from bulltask.errors import DecodeError
-from bulltask.jobs.job import ActiveJob, JobOptions
+from bulltask.jobs.job import JobOptions, RunningJob
 from bulltask.queue.following import following
 from bulltask.queue.repeatables import following_repeat
 from bulltask.schedule.repeat import Repeat, Scheduler
@@ -20,12 +20,12 @@ NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY = 86_400_000
 
 
-def job(repeat: object, **options: Any) -> ActiveJob:
+def job(repeat: object, **options: Any) -> RunningJob:
     """The job of an iteration, as it comes out of Redis."""
     opts = {"attempts": 3, **options} | ({} if repeat is None else {"repeat": repeat})
     fields = {"name": "send", "data": '{"n":1}', "opts": json.dumps(opts), "rjk": "beat", "timestamp": str(NOON)}
     flat = [word.encode() for pair in fields.items() for word in pair]
-    return ActiveJob.from_hash("mail", "repeat:beat:1", flat)
+    return RunningJob.from_hash("mail", "repeat:beat:1", flat)
 
 
 # --- the job that follows ---------------------------------------------------------------------------------------------
@@ -196,5 +196,5 @@ def test_series_of_the_older_kind_end_too() -> None:
 def test_only_jobs_that_another_one_follows_are_looked_at() -> None:
     assert job({"every": 1}).is_repeated
     assert job(None).is_repeated, "by its scheduler alone"
-    assert not ActiveJob.from_hash("mail", "1", [b"opts", b"{}"]).is_repeated
-    assert ActiveJob.from_hash("mail", "1", [b"opts", b'{"repeat":{"every":1}}']).is_repeated
+    assert not RunningJob.from_hash("mail", "1", [b"opts", b"{}"]).is_repeated
+    assert RunningJob.from_hash("mail", "1", [b"opts", b'{"repeat":{"every":1}}']).is_repeated

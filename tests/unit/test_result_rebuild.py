@@ -26,8 +26,8 @@ from bulltask.errors import (
 )
 from bulltask.jobs.failures import REASON_CHARS, reason_of
 from bulltask.jobs.job import JobRef
-from bulltask.jobs.record import Finished, JobSnapshot
 from bulltask.jobs.states import JobState, Revocation
+from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
 from bulltask.worker.child.verdict import trace_of
 from tests.support.pace import at_this_pace

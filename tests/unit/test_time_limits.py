@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.jobs.job import OWN_KEY, ActiveJob
+from bulltask.jobs.job import OWN_KEY, RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 
 app = App("limits", "redis://127.0.0.1:1/0")
@@ -29,8 +29,8 @@ def own(**options: Any) -> dict[str, object]:
     return stored
 
 
-def stored(**fields: object) -> ActiveJob:
-    return replace(ActiveJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
+def stored(**fields: object) -> RunningJob:
+    return replace(RunningJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
 
 
 def test_a_job_has_the_limits_of_its_call_in_milliseconds_and_none_of_its_tasks() -> None:

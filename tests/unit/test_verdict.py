@@ -19,7 +19,7 @@ from bulltask.clock import ServerClock
 from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
 from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys
@@ -48,10 +48,10 @@ class BrokenStr(Exception):
         raise RuntimeError("no text")
 
 
-def job(opts: dict[str, Any], *, made: int = 0, attempts: int = 3) -> ActiveJob:
+def job(opts: dict[str, Any], *, made: int = 0, attempts: int = 3) -> RunningJob:
     """A job whose ``made`` tries have failed before the one that is judged."""
     opts = {"attempts": attempts, **opts}
-    return ActiveJob("mail", "id-1", "t", b"{}", opts, 0, 0, made, made + 1, "", "", None)
+    return RunningJob("mail", "id-1", "t", b"{}", opts, 0, 0, made, made + 1, "", "", None)
 
 
 def task(**options: Any) -> AnyTask[Any, Any]:
@@ -303,7 +303,7 @@ def raised_by(function: Any, *args: Any) -> BaseException:
     return caught.value
 
 
-def nothing_is_reported(_: ActiveJob) -> Any:
+def nothing_is_reported(_: RunningJob) -> Any:
     pytest.fail("nothing is reported")
 
 
@@ -391,5 +391,5 @@ json_values: st.SearchStrategy[Any] = (
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
 def test_every_error_of_every_job_gets_a_verdict(error: BaseException, opts: dict[str, Any], made: int) -> None:
-    found = judge(error, ActiveJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
+    found = judge(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
     assert isinstance(found, Failed) or found.delay_ms >= 0

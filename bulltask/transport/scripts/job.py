@@ -8,10 +8,10 @@ from typing import Any, Final
 from bulltask.config.config import Config
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import counter
-from bulltask.jobs.record import Finished, JobRecord, JobSnapshot
 from bulltask.jobs.states import REVOKED, JobState, Revocation
+from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredJob
 from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
@@ -61,11 +61,11 @@ _MARKED_MS: Final = 86_400_000
 _NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
 
 
-def read_job(keys: QueueKeys, job_id: str) -> Call[JobRecord | None]:
+def read_job(keys: QueueKeys, job_id: str) -> Call[StoredJob | None]:
     """The job's hash, ``None`` when there is none."""
 
-    def parse_reply(reply: Any) -> JobRecord | None:
-        return JobRecord.from_hash(keys.queue, job_id, reply) if reply else None
+    def parse_reply(reply: Any) -> StoredJob | None:
+        return StoredJob.from_hash(keys.queue, job_id, reply) if reply else None
 
     return command("HGETALL", keys.job(job_id), parse_reply=parse_reply)
 
@@ -309,7 +309,7 @@ class RevocationMarks:
     following: int = 0
 
 
-def revoke(keys: QueueKeys, job: ActiveJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
+def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
     """Own ``revoke`` before ``moveToFinished``: end a job that does not run; mark one that does, if ``terminate``.
 
     Args:

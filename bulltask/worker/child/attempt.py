@@ -15,7 +15,7 @@ from bulltask.app import App
 from bulltask.clock import mono_ms
 from bulltask.errors import DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import end_if_forked
 from bulltask.registry.context import Context, Reporter, Request
@@ -40,7 +40,7 @@ _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 class Attempt:
     """A job whose task was found and whose arguments fit."""
 
-    job: ActiveJob
+    job: RunningJob
     task: AnyTask[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -58,13 +58,13 @@ class Attempts:
     """
 
     def __init__(
-        self, app: App, reporter: Callable[[ActiveJob], Reporter], spark: SparkTasks, interruption: Interruption
+        self, app: App, reporter: Callable[[RunningJob], Reporter], spark: SparkTasks, interruption: Interruption
     ) -> None:
         self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
         self._interruption, self._pid = interruption, os.getpid()
         self._known_limits: dict[str, TimeLimits] = {}
 
-    def begin(self, job: ActiveJob) -> Attempt | Outcome:
+    def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome where the task must not or cannot be called."""
         if job.malformed:
             return Failed(job.deferred_failure, "", "permanent", aside=True)
@@ -122,7 +122,7 @@ class Attempts:
         """End what is kept for the tasks of this child."""
         self._spark.close()
 
-    def _check(self, job: ActiveJob) -> None:
+    def _check(self, job: RunningJob) -> None:
         if job.deferred_failure:
             raise PermanentError(job.deferred_failure)
         most = self._config.max_started_attempts
@@ -131,20 +131,20 @@ class Attempts:
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
 
-    def _limits(self, job: ActiveJob, task: AnyTask[..., Any]) -> TimeLimits:
+    def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
         """The job's limits, else its task's, else the app's."""
         known = self._known_limits.get(task.name)
         if known is None:
             known = self._known_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
         return job.time_limits.over(known)
 
-    def _unknown(self, job: ActiveJob) -> Outcome:
+    def _unknown(self, job: RunningJob) -> Outcome:
         if self._config.unknown_task == "fail":
             raise InvalidJobError(f"no task is named {job.name!r} in app {self._app.name} (task_unknown='fail')")
         pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return Postponed(min(pause_ms, _LONGEST_PAUSE_MS))
 
-    def _context(self, job: ActiveJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
+    def _context(self, job: RunningJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
         request = Request(
             id=job.id,
             task=job.name,
@@ -188,7 +188,7 @@ class Attempts:
             return self._judge(ended, attempt.job, attempt.task)
         return self._completed(attempt, result)
 
-    def _judge(self, exc: BaseException, job: ActiveJob, task: AnyTask[..., Any] | None) -> Outcome:
+    def _judge(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = judge(exc, job, task, self._app)
         end_if_forked(self._pid)  # by a backoff function, or by an error category's
         return outcome

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.lua import loader
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
@@ -109,12 +109,12 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     broker = app.broker  # the child's own: App makes a new one after a fork
     wakeups = Wakeups()
 
-    def reporter(job: ActiveJob) -> Reporter:
+    def reporter(job: RunningJob) -> Reporter:
         # Asked for late: the loop's client is made by the loop's own thread.
         keys = broker.keys(job.queue)
         return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
-    def is_locked(job: ActiveJob, token: str) -> bool:
+    def is_locked(job: RunningJob, token: str) -> bool:
         return broker.pool.run(keep_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bulltask.config.config import Config
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.options import check_together
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
@@ -31,7 +31,7 @@ class JobReporter:
 
     def __init__(
         self,
-        job: ActiveJob,
+        job: RunningJob,
         keys: QueueKeys,
         pool: ClientPool,
         aclient: Callable[[], AsyncClient],

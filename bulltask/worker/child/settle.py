@@ -30,7 +30,7 @@ from bulltask.events import (
     SchedulingFailed,
     UnknownTaskSeen,
 )
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import MOST, counter
 from bulltask.jobs.states import REVOKED
 from bulltask.process import end_if_forked
@@ -228,25 +228,25 @@ class Settler:
             return quarantine(keys, call, token)
         return end_revoked(keys, call) if revoked else call
 
-    def _failed(self, job: ActiveJob, outcome: Failed) -> FinishOptions:
+    def _failed(self, job: RunningJob, outcome: Failed) -> FinishOptions:
         fields = job.failure_fields(outcome.reason, outcome.trace)
         keep = job.keep("removeOnFail", self._config.keep_failed)
         return FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
 
-    def _is_removed_soon(self, job: ActiveJob) -> bool:
+    def _is_removed_soon(self, job: RunningJob) -> bool:
         """True when the job may be gone by the time that a call with a lost reply is made again."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
         return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
 
 
-def _failure(job: ActiveJob, outcome: Failed, duration_ms: float) -> JobFailed:
+def _failure(job: RunningJob, outcome: Failed, duration_ms: float) -> JobFailed:
     made, raised = job.attempts_made + 1, outcome.exception
     error, category, trace = outcome.reason, outcome.category, outcome.trace
     return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, made, trace, raised)
 
 
-def _retry(job: ActiveJob, outcome: RetryLater, duration_ms: float) -> JobRetried:
+def _retry(job: RunningJob, outcome: RetryLater, duration_ms: float) -> JobRetried:
     made, raised = job.attempts_made + 1, outcome.exception
     error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
     return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, made, delay_ms, raised)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
 from bulltask.events import Bus, JobPickedUp
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
@@ -175,7 +175,7 @@ class JobSource:
         slot.hold(index, fetched.job_id, mono_ms())
         if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._keeps_late(keys, slot, fetched.job_id):
             return None
-        job = ActiveJob.read(keys.queue, fetched.job_id, fetched.fields)
+        job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
         if self._bus.wants(JobPickedUp):
             self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
         return Picked(slot, index, keys, job, company_allowed(fetched.fields, self._config.max_crashes))

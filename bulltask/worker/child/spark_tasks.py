@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from bulltask.app import App
 from bulltask.errors import PermanentError
 from bulltask.jobs import codec
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context, Reporter
 
 __all__ = ["SparkChild", "SparkRun", "SparkTasks", "what_is_missing"]
@@ -73,8 +73,8 @@ class SparkTasks:
     def __init__(
         self,
         app: App,
-        reporter: Callable[[ActiveJob], Reporter],
-        is_locked: Callable[[ActiveJob, str], bool],
+        reporter: Callable[[RunningJob], Reporter],
+        is_locked: Callable[[RunningJob, str], bool],
         leave: Callable[[], None],
     ) -> None:
         self._app, self._reporter, self._is_locked, self._leave = app, reporter, is_locked, leave
@@ -85,7 +85,7 @@ class SparkTasks:
         self._inherited = contexts is not None and contexts._active_spark_context is not None  # noqa: SLF001
 
     def inside(
-        self, job: ActiveJob, token: str, function: Callable[..., Any], context: Context | None
+        self, job: RunningJob, token: str, function: Callable[..., Any], context: Context | None
     ) -> Callable[..., Any]:
         """Return a task's function so that it finds a Spark session when it is called.
 

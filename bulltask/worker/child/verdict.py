@@ -18,7 +18,7 @@ from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
 from bulltask.errors import Retry, TaskCancelled
 from bulltask.jobs.failures import reason_of, trace_text
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.registry.task import AnyTask
 from bulltask.worker.child.work import Failed, RetryLater
@@ -28,7 +28,7 @@ __all__ = ["is_retried", "judge", "trace_of"]
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
 
-def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None, app: App) -> Failed | RetryLater:
+def judge(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App) -> Failed | RetryLater:
     """Return what becomes of ``job`` after ``exc``.
 
     Args:
@@ -54,7 +54,7 @@ def judge(exc: BaseException, job: ActiveJob, task: AnyTask[..., object] | None,
     return RetryLater(delay_ms, reason, trace, category.value, cause)
 
 
-def is_retried(exc: BaseException, job: ActiveJob, task: AnyTask[..., object], app: App) -> bool:
+def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
     """Whether ``job`` is tried again after ``exc``, as long as it has attempts left."""
     return _wanted(exc, app.categorizer.categorize(exc), job, task, None)
 
@@ -75,13 +75,13 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
     return tb
 
 
-def _reason(cause: BaseException, job: ActiveJob) -> str:
+def _reason(cause: BaseException, job: RunningJob) -> str:
     if isinstance(cause, Retry):
         return f"the task asked for another try, but this was number {job.attempts_made + 1} of {max(1, job.attempts)}"
     return reason_of(cause)
 
 
-def _allowed(job: ActiveJob, asked: Retry | None) -> int:
+def _allowed(job: RunningJob, asked: Retry | None) -> int:
     if asked is not None and asked.max_retries is not None:
         return min(job.attempts, asked.max_retries + 1)
     return job.attempts
@@ -90,7 +90,7 @@ def _allowed(job: ActiveJob, asked: Retry | None) -> int:
 def _wanted(
     cause: BaseException,
     category: ErrorCategory,
-    job: ActiveJob,
+    job: RunningJob,
     task: AnyTask[..., object] | None,
     asked: Retry | None,
 ) -> bool:
@@ -107,7 +107,7 @@ def _wanted(
 
 def _delay_ms(
     cause: BaseException,
-    job: ActiveJob,
+    job: RunningJob,
     task: AnyTask[..., object] | None,
     made: int,
     asked: Retry | None,

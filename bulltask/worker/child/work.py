@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bulltask.jobs.failures import bounded_reason
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
 from bulltask.worker.slots import Slot
@@ -40,7 +40,7 @@ class Picked:
     slot: Slot
     queue_index: int
     keys: QueueKeys
-    job: ActiveJob
+    job: RunningJob
     at_once: int = 0
 
 

@@ -8,7 +8,7 @@ from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import DecodeError, TaskCancelled
 from bulltask.events import Bus, JobFailed, JobRetried
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.transport.call import Call, command
@@ -106,7 +106,7 @@ class FailedAttempts:
             self._client.run(retry_job(keys, job_id, token, lifo=job.lifo, fields=fields, now_ms=now_ms))
         self._bus.emit(JobRetried(job_id, keys.queue, job.name, ran_ms, reason, category, made, delay_ms, exc))
 
-    def fail(self, keys: QueueKeys, token: str, job: ActiveJob | str, reason: str, trace: str = "") -> None:
+    def fail(self, keys: QueueKeys, token: str, job: RunningJob | str, reason: str, trace: str = "") -> None:
         """Fail a job, given itself or by its id, that is locked with ``token``."""
         if isinstance(job, str):
             job = self._read(keys, job)
@@ -125,13 +125,13 @@ class FailedAttempts:
         if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
             self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
 
-    def _read(self, keys: QueueKeys, job_id: str) -> ActiveJob:
+    def _read(self, keys: QueueKeys, job_id: str) -> RunningJob:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))
         fields = self._client.run(call)
-        return ActiveJob.read(keys.queue, job_id, fields)
+        return RunningJob.read(keys.queue, job_id, fields)
 
 
-def _delay_ms(job: ActiveJob, made: int) -> int | None:
+def _delay_ms(job: RunningJob, made: int) -> int | None:
     """When the job is tried again; ``None`` for never: its attempts are used up, or its backoff is malformed."""
     if made >= job.attempts:
         return None

@@ -12,7 +12,7 @@ from bulltask import App
 from bulltask.errors import NoPendingChildrenError, PermanentError
 from bulltask.events import Bus
 from bulltask.jobs import codec
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.queue.following import add_following
 from bulltask.queue.job import Job
 from bulltask.queue.queue import Queue
@@ -155,7 +155,7 @@ class WorkersHands:
     def _held(self, fetched: Fetched, token: str) -> Held | None:
         if not fetched.job_id:
             return None
-        job = ActiveJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
+        job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
         return Held(job.id, token, Picked(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from bulltask import App, PermanentError
 from bulltask.errors import Interrupt, WaitJob
-from bulltask.jobs.job import ActiveJob
+from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
@@ -54,7 +54,7 @@ def child(spark: SparkSession) -> Iterator[SparkInChild]:
     signal.signal(signal.SIGINT, handler)
 
 
-def no_reporter(_: ActiveJob) -> Any:
+def no_reporter(_: RunningJob) -> Any:
     return None
 
 
@@ -197,7 +197,7 @@ def test_a_session_that_was_made_before_the_fork_is_refused_with_the_cure(spark:
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"ask for it inside the task, with bulltask\.spark\.current_session"):
-        tasks.inside(ActiveJob.broken("mail", "1", ""), "token", lambda: None, None)()
+        tasks.inside(RunningJob.broken("mail", "1", ""), "token", lambda: None, None)()
 
 
 def test_a_job_is_given_back_and_its_child_leaves_when_the_jvm_died_while_it_was_idle() -> None:

@@ -11,11 +11,11 @@ from bulltask.jobs import codec
 from bulltask.jobs.numbers import field_number
 from bulltask.jobs.states import JobState
 
-__all__ = ["Finished", "JobRecord", "JobSnapshot"]
+__all__ = ["Finished", "JobSnapshot", "StoredJob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class StoredJob:
     """Every field that BullMQ 5.62 keeps in a job's hash (PROTOCOL 2.1), by its meaning.
 
     Times are epoch milliseconds of the server, ``None`` until they are written.
@@ -64,7 +64,7 @@ class JobRecord:
     next_iteration_id: str | None
 
     @classmethod
-    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> JobRecord:
+    def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> StoredJob:
         """Read a flat field list (``HGETALL``); malformed fields are read as missing, so that any job can be shown."""
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         return cls(
