@@ -28,16 +28,16 @@ from bulltask.lake.tables import GAPS, REPAIRS
 from bulltask.lake.terms import Terms
 from bulltask.spark.connector.session import register
 from bulltask.spark.gold.build import build_gold
-from bulltask.spark.source.settings import where_options
+from bulltask.spark.source.settings import broker_options
 from bulltask.spark.source.status import pipeline_status
 from bulltask.spark.tables.backfill import BackfillReport, backfill
-from bulltask.spark.tables.batches import Batches
+from bulltask.spark.tables.batches import BatchWriter
 from bulltask.spark.tables.lake_tables import read_table
 from bulltask.spark.tables.rebuild import build_silver
-from bulltask.spark.tables.replay import ReplayReport, Selection, replay
+from bulltask.spark.tables.replay import ReplayReport, ReplaySelection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
-__all__ = ["OnLoss", "Pipeline", "PipelineOptions", "end_behind_batch"]
+__all__ = ["OnLoss", "Pipeline", "PipelineOptions", "stop_after_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
@@ -45,7 +45,7 @@ _WHERE: Final = ("url", "prefix", "queue", "queueHashTag")
 
 _LOOK_S: Final = 0.5
 
-_FEEDING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
+_RUNNING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
 """The last query of this process for each lake, and its lock."""
 
 
@@ -132,7 +132,7 @@ class Pipeline:
             finish_intents(self.layout)
             self._serve_metrics(stack)
             query = self._start(available_now)
-            _FEEDING[self.layout.root] = query, held
+            _RUNNING[self.layout.root] = query, held
             until_end = stack.pop_all()
         threading.Thread(target=_close_at_end, args=(query, until_end), name="bulltask-pipeline", daemon=True).start()
         return query
@@ -148,9 +148,9 @@ class Pipeline:
             ConfigError: ``within`` is no length of time.
         """
         ends_ms = None if within is None else mono_ms() + to_ms(within, "within")
-        query, _ = _FEEDING.get(self.layout.root, (None, None))
+        query, _ = _RUNNING.get(self.layout.root, (None, None))
         if query is not None:
-            end_behind_batch(query, lambda wait_s: _over(query, wait_s, ends_ms))
+            stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, ends_ms))
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
         """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stacktraces.
@@ -162,7 +162,7 @@ class Pipeline:
         Returns:
             How many there were.
         """
-        return snapshot(self.spark, self.layout, self._queues_of(), states=states, since=since).rows
+        return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
         """Write to silver what is still known of jobs that ended in gaps: the last attempt of each.
@@ -178,7 +178,7 @@ class Pipeline:
             ConfigError: ``until`` is not behind ``since``.
             LakeError: there is no lake.
         """
-        where = self._queues_of()
+        where = self._broker_options()
         return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
 
     def build(self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: Terms | None = None) -> None:
@@ -229,8 +229,8 @@ class Pipeline:
             ConfigError: the condition is none.
             LakeError: there is no lake.
         """
-        selection = Selection(where, queue, limit)
-        return replay(self.spark, self.layout, self._queues_of(), selection, dry_run=dry_run)
+        selection = ReplaySelection(where, queue, limit)
+        return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
         """``bronze.gaps`` and, in ``repaired_rows``, how many jobs backfills have found; null for no backfill."""
@@ -241,7 +241,7 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """How far the lake is behind its queues, how long their rings hold what is not read, what was lost."""
-        return pipeline_status(self.layout, self._queues_of())
+        return pipeline_status(self.layout, self._broker_options())
 
     def _serve_metrics(self, until: ExitStack) -> None:
         if (port := self._more.get("metrics_port")) is not None:
@@ -250,7 +250,7 @@ class Pipeline:
             host = self._more.get("metrics_host", "127.0.0.1")
             until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
 
-    def _queues_of(self) -> dict[str, str]:
+    def _broker_options(self) -> dict[str, str]:
         """Options of the source that say where the queues are."""
         return {name: text for name, text in self._source().items() if name in _WHERE}
 
@@ -258,7 +258,7 @@ class Pipeline:
         register(self.spark)
         source = self._source()
         events = self.spark.readStream.format("bulltask").options(**source).load()
-        batches = Batches(str(self.layout.root), self._max_open_ms, hash_tag=source["queueHashTag"] == "true")
+        batches = BatchWriter(str(self.layout.root), self._max_open_ms, hash_tag=source["queueHashTag"] == "true")
         stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
             return stream.trigger(availableNow=True).start()
@@ -268,7 +268,7 @@ class Pipeline:
         """Options of the source."""
         more = self._more
         return {
-            **where_options(more),
+            **broker_options(more),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
             "skipForeignQueues": "true",
@@ -285,7 +285,7 @@ class Pipeline:
         return self._starting if head is None else json.dumps(dict(head.ends))
 
 
-def end_behind_batch(query: StreamingQuery, hurried: Callable[[float], bool]) -> None:
+def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:
     """Stop a query when it has written the batch that it is at; whatever interrupts it, nothing is lost.
 
     Args:
@@ -295,7 +295,7 @@ def end_behind_batch(query: StreamingQuery, hurried: Callable[[float], bool]) ->
     last = _number(query)
     # A batch behind it may have begun by then: one that is not done leaves nothing in the tables.
     while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
-        if hurried(_LOOK_S):
+        if is_urgent(_LOOK_S):
             break
     query.stop()
 
@@ -306,7 +306,7 @@ def _number(query: StreamingQuery) -> int:
     return -1 if progress is None else int(progress["batchId"])
 
 
-def _over(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
+def _ended_or_timed_out(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
     """Wait so long; whether the query has ended or the time is over."""
     left_s = wait_s if ends_ms is None else min(wait_s, (ends_ms - mono_ms()) / 1000)
     with suppress(PySparkException):  # how it ended is for others to look at
@@ -316,7 +316,7 @@ def _over(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
 
 def _release_ended(root: Path) -> None:
     """Give the lock of a query back that has ended just now, before its thread comes to it."""
-    query, lock = _FEEDING.get(root, (None, None))
+    query, lock = _RUNNING.get(root, (None, None))
     if query is not None and lock is not None and not query.isActive:
         lock.release()
 

@@ -21,7 +21,7 @@ from bulltask.queue.events import QueueEvents
 from bulltask.queue.flow import FlowProducer
 from bulltask.queue.queue import Queue
 from bulltask.spark.source.options import EventsOptions, read_options
-from bulltask.spark.source.settings import where_options
+from bulltask.spark.source.settings import broker_options
 from bulltask.worker.child.spawned import SpawnOrder
 from tests.conftest import ServerFactory
 
@@ -137,7 +137,7 @@ def test_no_object_that_has_the_url_shows_it() -> None:
 
 
 def test_the_options_of_spark_have_it_and_do_not_show_it() -> None:
-    options = where_options({"url": at("127.0.0.1")})
+    options = broker_options({"url": at("127.0.0.1")})
     assert options["url"] == at("127.0.0.1")
     assert SECRET not in repr(options)
     with pytest.raises(BulltaskError) as caught:

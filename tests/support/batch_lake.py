@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.lifecycle.fold import Event
-from bulltask.spark.tables.silver import silver_of_batch
+from bulltask.spark.lifecycle.fold import LifecycleEvent
+from bulltask.spark.tables.silver import derive_silver
 from tests.support.silver_rows import events_table
 
 __all__ = ["AT_ONCE", "NEVER", "BatchLake", "many", "slices"]
@@ -33,20 +33,22 @@ class BatchLake:
         self.bronze = events_table([])
         self.attempts: pa.Table | None = None
         self.jobs: pa.Table | None = None
-        self.carry: pa.Table | None = None
+        self.open_events: pa.Table | None = None
         self.looked_up = 0
 
-    def take(self, events: Sequence[Event], give_up_ms: int = NEVER) -> None:
+    def take(self, events: Sequence[LifecycleEvent], give_up_ms: int = NEVER) -> None:
         """Tell a batch."""
         new = events_table(events)
-        told = silver_of_batch(new, self.carry, self._look_up, give_up_ms)
-        self.attempts = told.attempts if self.attempts is None else pa.concat_tables([self.attempts, told.attempts])
-        self.jobs = told.jobs if self.jobs is None else pa.concat_tables([self.jobs, told.jobs])
-        self.carry, self.bronze = told.carry, pa.concat_tables([self.bronze, new])
+        derived = derive_silver(new, self.open_events, self._look_up, give_up_ms)
+        self.attempts = (
+            derived.attempts if self.attempts is None else pa.concat_tables([self.attempts, derived.attempts])
+        )
+        self.jobs = derived.jobs if self.jobs is None else pa.concat_tables([self.jobs, derived.jobs])
+        self.open_events, self.bronze = derived.open_events, pa.concat_tables([self.bronze, new])
 
     @property
     def carried(self) -> int:
-        return 0 if self.carry is None else self.carry.num_rows
+        return 0 if self.open_events is None else self.open_events.num_rows
 
     def latest_attempts(self) -> pa.Table:
         """The rows that count."""
@@ -61,12 +63,12 @@ class BatchLake:
         return found if found.num_rows else None
 
 
-def slices(events: list[Event], pieces: int, dice: random.Random) -> list[list[Event]]:
+def slices(events: list[LifecycleEvent], pieces: int, dice: random.Random) -> list[list[LifecycleEvent]]:
     """Cut a history at random places, also where nothing is between them."""
     places = sorted(dice.randrange(len(events) + 1) for _ in range(pieces - 1))
     return [events[first:last] for first, last in pairwise([0, *places, len(events)])]
 
 
-def many(kind: str, number: int, tell: Callable[[int], list[Event]]) -> list[list[Event]]:
+def many(kind: str, number: int, tell: Callable[[int], list[LifecycleEvent]]) -> list[list[LifecycleEvent]]:
     """Histories in queues of their own."""
     return [[replace(event, queue=f"{kind}-{seed}") for event in tell(seed)] for seed in range(number)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from bulltask.spark.source.positions import BEGINNING, StreamId
+from bulltask.spark.source.offsets import BEGINNING, StreamId
 
 __all__ = ["Life", "Streams"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import redis
 
-from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.lifecycle.fold import LifecycleEvent
 
 __all__ = ["fill", "write_events"]
 
@@ -20,7 +20,7 @@ def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
     return [str(entry_id) for entry_id in pipeline.execute()[1:]]
 
 
-def write_events(client: redis.Redis, events: Iterable[Event]) -> int:
+def write_events(client: redis.Redis, events: Iterable[LifecycleEvent]) -> int:
     """Add events to the streams of their queues, in their order and with their ids; return how many."""
     count = 0
     with client.pipeline(transaction=False) as pipe:

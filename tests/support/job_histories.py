@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bulltask.spark.lifecycle.fold import EVENTS, LAST_MS, Event
+from bulltask.spark.lifecycle.fold import MAX_TIME_MS, STATE_AFTER, LifecycleEvent
 
 __all__ = ["Teller", "cut", "far", "histories", "noise"]
 
@@ -32,13 +32,13 @@ class Teller:
     def __init__(self, queue: str, dice: random.Random) -> None:
         self._queue, self._dice = queue, dice
         self._ms, self._seq = 1_760_000_000_000, 0
-        self.events: list[Event] = []
+        self.events: list[LifecycleEvent] = []
 
     def tell(self, job_id: str, event: str, *, same_script: bool = False, **fields: str | None) -> None:
         """Write an event, in the same millisecond as the last one or later."""
         step = 0 if same_script else self._dice.choice([0, 0, 1, 7, 300])
         self._ms, self._seq = (self._ms + step, 0) if step else (self._ms, self._seq + 1)
-        self.events.append(Event(self._queue, job_id, self._ms, self._seq, event, **fields))
+        self.events.append(LifecycleEvent(self._queue, job_id, self._ms, self._seq, event, **fields))
 
     def life(self, job_id: str) -> Iterator[None]:
         """Tell one life of a job, step by step, so that the lives of several can be mixed."""
@@ -113,7 +113,7 @@ FINISHING = [Teller.complete, Teller.fail]
 FATES = [*FINISHING, Teller.give_back, Teller.delay, Teller.stall, Teller.wait_for_children]
 
 
-def histories(seed: int, jobs: int) -> list[Event]:
+def histories(seed: int, jobs: int) -> list[LifecycleEvent]:
     """Tell the lives of so many jobs in one stream; some ids live more than once, some lives end in their middle."""
     dice = random.Random(seed)
     teller = Teller(f"queue-{seed % 3}", dice)
@@ -131,7 +131,7 @@ def histories(seed: int, jobs: int) -> list[Event]:
     return teller.events
 
 
-def cut(events: list[Event], dice: random.Random) -> list[Event]:
+def cut(events: list[LifecycleEvent], dice: random.Random) -> list[LifecycleEvent]:
     """Take entries away as a reader finds it who was away while the stream was trimmed, up to three times."""
     left = list(events)
     for _ in range(dice.randrange(4)):
@@ -140,7 +140,7 @@ def cut(events: list[Event], dice: random.Random) -> list[Event]:
     return left
 
 
-def noise(seed: int, length: int) -> list[Event]:
+def noise(seed: int, length: int) -> list[LifecycleEvent]:
     """Tell of two jobs what no script would: any event in any order."""
     dice = random.Random(seed)
     teller = Teller("noise", dice)
@@ -150,7 +150,7 @@ def noise(seed: int, length: int) -> list[Event]:
         name = dice.choice([None, "mail"])
         teller.tell(
             f"{seed}-{dice.randrange(2)}",
-            dice.choice([*EVENTS, "progress"]),
+            dice.choice([*STATE_AFTER, "progress"]),
             prev=prev,
             failed_reason=reason,
             name=name,
@@ -158,9 +158,9 @@ def noise(seed: int, length: int) -> list[Event]:
     return teller.events
 
 
-def far(seed: int, jobs: int) -> list[Event]:
+def far(seed: int, jobs: int) -> list[LifecycleEvent]:
     """Histories about the end of the year 9999, or about the last millisecond that a column has room for."""
     events = histories(seed, jobs)
     last = max(event.event_ms for event in events)
-    by = 2**63 - 1 - last if seed % 2 else LAST_MS - (events[0].event_ms + last) // 2
+    by = 2**63 - 1 - last if seed % 2 else MAX_TIME_MS - (events[0].event_ms + last) // 2
     return [replace(event, event_ms=event.event_ms + by) for event in events]

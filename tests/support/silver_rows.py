@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bulltask.spark.lifecycle.fold import LAST_MS, Attempt, Event, JobRow
+from bulltask.spark.lifecycle.fold import MAX_TIME_MS, AttemptRow, JobRow, LifecycleEvent
 
 __all__ = ["COLUMNS", "arrow_rows", "assert_same", "attempt_row", "events_table", "job_row"]
 
@@ -21,15 +21,15 @@ COLUMNS = pa.schema({
 Row = tuple[Any, ...]
 
 
-def events_table(events: Iterable[Event]) -> pa.Table:
+def events_table(events: Iterable[LifecycleEvent]) -> pa.Table:
     return pa.Table.from_pylist([asdict(event) for event in events], COLUMNS)
 
 
 def at(ms: int | None) -> int | None:
-    return None if ms is None else min(ms, LAST_MS) * 1000
+    return None if ms is None else min(ms, MAX_TIME_MS) * 1000
 
 
-def attempt_row(one: Attempt) -> Row:
+def attempt_row(one: AttemptRow) -> Row:
     """The queue, and the columns of ``silver.attempts``."""
     return (
         one.queue, one.job_id, one.life, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),

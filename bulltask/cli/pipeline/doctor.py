@@ -133,19 +133,19 @@ def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
     """The server, the rings of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.source.status import look_at_rings, redis_version  # noqa: PLC0415 - slow
+    from bulltask.spark.source.status import observe_streams, redis_version  # noqa: PLC0415 - slow
 
     options = read_options(EventsOptions, {"table": "events", **source.texts, "skipForeignQueues": "true"})
     try:
         with Connection(options.config) as connection:
             found = redis_version(connection) or "unknown"
-            look = look_at_rings(connection, options)
+            look = observe_streams(connection, options)
     except BulltaskError as exc:
         return Part("redis", None, f"{options.config.broker_url}: {exc}"), [], []
     advice = "before 7.0 losses are seen but cannot be counted: use Redis 7 or Valkey"
-    counted = all(facts is None or facts.added is not None for _, _, facts in look.rings)
+    counted = all(facts is None or facts.added is not None for _, _, facts in look.streams)
     part = Part("redis", found, "" if counted else advice) if found == "unknown" else _judged("redis", found, advice)
-    return part, [ring for _, ring, _ in look.rings], look.aside
+    return part, [ring for _, ring, _ in look.streams], look.skipped
 
 
 def _as_json(parts: Sequence[Part], rings: Sequence[Ring], need: Need, *, well: bool) -> dict[str, Any]:

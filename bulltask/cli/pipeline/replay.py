@@ -52,9 +52,9 @@ def command(
     source, layout = source_of(ctx, where), Layout(root)
     layout.check()  # before a JVM is started for nothing
     spark = open_session(master, conf)
-    from bulltask.spark.tables.replay import Selection, replay  # noqa: PLC0415 - slow
+    from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
-    selection = Selection(condition, queue, limit)
+    selection = ReplaySelection(condition, queue, limit)
     report = replay(spark, layout, source.texts, selection, dry_run=not yes)
     _show(report)
 

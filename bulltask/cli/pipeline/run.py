@@ -180,10 +180,10 @@ def _end(query: Any, asked: threading.Semaphore) -> None:
     """Stop a query that is still active, behind its batch; a second signal stops it at once, which loses nothing."""
     if not query.isActive:
         return
-    from bulltask.spark.pipeline import end_behind_batch  # noqa: PLC0415 - slow
+    from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
 
     click.echo("stopping behind this batch", err=True)
-    end_behind_batch(query, lambda wait_s: asked.acquire(timeout=wait_s))
+    stop_after_batch(query, lambda wait_s: asked.acquire(timeout=wait_s))
 
 
 def _verdict(query: Any, lost: int) -> int:

@@ -47,11 +47,11 @@ def command(
         raise click.UsageError("say either --name or --name-col")
     source, write_id = source_of(ctx, more), more["write_id"]
     spark = open_session(master, conf)
-    from bulltask.spark.sink.enqueue import RowNames, submit  # noqa: PLC0415 - slow
+    from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
-    names = RowNames(names_of(data_cols, "--data-cols"), name, name_col, id_col)
+    names = FileColumns(names_of(data_cols, "--data-cols"), name, name_col, id_col)
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
-    report = submit(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
+    report = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
     click.echo(
         f"{counted(report.rows, 'row')}: {counted(report.added, 'job')} added, {report.duplicated:,} already there"
     )

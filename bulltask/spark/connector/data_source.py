@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 
 from bulltask.errors import ConfigError
 from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter
-from bulltask.spark.source.events_source import CountsReader, EventsReader, NarrowingCountsReader, NarrowingEventsReader
+from bulltask.spark.source.events_source import CountsReader, EventsReader, PushdownCountsReader, PushdownEventsReader
 from bulltask.spark.source.events_stream import EventsStreamReader
-from bulltask.spark.source.jobs_source import JobsReader, NarrowingJobsReader
+from bulltask.spark.source.jobs_source import JobsReader, PushdownJobsReader
 from bulltask.spark.source.options import (
     CountsOptions,
     EventsOptions,
@@ -25,7 +25,7 @@ from bulltask.spark.source.options import (
     read_options,
     table_of,
 )
-from bulltask.spark.source.schemas import TABLES, chosen
+from bulltask.spark.source.schemas import TABLES, select_columns
 
 __all__ = ["BulltaskSource"]
 
@@ -61,15 +61,15 @@ class BulltaskSource(DataSource):
             ConfigError: an option or a column is unknown, wrong or missing.
         """
         table = table_of(self.options)
-        columns = chosen(table, schema)
+        columns = select_columns(table, schema)
         if table == "events":
             events = read_options(EventsOptions, self.options)
-            return (NarrowingEventsReader if events.pushdown else EventsReader)(events, columns)
+            return (PushdownEventsReader if events.pushdown else EventsReader)(events, columns)
         if table == "counts":
             counts = read_options(CountsOptions, self.options)
-            return (NarrowingCountsReader if counts.pushdown else CountsReader)(counts, columns)
+            return (PushdownCountsReader if counts.pushdown else CountsReader)(counts, columns)
         jobs = read_options(JobsOptions, self.options)
-        return (NarrowingJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
+        return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a stream of events; of the other tables there is none.
@@ -85,7 +85,7 @@ class BulltaskSource(DataSource):
                 "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs to know their columns "
                 "first: add option('table', 'events')"
             )
-        return EventsStreamReader(read_options(StreamOptions, self.options), chosen("events", schema))
+        return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch: each row becomes a job.

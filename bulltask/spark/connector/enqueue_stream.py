@@ -13,15 +13,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.spark.connector.session import register
-from bulltask.spark.sink.enqueue import WayOptions, check_known, standard_rows, write_options
+from bulltask.spark.sink.enqueue import WriteArguments, check_option_names, standard_rows, write_options
 from bulltask.spark.sink.writer import JobsStreamWriter
 from bulltask.spark.source.options import WriteOptions, read_options
 
-__all__ = ["StreamWayOptions", "enqueue_stream"]
+__all__ = ["EnqueueStreamOptions", "enqueue_stream"]
 
 
-class StreamWayOptions(WayOptions, total=False):
-    """What else ``enqueue_stream`` may be told, beside :class:`bulltask.spark.sink.enqueue.WayOptions`.
+class EnqueueStreamOptions(WriteArguments, total=False):
+    """What else ``enqueue_stream`` may be told, beside :class:`bulltask.spark.sink.enqueue.WriteArguments`.
 
     ``write_id`` takes the place of the query's id in the ids of jobs: give one, and a new checkpoint of the same source
     adds nothing that was added before. Times in ``opts`` are lengths, no moments.
@@ -44,7 +44,7 @@ def enqueue_stream(
     data: Column | Sequence[str],
     checkpoint: str,
     job_id: Column | None = None,
-    **more: Unpack[StreamWayOptions],
+    **more: Unpack[EnqueueStreamOptions],
 ) -> StreamingQuery:
     """Add a job to a queue for each row of a streaming DataFrame, and start to do so.
 
@@ -60,7 +60,7 @@ def enqueue_stream(
             which become an object.
         checkpoint: where Spark keeps how far it is; with the same place the query goes on where it was.
         job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
-        more: see :class:`StreamWayOptions`.
+        more: see :class:`EnqueueStreamOptions`.
 
     Returns:
         The query, running. ``query.stop()`` ends it.
@@ -69,7 +69,7 @@ def enqueue_stream(
         TypeError: there is no such option.
         ConfigError: an option or a column is wrong, or ``df`` is no stream.
     """
-    check_known(more, StreamWayOptions)
+    check_option_names(more, EnqueueStreamOptions)
     if not df.isStreaming:
         raise ConfigError("enqueue_stream needs a stream (spark.readStream); enqueue sends the rows of a table")
     rows = standard_rows(df, name, data, job_id)

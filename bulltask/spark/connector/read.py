@@ -14,7 +14,7 @@ from bulltask.config.parsers import choice
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.spark.connector.session import register
 from bulltask.spark.source.schemas import TABLES
-from bulltask.spark.source.settings import Where, where_options
+from bulltask.spark.source.settings import BrokerOptions, broker_options
 
 __all__ = ["counts", "events", "jobs", "stream_events"]
 
@@ -28,7 +28,7 @@ def jobs(
     *,
     columns: Sequence[str] | None = None,
     partitions: int | None = None,
-    **where: Unpack[Where],
+    **where: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the jobs of some queues as Redis has them when the rows are needed.
 
@@ -39,7 +39,7 @@ def jobs(
             ``completed``, ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
         columns: those to read; fewer are quicker, and Spark does not tell a source in Python what a query needs.
         partitions: tasks at the most; 2 for each core by default.
-        where: see `Where`.
+        where: see `BrokerOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, a row for each job.
@@ -58,7 +58,7 @@ def events(
     queues: str | Sequence[str] = "*",
     *,
     columns: Sequence[str] | None = None,
-    **where: Unpack[Where],
+    **where: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the events that the queues' streams hold, the newest 10,000 of a queue unless it keeps more.
 
@@ -66,7 +66,7 @@ def events(
         spark: the session.
         queues: names, or ``*`` for all.
         columns: those to read.
-        where: see `Where`.
+        where: see `BrokerOptions`.
 
     Returns:
         The table ``events`` of ``format("bulltask")``, a row for each event.
@@ -77,13 +77,13 @@ def events(
     return _batch(spark, "events", columns, _options(queues, where))
 
 
-def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpack[Where]) -> DataFrame:
+def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpack[BrokerOptions]) -> DataFrame:
     """Return how many jobs each queue has in each state: ``queue``, ``state``, ``jobs``.
 
     Args:
         spark: the session.
         queues: names, or ``*`` for all.
-        where: see `Where`.
+        where: see `BrokerOptions`.
     """
     return _batch(spark, "counts", None, _options(queues, where))
 
@@ -96,7 +96,7 @@ def stream_events(
     max_events_per_trigger: int | None = 200_000,
     align: bool = True,
     on_loss: Literal["fail", "gap"] = "fail",
-    **where: Unpack[Where],
+    **where: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the events of some queues as a stream, each exactly once for each checkpoint.
 
@@ -108,7 +108,7 @@ def stream_events(
         align: no queue is read beyond the time of the slowest that has more, so that watermarks drop nothing.
         on_loss: when events were trimmed before they were read, ``fail`` ends the query, and ``gap`` makes a row
             ``bulltask.gap`` of them.
-        where: see `Where`.
+        where: see `BrokerOptions`.
 
     Returns:
         The streaming DataFrame.
@@ -146,9 +146,9 @@ def _some(table: str, columns: Sequence[str]) -> StructType:
     return StructType([every[name] for name in columns])
 
 
-def _options(queues: str | Sequence[str], where: Where) -> dict[str, str]:
-    known = Where.__annotations__
+def _options(queues: str | Sequence[str], where: BrokerOptions) -> dict[str, str]:
+    known = BrokerOptions.__annotations__
     if unknown := sorted(set(where) - set(known)):
         raise TypeError(f"a read has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     named = queues if isinstance(queues, str) else json.dumps(list(queues))
-    return {**where_options(where), "queue": named}
+    return {**broker_options(where), "queue": named}

@@ -30,11 +30,11 @@ from bulltask.lake.tables import (
 )
 from bulltask.lake.terms import Terms
 from bulltask.spark.gold.days import cost_days, errors_days, slo_days
-from bulltask.spark.gold.facts import Span, facts
+from bulltask.spark.gold.facts import DaySpan, minute_facts
 from bulltask.spark.gold.minutes import capacity_minutes, task_minutes
 from bulltask.spark.tables.lake_tables import as_table, day_of, latest, read_table, spark_schema
 
-__all__ = ["Inputs", "build_gold", "frames_of", "minutes_frame", "read_inputs"]
+__all__ = ["GoldInputs", "build_gold", "derived_tables", "minute_table", "read_inputs"]
 
 _DAY: Final = timedelta(days=1)
 _OF_ATTEMPTS: Final = (
@@ -49,7 +49,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class GoldInputs:
     """What gold is made of: the rows that count, of some days and some around them."""
 
     added: DataFrame
@@ -76,18 +76,18 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
     """
     with Replacing(layout) as replacing, _in_utc(spark):
         for span in _spans(days):
-            with steady(layout), _kept(read_inputs(spark, layout, span)) as inputs:
-                written = {TASK_MINUTE: _written(minutes_frame(inputs, span), TASK_MINUTE, replacing.fresh())}
+            with steady(layout), _cached(read_inputs(spark, layout, span)) as inputs:
+                written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, replacing.fresh())}
                 # Others are made of the minutes. What is read from files has a short plan.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
-                for table, frame in frames_of(inputs, minutes, span, terms or Terms()).items():
-                    written[table] = _written(frame, table, replacing.fresh())
+                for table, frame in derived_tables(inputs, minutes, span, terms or Terms()).items():
+                    written[table] = _write_table(frame, table, replacing.fresh())
             # All of them are whole before the first one is seen.
             for table, place in written.items():
-                _put(layout, replacing, table, place, span)
+                _swap_days(layout, replacing, table, place, span)
 
 
-def read_inputs(spark: SparkSession, layout: Layout, span: Span) -> Inputs:
+def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
     """Read what the gold tables of some days are made of.
 
     A row may be superseded by one of any other day. Of days before, only backfills know more, and only of days with
@@ -109,7 +109,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: Span) -> Inputs:
 
     days = fn.col("dt").between(str(span.first), str(span.last))
     added = read_table(spark, layout, EVENTS).where(days & (fn.col("event") == "added"))
-    return Inputs(
+    return GoldInputs(
         added.select("queue", "name", "event_at"),
         rows(ATTEMPTS, "started_at", fn.coalesce("ended_at", "started_at")).select(*_OF_ATTEMPTS),
         rows(JOBS, "created_at", fn.coalesce("finished_at", "as_of")).select(*_OF_JOBS),
@@ -117,7 +117,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: Span) -> Inputs:
     )
 
 
-def _gaps(gaps: DataFrame, span: Span) -> DataFrame:
+def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the gaps that touch some days. There are none as a rule, and then Spark is told so: it plans less."""
     until = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
     since = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
@@ -125,18 +125,18 @@ def _gaps(gaps: DataFrame, span: Span) -> DataFrame:
     return gaps.where(fn.lit(False)) if touching.isEmpty() else touching
 
 
-def _began_before(began: Column, span: Span) -> Column:
+def _began_before(began: Column, span: DaySpan) -> Column:
     return began.isNull() | (began < fn.lit(span.end))
 
 
-def minutes_frame(inputs: Inputs, span: Span) -> DataFrame:
+def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Make ``gold.task_minute`` of some days."""
-    happened = facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
+    happened = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
     minutes = task_minutes(happened, inputs.gaps, span)
     return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
 
 
-def frames_of(inputs: Inputs, minutes: DataFrame, span: Span, terms: Terms) -> dict[Table, DataFrame]:
+def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms: Terms) -> dict[Table, DataFrame]:
     """Make the other gold tables of some days.
 
     Args:
@@ -155,7 +155,7 @@ def frames_of(inputs: Inputs, minutes: DataFrame, span: Span, terms: Terms) -> d
     }
 
 
-def _spans(days: Iterable[date]) -> Iterator[Span]:
+def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
     """Join days that follow each other: they are built together."""
     ordered = sorted(set(days))
     if date.max in ordered:
@@ -163,18 +163,18 @@ def _spans(days: Iterable[date]) -> Iterator[Span]:
     start = 0
     for index, day in enumerate(ordered):
         if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:
-            yield Span(ordered[start], day)
+            yield DaySpan(ordered[start], day)
             start = index + 1
 
 
-def _written(frame: DataFrame, table: Table, place: Path) -> Path:
+def _write_table(frame: DataFrame, table: Table, place: Path) -> Path:
     """Write a table's rows, a file for each day, in the order of their key."""
     in_order = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
     in_order.write.partitionBy("dt").parquet(str(place))
     return place
 
 
-def _put(layout: Layout, replacing: Replacing, table: Table, place: Path, span: Span) -> None:
+def _swap_days(layout: Layout, replacing: Replacing, table: Table, place: Path, span: DaySpan) -> None:
     """Let new days take the place of old ones; also a day without rows does."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
@@ -184,10 +184,10 @@ def _put(layout: Layout, replacing: Replacing, table: Table, place: Path, span: 
 
 
 @contextmanager
-def _kept(inputs: Inputs) -> Iterator[Inputs]:
+def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
     """Keep what every table is made of, in place of reading and sorting it for each of them."""
     with _persisted(inputs.attempts) as attempts, _persisted(inputs.jobs) as jobs:
-        yield Inputs(inputs.added, attempts, jobs, inputs.gaps)
+        yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from bulltask.lake.terms import EVERY, Metric, Objective
-from bulltask.spark.gold.facts import DAY_MS, Span, gap_steps
+from bulltask.spark.gold.facts import DAY_MS, DaySpan, gap_steps
 from bulltask.spark.gold.minutes import by_queue
 from bulltask.spark.tables.lake_tables import day_of
 
@@ -22,7 +22,7 @@ _SAMPLES: Final = 5
 _HOUR_MS: Final = 3_600_000
 
 
-def errors_days(attempts: DataFrame, span: Span) -> DataFrame:
+def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Sum up ``gold.errors_day``.
 
     Args:
@@ -51,7 +51,7 @@ def errors_days(attempts: DataFrame, span: Span) -> DataFrame:
 
 
 def slo_days(
-    attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: Span, objectives: Iterable[Objective]
+    attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan, objectives: Iterable[Objective]
 ) -> DataFrame:
     """Sum up ``gold.slo_day``.
 
@@ -64,22 +64,22 @@ def slo_days(
     """
     objectives = list(objectives)
     measured = _measured(attempts, jobs, span).where(fn.lit(bool(objectives)))
-    wished = fn.filter(fn.array(*_wishes(objectives)), lambda wish: wish["target"].isNotNull())
+    targets = fn.filter(fn.array(*_targets(objectives)), lambda wanted: wanted["target"].isNotNull())
     met = (fn.col("ms") <= fn.col("objective_ms")) & fn.col("may_be_good")
     total, good = fn.count("*"), fn.count_if(met)
     missed = 1 - fn.col("attainment")
     return (
-        measured.select("*", fn.inline(wished))
+        measured.select("*", fn.inline(targets))
         .groupBy("dt", "queue", "name", "metric", "objective_ms", "target")
         .agg(total.alias("total"), good.alias("good"))
         .withColumn("attainment", fn.col("good") / fn.col("total"))
         .withColumn("budget_left", 1 - missed / (1 - fn.col("target")))
-        .join(_touched(gaps, span), ["queue", "dt"], "left")
+        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
         .withColumn("complete", fn.col("touched").isNull())
     )
 
 
-def _measured(attempts: DataFrame, jobs: DataFrame, span: Span) -> DataFrame:
+def _measured(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
     """List every measured length: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
 
     def lengths(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
@@ -95,18 +95,18 @@ def _measured(attempts: DataFrame, jobs: DataFrame, span: Span) -> DataFrame:
     return waits.unionByName(runs).unionByName(totals)
 
 
-def _wishes(objectives: Iterable[Objective]) -> list[Column]:
+def _targets(objectives: Iterable[Objective]) -> list[Column]:
     """Tell what is wished of a measured length: a time and a target, which is none where the objective is another's."""
     targets: dict[tuple[str, int], list[Column]] = {}
     for one in objectives:
         is_its = (fn.col("metric") == str(one.metric)) & _like("queue", one.queue) & _like("name", one.name)
         targets.setdefault((one.metric, one.within_ms), []).append(fn.when(is_its, fn.lit(float(one.target))))
-    wishes = [
+    wanted = [
         fn.struct(fn.lit(ms).cast("long").alias("objective_ms"), fn.coalesce(*of_tasks).alias("target"))
         for (_, ms), of_tasks in targets.items()
     ]
     nothing = fn.struct(fn.lit(None).cast("long").alias("objective_ms"), fn.lit(None).cast("double").alias("target"))
-    return [*wishes, nothing]
+    return [*wanted, nothing]
 
 
 def _like(column: str, pattern: str) -> Column:
@@ -116,7 +116,7 @@ def _like(column: str, pattern: str) -> Column:
     return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{text}\z"), fn.lit(False))
 
 
-def cost_days(minutes: DataFrame, gaps: DataFrame, span: Span, prices: Mapping[str, Decimal]) -> DataFrame:
+def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
     """Sum up ``gold.cost_day``.
 
     Args:
@@ -145,12 +145,12 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: Span, prices: Mapping[s
                 "cost_per_job": (cost / jobs).cast("decimal(18,6)"),
             }
         )
-        .join(_touched(gaps, span), ["queue", "dt"], "left")
+        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
         .withColumn("complete", fn.col("touched").isNull())
     )
 
 
-def _touched(gaps: DataFrame, span: Span) -> DataFrame:
+def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """List the queues' days that gaps touch."""
     day = day_of(fn.timestamp_millis("step"))
     return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), fn.lit(True).alias("touched")).distinct()

@@ -20,7 +20,7 @@ from pyspark.sql import functions as fn
 
 from bulltask.lake.size_classes import GROWTH, ZERO
 
-__all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "Span", "facts", "gap_steps", "pieces"]
+__all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "DaySpan", "gap_steps", "minute_facts", "split_steps"]
 
 MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
@@ -44,7 +44,7 @@ _WASTED: Final = "outcome in ('failed', 'retry', 'stalled')"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DaySpan:
     """Some days on end, UTC; the last is one of them."""
 
     first: date
@@ -75,7 +75,7 @@ class Span:
         return (at >= fn.lit(self.start)) & (at < fn.lit(self.end))
 
 
-def facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: Span) -> DataFrame:
+def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Tell what happened in the minutes of some days.
 
     Args:
@@ -91,25 +91,25 @@ def facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFram
     enqueued = _fact(_minute("unix_millis(event_at)"), "'enqueued'")
     over_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
     over = _fact(_minute(f"unix_millis({over_at})"), "if(finished_at is null, 'removed', 'done')")
-    told = [
-        _told(_of_attempts(attempts, span)),
-        _told(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
-        _told(jobs.where(span.holds(fn.expr(over_at))).selectExpr("queue", "name", f"{over} as fact")),
+    all_facts = [
+        _flatten(_of_attempts(attempts, span)),
+        _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
+        _flatten(jobs.where(span.holds(fn.expr(over_at))).selectExpr("queue", "name", f"{over} as fact")),
         # A minute of which events are lost is a row, also where all of them are.
-        _told(
+        _flatten(
             gap_steps(gaps, span, MINUTE_MS)
             .where("from_seen")
             .selectExpr("queue", "cast(null as string) as name", f"{_fact('step', _text('gap'), '0')} as fact")
         ),
     ]
-    return reduce(DataFrame.unionByName, told)
+    return reduce(DataFrame.unionByName, all_facts)
 
 
-def _told(facts: DataFrame) -> DataFrame:
+def _flatten(facts: DataFrame) -> DataFrame:
     return facts.select("queue", "name", "fact.*")
 
 
-def _of_attempts(attempts: DataFrame, span: Span) -> DataFrame:
+def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Tell of each attempt its start, its end, and how long it ran in each minute."""
     at_start, at_end = _minute("started"), _minute("ended")
     counter = "".join(f" when {_text(outcome)} then {_text(name)}" for outcome, name in _ENDED.items())
@@ -130,11 +130,11 @@ def _of_attempts(attempts: DataFrame, span: Span) -> DataFrame:
         "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
         "unix_millis(ended_at) as ended",
     )  # fmt: skip
-    cut = timed.selectExpr("*", f"{pieces('started', 'ended', span, MINUTE_MS)} as pieces")
+    cut = timed.selectExpr("*", f"{split_steps('started', 'ended', span, MINUTE_MS)} as pieces")
     return cut.selectExpr("queue", "name", f"explode({all_}) as fact")
 
 
-def pieces(started: str, ended: str, span: Span, step_ms: int) -> str:
+def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
     """Cut the time between two moments (milliseconds) at the whole minutes or days of a span, as SQL.
 
     Returns:
@@ -150,7 +150,7 @@ def pieces(started: str, ended: str, span: Span, step_ms: int) -> str:
     return f"transform({steps}, step -> named_struct({piece}))"
 
 
-def gap_steps(gaps: DataFrame, span: Span, step_ms: int) -> DataFrame:
+def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
     """Tell which minutes or days of a span the gaps touch.
 
     A gap that nothing was read behind touches all up to its detection; one that nothing was read before, all that comes
@@ -164,7 +164,7 @@ def gap_steps(gaps: DataFrame, span: Span, step_ms: int) -> DataFrame:
         # The clock of Redis may be ahead of that of the pipeline.
         "unix_millis(greatest(coalesce(first_at, detected_at), after_at)) as until",
     )  # fmt: skip
-    touched = pieces("coalesce(since, 0L)", "until", span, step_ms)
+    touched = split_steps("coalesce(since, 0L)", "until", span, step_ms)
     rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")
     from_seen = f"since is not null or {_floor('until', step_ms)} = piece.step"
     return rows.selectExpr("queue", "piece.step as step", "lost", f"{from_seen} as from_seen")

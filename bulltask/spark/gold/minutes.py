@@ -11,19 +11,19 @@ from pyspark.sql import functions as fn
 
 from bulltask.lake.size_classes import GROWTH, ZERO
 from bulltask.lake.terms import EVERY
-from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, Span, gap_steps, pieces
+from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, DaySpan, gap_steps, split_steps
 
 __all__ = ["by_queue", "capacity_minutes", "merge_minutes", "percentile", "task_minutes"]
 
 _CLASSED: Final = {"wait": "waited", "run": "ran"}
-_SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def task_minutes(facts: DataFrame, gaps: DataFrame, span: Span) -> DataFrame:
+def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Sum up ``gold.task_minute``, without its partition.
 
     Args:
-        facts: from `bulltask.spark.gold.facts.facts`.
+        facts: from `bulltask.spark.gold.facts.minute_facts`.
         gaps: rows of ``bronze.gaps``.
         span: the days.
     """
@@ -77,26 +77,28 @@ def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
         for column, kind in _CLASSED.items()
     ]
     rows = few.groupBy(*keys).agg(*map(fn.expr, [*sums, *counts, *others]))
-    shares = [
-        f"{percentile(f'{column}_counts', share)} as {column}_{name}"
+    percentiles = [
+        f"{percentile(f'{column}_counts', quantile)} as {column}_{name}"
         for column in _CLASSED
-        for name, share in _SHARES.items()
+        for name, quantile in _QUANTILES.items()
     ]
-    return rows.selectExpr("*", *shares)
+    return rows.selectExpr("*", *percentiles)
 
 
-def percentile(counts: str, share: float) -> str:
+def percentile(counts: str, quantile: float) -> str:
     """`bulltask.lake.size_classes.percentile` of a column such as ``wait_counts``, in SQL; its classes are in order."""
     total = f"aggregate(map_values({counts}), 0L, (sum, one) -> sum + one)"
-    nothing = f"named_struct('seen', 0L, 'wanted', ceil({share!r}D * {total}), 'last', cast(null as int))"
+    nothing = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
     last = "if(found.seen < found.wanted, one.key, found.last)"
     next_ = f"named_struct('seen', found.seen + one.value, 'wanted', found.wanted, 'last', {last})"
     value = f"cast(round(2 * pow({GROWTH!r}D, found.last) / {GROWTH + 1!r}D) as bigint)"
-    told = f"if(found.last = {ZERO}, 0L, {value})"
-    return f"aggregate(map_entries({counts}), {nothing}, (found, one) -> {next_}, found -> {told})"
+    result = f"if(found.last = {ZERO}, 0L, {value})"
+    return f"aggregate(map_entries({counts}), {nothing}, (found, one) -> {next_}, found -> {result})"
 
 
-def capacity_minutes(minutes: DataFrame, attempts: DataFrame, span: Span, capacities: Mapping[str, int]) -> DataFrame:
+def capacity_minutes(
+    minutes: DataFrame, attempts: DataFrame, span: DaySpan, capacities: Mapping[str, int]
+) -> DataFrame:
     """Sum up ``gold.capacity_minute``, without its partition.
 
     Args:
@@ -109,18 +111,18 @@ def capacity_minutes(minutes: DataFrame, attempts: DataFrame, span: Span, capaci
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     given = by_queue(capacities, "bigint")
     seen = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
-    told = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
+    joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
         "*", "enqueued as arrivals", "done + removed as departures", "enqueued - done - removed as backlog_delta",
         f"busy_ms / {MINUTE_MS} as busy_workers", "coalesce(peak, 0L) as peak_workers",
     )  # fmt: skip
-    return told.withColumn("capacity", fn.coalesce(given, seen)).selectExpr(
+    return joined.withColumn("capacity", fn.coalesce(given, seen)).selectExpr(
         "*", "busy_workers / capacity as utilisation"
     )
 
 
-def _peaks(attempts: DataFrame, span: Span) -> DataFrame:
+def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Tell how many attempts ran at one moment of each minute, at most."""
-    ran = pieces("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
+    ran = split_steps("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
     ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
     # A worker takes the next job in the millisecond in which it finishes one: ends come first.
     running = "sum(more) over (partition by queue, step order by at, more) as running"

@@ -19,15 +19,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LIFE
+from bulltask.spark.lifecycle.fold import FINISHED, LIFECYCLE_COLUMNS, STATE_AFTER
 
-__all__ = ["KINDS", "OUTCOMES", "Bools", "Ints", "Lives", "Told", "in_order", "is_one_of", "job_numbers", "life_events",
-           "tell"]  # fmt: skip
+__all__ = [
+    "KINDS",
+    "OUTCOMES",
+    "Bools",
+    "DerivedColumns",
+    "Ints",
+    "Lifecycles",
+    "derive",
+    "in_order",
+    "is_one_of",
+    "job_numbers",
+    "lifecycle_events",
+]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-KINDS: Final = tuple(EVENTS)
+KINDS: Final = tuple(STATE_AFTER)
 """Of what kind an event is, by number."""
 
 OUTCOMES: Final = ("open", "retry", "stalled", "completed", "failed", "waiting-children")
@@ -45,11 +56,11 @@ _OUTCOME_OF: Final = np.array([OUTCOMES.index(kind) if kind in OUTCOMES else 0 f
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class Lifecycles:
     """Events in order: those of a job beside each other.
 
     Attributes:
-        table: the events, as they were given: the columns `LIFE`.
+        table: the events, as they were given: the columns `LIFECYCLE_COLUMNS`.
         order: the place of each in the table.
         kind, ms, seq, from_active, is_new: of each event and, behind them, of none.
         first, last: index of the first and of the last event of the same job.
@@ -65,12 +76,12 @@ class Lives:
     is_new: Bools
     first: Ints
     last: Ints
-    back: Ints
+    previous: Ints
     next: Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DerivedColumns:
     """What the events say, each up to itself.
 
     Attributes:
@@ -89,7 +100,7 @@ class Told:
         is_last: it is the last of a life that is known by more than its end.
     """
 
-    lives: Lives
+    lifecycles: Lifecycles
     begins: Bools
     outcome: Ints
     end: Ints
@@ -108,12 +119,12 @@ class Told:
     is_last: Bools
 
 
-def life_events(events: pa.Table) -> pa.Table:
-    """Return the events that say something of a job's life, and the columns `LIFE`, which say it."""
+def lifecycle_events(events: pa.Table) -> pa.Table:
+    """Return the events that say something of a job's life, and the columns `LIFECYCLE_COLUMNS`, which say it."""
     event, was_done = events["event"], is_in(events["prev"], FINISHED)
     says_more = pc.invert(pc.and_(pc.equal(event, "removed"), was_done))
     tells = pc.and_(pc.and_(is_in(event, KINDS), says_more), pc.is_valid(events["job_id"]))
-    return events.select(LIFE).filter(tells)
+    return events.select(LIFECYCLE_COLUMNS).filter(tells)
 
 
 def job_numbers(events: pa.Table) -> Ints:
@@ -124,11 +135,11 @@ def job_numbers(events: pa.Table) -> Ints:
     return np.asarray(_encoded(pa.array(both)).indices.to_numpy().astype(np.int64))
 
 
-def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lives:
+def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
     """Put events in order.
 
     Args:
-        events: what `life_events` returned, each once.
+        events: what `lifecycle_events` returned, each once.
         jobs: their `job_numbers`.
         is_new: which of them are of this batch.
     """
@@ -141,7 +152,7 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lives:
     ends = np.append(begins[1:], np.ones(min(len(job), 1), bool))
     starts, stops = place[begins], place[ends]
     number = np.cumsum(begins) - 1
-    return Lives(
+    return Lifecycles(
         events, order,
         np.append(kind[order].astype(np.int64), _NONE), np.append(ms[order], -1), np.append(seq[order], -1),
         np.append(from_active[order], False), np.append(is_new[order], False),
@@ -149,34 +160,34 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lives:
     )  # fmt: skip
 
 
-def tell(lives: Lives) -> Told:
+def derive(lifecycles: Lifecycles) -> DerivedColumns:
     """Give each event the attempt that begins with it, and the sums up to it."""
-    kind, ms = lives.kind[:-1], lives.ms[:-1]
-    begins = (kind == _ACTIVE) | _ends_an_unseen_one(lives)
+    kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
+    begins = (kind == _ACTIVE) | _ends_unseen_attempt(lifecycles)
     is_seen = kind == _ACTIVE
     here = np.arange(len(kind))
-    behind = np.append(lives.next, -1)[lives.next]
-    end, then = np.where(is_seen, lives.next, here), np.where(is_seen, behind, lives.next)
-    outcome, given_back = _outcome(lives, end, then)
+    behind = np.append(lifecycles.next, -1)[lifecycles.next]
+    end, then = np.where(is_seen, lifecycles.next, here), np.where(is_seen, behind, lifecycles.next)
+    outcome, released = _outcome(lifecycles, end, then)
     # Of another life's event nothing follows for this one.
-    goes_on = (lives.kind[then] != _ADDED) & (then >= 0)
-    of_end = np.where((end < 0) | (lives.kind[end] == _ADDED), here, end)
-    waits_from = np.append(_last(kind != _STALLED, lives.first), -1)[lives.back]
-    queued = is_seen & (lives.kind[waits_from] == _WAITING)
-    queued_ms = np.where(queued, lives.ms[waits_from], -1)
+    continues = (lifecycles.kind[then] != _ADDED) & (then >= 0)
+    of_end = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), here, end)
+    waits_from = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
+    queued = is_seen & (lifecycles.kind[waits_from] == _WAITING)
+    queued_ms = np.where(queued, lifecycles.ms[waits_from], -1)
     started_ms = np.where(is_seen, ms, -1)
-    ended_ms = np.where(outcome > 0, lives.ms[end], -1)
-    added, kept = _last(kind == _ADDED, lives.first), _last(kind != _REMOVED, lives.first)
-    since = np.where(added >= 0, added, lives.first)
-    active = _up_to(is_seen, since)
-    first_start = _last(is_seen & (active == 1), lives.first)
-    next_kind = lives.kind[lives.next]
-    return Told(
-        lives, begins, outcome, end, queued_ms, started_ms, ended_ms,
-        np.where(given_back & goes_on, then, of_end), np.where(given_back, then, end), added,
-        _up_to(begins, since), _up_to(begins & (outcome == OUTCOMES.index("stalled")), since),
+    ended_ms = np.where(outcome > 0, lifecycles.ms[end], -1)
+    added, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
+    since = np.where(added >= 0, added, lifecycles.first)
+    active = _running_sum(is_seen, since)
+    first_start = _last_index(is_seen & (active == 1), lifecycles.first)
+    next_kind = lifecycles.kind[lifecycles.next]
+    return DerivedColumns(
+        lifecycles, begins, outcome, end, queued_ms, started_ms, ended_ms,
+        np.where(released & continues, then, of_end), np.where(released, then, end), added,
+        _running_sum(begins, since), _running_sum(begins & (outcome == OUTCOMES.index("stalled")), since),
         _total(started_ms - queued_ms, queued, since), _total(ended_ms - ms, is_seen & (outcome > 0), since),
-        kept, np.where(active > 0, lives.ms[first_start], -1),
+        kept, np.where(active > 0, lifecycles.ms[first_start], -1),
         ((next_kind == _NONE) | (next_kind == _ADDED)) & (kept >= 0),
     )  # fmt: skip
 
@@ -191,35 +202,35 @@ def is_one_of(kind: Ints, words: tuple[str, ...]) -> Bools:
     return np.isin(kind, [_NUMBER[word] for word in words])
 
 
-def _ends_an_unseen_one(lives: Lives) -> Bools:
+def _ends_unseen_attempt(lifecycles: Lifecycles) -> Bools:
     """Whether an attempt ended with an event that nobody saw begin."""
-    kind, from_active = lives.kind[:-1], lives.from_active[:-1]
-    back, given_back = lives.kind[lives.back], lives.from_active[lives.back]
+    kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
+    previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
     ends = is_one_of(kind, FINISHED)
     # After `stalled` this only tells once more where the job is.
-    ends |= (kind == _WAITING) & from_active & (back != _STALLED)
+    ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
     ends |= (kind == _CHILDREN) & from_active
-    ends |= (kind == _STALLED) & ~((back == _WAITING) & given_back)
-    return np.asarray((back != _ACTIVE) & ends)
+    ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
+    return np.asarray((previous != _ACTIVE) & ends)
 
 
-def _outcome(lives: Lives, end: Ints, then: Ints) -> tuple[Ints, Bools]:
+def _outcome(lifecycles: Lifecycles, end: Ints, then: Ints) -> tuple[Ints, Bools]:
     """How attempts ended by the events that are next, and which were given back."""
-    ended_by = lives.kind[end]
-    given_back = (ended_by == _WAITING) & lives.from_active[end]
+    ended_by = lifecycles.kind[end]
+    released = (ended_by == _WAITING) & lifecycles.from_active[end]
     outcome = _OUTCOME_OF[ended_by]
-    outcome = np.where(given_back | (ended_by == _DELAYED), OUTCOMES.index("retry"), outcome)
-    stalled = given_back & (lives.kind[then] == _STALLED)
-    return np.where(stalled, OUTCOMES.index("stalled"), outcome), given_back
+    outcome = np.where(released | (ended_by == _DELAYED), OUTCOMES.index("retry"), outcome)
+    stalled = released & (lifecycles.kind[then] == _STALLED)
+    return np.where(stalled, OUTCOMES.index("stalled"), outcome), released
 
 
-def _last(which: Bools, first: Ints) -> Ints:
+def _last_index(which: Bools, first: Ints) -> Ints:
     """Index of the last event up to each one, of the same job, that is one of ``which``."""
     found = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     return np.where(found >= first, found, -1)
 
 
-def _up_to(counted: Any, since: Ints) -> Ints:
+def _running_sum(counted: Any, since: Ints) -> Ints:
     """Add up from an event on, up to each one."""
     sums = np.append(0, np.cumsum(counted, dtype=np.int64))
     return np.asarray(sums[1:] - sums[since])
@@ -227,7 +238,7 @@ def _up_to(counted: Any, since: Ints) -> Ints:
 
 def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
     """The same of times, as far as they are known; of none, none."""
-    return np.where(_up_to(which, since) > 0, _up_to(np.where(which, times_ms, 0), since), -1)
+    return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
 
 
 def _encoded(column: Any) -> Any:

@@ -15,20 +15,20 @@ from bulltask.spark.lifecycle.arrays import (
     KINDS,
     OUTCOMES,
     Bools,
+    DerivedColumns,
     Ints,
-    Told,
+    derive,
     in_order,
     is_one_of,
     job_numbers,
-    life_events,
-    tell,
+    lifecycle_events,
 )
 from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LAST_MS
+from bulltask.spark.lifecycle.fold import FINISHED, MAX_TIME_MS, STATE_AFTER
 
 __all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
 
-_STATES: Final = tuple(EVENTS[kind] for kind in KINDS)
+_STATES: Final = tuple(STATE_AFTER[kind] for kind in KINDS)
 _LAST_SEQ: Final = 999  # of those that `as_of` keeps apart
 
 
@@ -41,8 +41,8 @@ def attempts(events: pa.Table) -> pa.Table:
     Returns:
         ``silver.attempts`` with its partition ``queue``: a row for each attempt, also for those that have not ended.
     """
-    told = _tell(events)
-    return attempts_of(told, told.begins)
+    derived = _derive(events)
+    return attempts_of(derived, derived.begins)
 
 
 def jobs(events: pa.Table) -> pa.Table:
@@ -54,50 +54,50 @@ def jobs(events: pa.Table) -> pa.Table:
     Returns:
         ``silver.jobs`` with its partition ``queue``: a row for each life of each job, also for those that are not done.
     """
-    told = _tell(events)
-    return jobs_of(told, told.is_last)
+    derived = _derive(events)
+    return jobs_of(derived, derived.is_last)
 
 
-def attempts_of(told: Told, chosen: Bools) -> pa.Table:
+def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     """Return rows of ``silver.attempts`` for those that begin with the events chosen."""
-    rows = _Rows(told, np.flatnonzero(chosen))
+    rows = _Rows(derived, np.flatnonzero(chosen))
     at = rows.at
-    outcome = told.outcome[at]
-    reason, key = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), told.end[at], -1))
+    outcome = derived.outcome[at]
+    reason, key = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
     made = {
-        "attempt": pa.array(told.begun[at], pa.int32()),
-        "queued_at": _times(told.queued_ms[at]),
-        "started_at": _times(told.started_ms[at]),
-        "ended_at": _times(told.ended_ms[at]),
-        "wait_ms": _between(told.queued_ms[at], told.started_ms[at]),
-        "run_ms": _between(told.started_ms[at], told.ended_ms[at]),
+        "attempt": pa.array(derived.begun[at], pa.int32()),
+        "queued_at": _times(derived.queued_ms[at]),
+        "started_at": _times(derived.started_ms[at]),
+        "ended_at": _times(derived.ended_ms[at]),
+        "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
+        "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
         "outcome": _words(OUTCOMES, outcome),
         "reason": reason,
         "error_key": key,
-        "as_of": rows.as_of(told.decided[at]),
+        "as_of": rows.as_of(derived.decided[at]),
     }
     return rows.table(ATTEMPTS, made)
 
 
-def jobs_of(told: Told, chosen: Bools) -> pa.Table:
+def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     """Return rows of ``silver.jobs`` for those lives of which the last events are chosen."""
-    rows = _Rows(told, np.flatnonzero(chosen))
-    at, lives = rows.at, told.lives
-    kept, added_ms = told.kept[at], lives.ms[told.added[at]]
+    rows = _Rows(derived, np.flatnonzero(chosen))
+    at, lifecycles = rows.at, derived.lifecycles
+    kept, added_ms = derived.kept[at], lifecycles.ms[derived.added[at]]
     # What is finished stays so when the job is removed.
-    says = np.where(is_one_of(lives.kind[kept], FINISHED), kept, at)
-    state = lives.kind[says]
-    finished_ms = np.where(is_one_of(state, FINISHED), lives.ms[says], -1)
+    says = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
+    state = lifecycles.kind[says]
+    finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[says], -1)
     reason, key = rows.reasons(np.where(is_one_of(state, ("failed",)), says, -1))
     made = {
         "created_at": _times(added_ms),
-        "first_started_at": _times(told.first_started_ms[at]),
+        "first_started_at": _times(derived.first_started_ms[at]),
         "finished_at": _times(finished_ms),
         "state": _words(_STATES, state),
-        "attempts": pa.array(told.begun[at], pa.int32()),
-        "stalls": pa.array(told.stalls[at], pa.int32()),
-        "wait_ms": _known(told.wait_ms[at]),
-        "run_ms": _known(told.run_ms[at]),
+        "attempts": pa.array(derived.begun[at], pa.int32()),
+        "stalls": pa.array(derived.stalls[at], pa.int32()),
+        "wait_ms": _known(derived.wait_ms[at]),
+        "run_ms": _known(derived.run_ms[at]),
         "total_ms": _between(added_ms, finished_ms),
         "final_reason": reason,
         "error_key": key,
@@ -114,12 +114,14 @@ class _Rows:
         at: of each row, the event that stands for it.
     """
 
-    def __init__(self, told: Told, at: Ints) -> None:
-        self._lives, self._added, self.at = told.lives, told.added[at], at
+    def __init__(self, derived: DerivedColumns, at: Ints) -> None:
+        self._lifecycles, self._added, self.at = derived.lifecycles, derived.added[at], at
 
     def as_of(self, says: Ints) -> pa.Array:
-        """`bulltask.spark.lifecycle.fold.Event.as_of_us` of events."""
-        us = np.minimum(self._lives.ms[says], LAST_MS) * 1000 + np.minimum(self._lives.seq[says], _LAST_SEQ)
+        """`bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
+        us = np.minimum(self._lifecycles.ms[says], MAX_TIME_MS) * 1000 + np.minimum(
+            self._lifecycles.seq[says], _LAST_SEQ
+        )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def reasons(self, says: Ints) -> tuple[pa.Array, pa.Array]:
@@ -151,19 +153,19 @@ class _Rows:
 
     def _life(self) -> pa.Array:
         """The id of the event that added the job."""
-        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lives.ms, self._lives.seq))
+        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
         return pc.binary_join_element_wise(ms, seq, "-")
 
     def _texts(self, column: str, at: Ints) -> pa.Array:
         """A column's texts of events; none of none."""
-        places = np.append(self._lives.order, 0)[at]
-        found = self._lives.table[column].take(pa.array(places, mask=at < 0))
+        places = np.append(self._lifecycles.order, 0)[at]
+        found = self._lifecycles.table[column].take(pa.array(places, mask=at < 0))
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-def _tell(events: pa.Table) -> Told:
-    told = life_events(events)
-    return tell(in_order(told, job_numbers(told), np.ones(told.num_rows, bool)))
+def _derive(events: pa.Table) -> DerivedColumns:
+    derived = lifecycle_events(events)
+    return derive(in_order(derived, job_numbers(derived), np.ones(derived.num_rows, bool)))
 
 
 def _known(numbers: Ints) -> pa.Array:
@@ -175,7 +177,7 @@ def _between(first_ms: Ints, last_ms: Ints) -> pa.Array:
 
 
 def _times(ms: Ints) -> pa.Array:
-    return pa.array(np.minimum(ms, LAST_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
+    return pa.array(np.minimum(ms, MAX_TIME_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
 
 
 def _words(words: tuple[str, ...], numbers: Ints) -> pa.Array:

@@ -31,22 +31,33 @@ from typing import Literal
 
 from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
 
-__all__ = ["EVENTS", "FINISHED", "LAST_MS", "LIFE", "Attempt", "Event", "JobRow", "JobState", "Outcome", "lifecycle"]
+__all__ = [
+    "FINISHED",
+    "LIFECYCLE_COLUMNS",
+    "MAX_TIME_MS",
+    "STATE_AFTER",
+    "AttemptRow",
+    "JobRow",
+    "JobState",
+    "LifecycleEvent",
+    "Outcome",
+    "lifecycle",
+]
 
 Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
 #: The end of the year 9999, the last that Python and Spark can show. Ids of events may be of any time.
-LAST_MS = 253_402_300_799_999
+MAX_TIME_MS = 253_402_300_799_999
 
 #: The columns of an event that its job's life is told from.
-LIFE = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
+LIFECYCLE_COLUMNS = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
 
 #: The states of a job that is done.
 FINISHED: tuple[JobState, ...] = ("completed", "failed")
 
 #: What an event says of its job's state. Other events say nothing of its life.
-EVENTS: dict[str, JobState] = {
+STATE_AFTER: dict[str, JobState] = {
     "added": "unknown",  # in the same script another event follows, unless the stream has a hole
     "waiting": "waiting",
     "active": "active",
@@ -69,7 +80,7 @@ _ENDS: dict[str, Outcome] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LifecycleEvent:
     """What the fold needs of a row of ``bronze.events``; the names are the columns'."""
 
     queue: str
@@ -89,11 +100,11 @@ class Event:
     @property
     def as_of_us(self) -> int:
         """Its time in microseconds; events of one millisecond are kept apart as far as there is room."""
-        return min(self.event_ms, LAST_MS) * 1000 + min(self.event_seq, 999)
+        return min(self.event_ms, MAX_TIME_MS) * 1000 + min(self.event_seq, 999)
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptRow:
     """A row of ``silver.attempts``.
 
     Attributes:
@@ -107,7 +118,7 @@ class Attempt:
         ended_ms: when it ended.
         outcome: ``retry`` is every way back to the queue but a stall; ``open`` has no end that was seen.
         reason: why it failed for good. Events do not have the reason of an attempt that is made again.
-        as_of_us: `Event.as_of_us` of the event that decided the outcome, or of the last one that is known.
+        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last one that is known.
     """
 
     queue: str
@@ -143,7 +154,7 @@ class JobRow:
     """A row of ``silver.jobs``: one life of a job, and the attempts it consists of.
 
     Attributes:
-        queue: as in `Attempt`, and the next two.
+        queue: as in `AttemptRow`, and the next two.
         job_id: of the job.
         life: id of the event that added it.
         name: of the task.
@@ -152,7 +163,7 @@ class JobRow:
         finished_ms: when it was done, if it is.
         final_reason: why it failed, if it did.
         attempts: its attempts, in order.
-        as_of_us: `Event.as_of_us` of its last event; that a finished job was removed does not count.
+        as_of_us: `LifecycleEvent.as_of_us` of its last event; that a finished job was removed does not count.
     """
 
     queue: str
@@ -163,7 +174,7 @@ class JobRow:
     state: JobState = "unknown"
     finished_ms: int | None = None
     final_reason: str | None = None
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[AttemptRow] = field(default_factory=list)
     as_of_us: int = 0
 
     @property
@@ -197,7 +208,7 @@ class JobRow:
         return error_key(self.final_reason)
 
 
-def lifecycle(events: Iterable[Event]) -> list[JobRow]:
+def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
     """Tell what became of the jobs that these events are about.
 
     Args:
@@ -206,12 +217,12 @@ def lifecycle(events: Iterable[Event]) -> list[JobRow]:
     Returns:
         A row for each life of each job, in order of queue, job id and time.
     """
-    told = sorted(
-        (event for event in events if _tells(event)),
+    relevant = sorted(
+        (event for event in events if _is_lifecycle_event(event)),
         key=lambda event: (event.queue, event.job_id, event.event_ms, event.event_seq),
     )
     folds: list[_Fold] = []
-    for (queue, job_id), of_job in groupby(told, key=lambda event: (event.queue, event.job_id)):
+    for (queue, job_id), of_job in groupby(relevant, key=lambda event: (event.queue, event.job_id)):
         fold: _Fold | None = None
         for event in of_job:
             if fold is None or event.event == "added":
@@ -221,9 +232,9 @@ def lifecycle(events: Iterable[Event]) -> list[JobRow]:
     return [fold.job for fold in folds if fold.is_known]
 
 
-def _tells(event: Event) -> bool:
+def _is_lifecycle_event(event: LifecycleEvent) -> bool:
     """Whether an event says something of its job's life."""
-    return event.event in EVENTS and not (event.event == "removed" and event.prev in FINISHED)
+    return event.event in STATE_AFTER and not (event.event == "removed" and event.prev in FINISHED)
 
 
 class _Fold:
@@ -232,24 +243,24 @@ class _Fold:
     def __init__(self, job: JobRow) -> None:
         self.job = job
         self.is_known = False
-        self._open: Attempt | None = None
-        self._undecided: Attempt | None = None
+        self._open: AttemptRow | None = None
+        self._undecided: AttemptRow | None = None
         self._queued_ms: int | None = None
-        self._last: Event | None = None
+        self._last: LifecycleEvent | None = None
 
-    def take(self, event: Event) -> None:
+    def take(self, event: LifecycleEvent) -> None:
         """Go on by one event."""
         self.is_known = self.is_known or event.event != "removed"
-        before, given_back = self._undecided, _is_given_back(event)
+        before, released = self._undecided, _is_release(event)
         if before is not None:
             before.as_of_us = event.as_of_us
-            if self._open is None or not given_back:
+            if self._open is None or not released:
                 self._undecided = None
         if event.event == "added":
             self.job.life, self.job.name, self.job.created_ms = event.event_id, event.name, event.event_ms
         elif event.event == "active":
             self._begin(event, event.event_ms)
-        elif event.event == "stalled" and self._was_given_back():
+        elif event.event == "stalled" and self._follows_release():
             self.job.attempts[-1].outcome = "stalled"
         else:
             self._end(event)
@@ -257,20 +268,18 @@ class _Fold:
         self._settle(event)
         self._last = event
 
-    def _begin(self, event: Event, started_ms: int | None) -> None:
+    def _begin(self, event: LifecycleEvent, started_ms: int | None) -> None:
         job = self.job
         number = len(job.attempts) + 1
         queued_ms = self._queued_ms if started_ms is not None else None
-        self._open = Attempt(job.queue, job.job_id, job.life, number, job.name, queued_ms, started_ms)
+        self._open = AttemptRow(job.queue, job.job_id, job.life, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
-        if started_ms is not None or _is_given_back(
-            event
-        ):  # what comes next decides: its end, or why it was given back
+        if started_ms is not None or _is_release(event):  # what comes next decides: its end, or why it was given back
             self._undecided = self._open
 
-    def _end(self, event: Event) -> None:
-        if self._open is None and self._ends_an_unseen_one(event):
+    def _end(self, event: LifecycleEvent) -> None:
+        if self._open is None and self._ends_unseen_attempt(event):
             self._begin(event, None)
         if self._open is not None and _ends_attempt(event):
             self._open.ended_ms = event.event_ms
@@ -278,7 +287,7 @@ class _Fold:
             self._open.reason = plain_reason(event.failed_reason) if event.event == "failed" else None
         self._open = None
 
-    def _ends_an_unseen_one(self, event: Event) -> bool:
+    def _ends_unseen_attempt(self, event: LifecycleEvent) -> bool:
         """Whether an attempt ended here that nobody saw begin."""
         if event.event == "waiting":
             # After `stalled` this only tells once more where the job is.
@@ -287,30 +296,30 @@ class _Fold:
             return event.prev == "active"
         return event.event in {"completed", "failed", "stalled"}
 
-    def _was_given_back(self) -> bool:
-        return self._last is not None and _is_given_back(self._last)
+    def _follows_release(self) -> bool:
+        return self._last is not None and _is_release(self._last)
 
-    def _queue_up(self, event: Event) -> None:
+    def _queue_up(self, event: LifecycleEvent) -> None:
         if event.event == "waiting":
             self._queued_ms = event.event_ms
         elif event.event != "stalled":  # it tells why the job waits, not since when
             self._queued_ms = None
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, event: LifecycleEvent) -> None:
         job = self.job
         if event.event == "removed" and job.state in FINISHED:
             return
         job.as_of_us = event.as_of_us
-        job.state = EVENTS[event.event]
+        job.state = STATE_AFTER[event.event]
         job.finished_ms = event.event_ms if job.state in FINISHED else None
         job.final_reason = plain_reason(event.failed_reason) if job.state == "failed" else None
 
 
-def _is_given_back(event: Event) -> bool:
+def _is_release(event: LifecycleEvent) -> bool:
     return event.event == "waiting" and event.prev == "active"
 
 
-def _ends_attempt(event: Event) -> bool:
+def _ends_attempt(event: LifecycleEvent) -> bool:
     """Whether this ends an open attempt; after anything else its end was missed."""
     return event.event in _ENDS and (event.event != "waiting" or event.prev == "active")
 

@@ -12,30 +12,30 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
 from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER, NORMALISE, UNQUOTABLE
-from bulltask.spark.lifecycle.fold import EVENTS, FINISHED, LAST_MS, LIFE
+from bulltask.spark.lifecycle.fold import FINISHED, LIFECYCLE_COLUMNS, MAX_TIME_MS, STATE_AFTER
 
 __all__ = [
-    "OF_ATTEMPT",
-    "OF_JOB",
+    "ATTEMPT_INPUTS",
+    "JOB_INPUTS",
     "as_time",
     "attempts",
     "attempts_of",
+    "derive",
     "error_key",
     "in_order",
     "jobs",
     "jobs_of",
-    "life_events",
+    "lifecycle_events",
     "plain_reason",
-    "tell",
 ]
 
 _SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
 
-OF_ATTEMPT = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
-"""What `tell` adds to them that `attempts_of` needs, but for the next."""
+ATTEMPT_INPUTS = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
+"""What `derive` adds to them that `attempts_of` needs, but for the next."""
 
-OF_JOB = (*_SUMS, "kept", "first_started_ms")
-"""What `tell` adds to them that `jobs_of` needs, beside ``added``."""
+JOB_INPUTS = (*_SUMS, "kept", "first_started_ms")
+"""What `derive` adds to them that `jobs_of` needs, beside ``added``."""
 
 
 def attempts(events: DataFrame) -> DataFrame:
@@ -43,13 +43,13 @@ def attempts(events: DataFrame) -> DataFrame:
 
     Args:
         events: rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; of the columns
-            it needs `LIFE`.
+            it needs `LIFECYCLE_COLUMNS`.
 
     Returns:
         ``silver.attempts`` without its partitions but ``queue``: a row for each attempt, also for those that have not
         ended. ``life`` is the id of the event that added the job, as an id can be used again.
     """
-    return attempts_of(tell(life_events(events)).where("begins"))
+    return attempts_of(derive(lifecycle_events(events)).where("begins"))
 
 
 def jobs(events: DataFrame) -> DataFrame:
@@ -62,10 +62,10 @@ def jobs(events: DataFrame) -> DataFrame:
         ``silver.jobs`` without its partitions but ``queue``: a row for each life of each job, also for those that are
         not done; ``life`` as in `attempts`.
     """
-    return jobs_of(tell(life_events(events)).where("is_last"))
+    return jobs_of(derive(lifecycle_events(events)).where("is_last"))
 
 
-def life_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
+def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
     """Return the events that say something of a job's life, and the columns that say it.
 
     Args:
@@ -73,8 +73,8 @@ def life_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
         is_new: what the column ``is_new`` says; it tells events of a batch from those that came before.
     """
     event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
-    tells = event.isin(*EVENTS) & ~((event == "removed") & prev.isin(*FINISHED))
-    return events.where(fn.col("job_id").isNotNull() & tells).select(*LIFE, fn.lit(is_new).alias("is_new"))
+    tells = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
+    return events.where(fn.col("job_id").isNotNull() & tells).select(*LIFECYCLE_COLUMNS, fn.lit(is_new).alias("is_new"))
 
 
 def in_order() -> WindowSpec:
@@ -82,11 +82,11 @@ def in_order() -> WindowSpec:
     return Window.partitionBy("job", "queue", "job_id").orderBy("event_ms", "event_seq")
 
 
-def tell(events: DataFrame) -> DataFrame:
+def derive(events: DataFrame) -> DataFrame:
     """Give each event its place in its job's life, the attempt that begins with it, and the sums up to it.
 
     Args:
-        events: what `life_events` returned, of any number of batches.
+        events: what `lifecycle_events` returned, of any number of batches.
 
     Returns:
         All of these events. ``begins``: an attempt does, which `attempts_of` tells; ``decided`` is whether the event
@@ -100,29 +100,29 @@ def tell(events: DataFrame) -> DataFrame:
         "from_active",
         fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that all below is true or false, never NULL
     )
-    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_an_unseen_one())
-    told = near.withColumns(_attempt()).withColumns(_sums(so_far))
+    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unseen_attempt())
+    derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
     added = fn.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
-    placed = told.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
-    is_first_start = (event == "active") & (_of_life("actives") == 1)
+    placed = derived.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
+    is_first_start = (event == "active") & (_in_life("actives") == 1)
     first = fn.last(fn.when(is_first_start, fn.col("event_ms")), ignorenulls=True).over(so_far)
     is_end = fn.col("next_event").isNull() | (fn.col("next_event") == "added")
     return placed.withColumns(
         {
-            "first_started_ms": fn.when(_of_life("actives") > 0, first),
+            "first_started_ms": fn.when(_in_life("actives") > 0, first),
             "is_last": is_end & fn.col("kept").isNotNull(),
         }
     )
 
 
-def attempts_of(told: DataFrame) -> DataFrame:
+def attempts_of(derived: DataFrame) -> DataFrame:
     """Return rows of ``silver.attempts`` for those that begin with the events given."""
     queued_ms = fn.when(fn.col("queued_ms") >= 0, fn.col("queued_ms"))
-    return told.select(
+    return derived.select(
         "queue",
         "job_id",
         _life(),
-        _of_life("begun").cast("int").alias("attempt"),
+        _in_life("begun").cast("int").alias("attempt"),
         fn.col("added.name").alias("name"),
         as_time(queued_ms).alias("queued_at"),
         as_time(fn.col("started_ms")).alias("started_at"),
@@ -138,14 +138,14 @@ def attempts_of(told: DataFrame) -> DataFrame:
     )
 
 
-def jobs_of(told: DataFrame) -> DataFrame:
+def jobs_of(derived: DataFrame) -> DataFrame:
     """Return rows of ``silver.jobs`` for those lives of which the last events are given."""
     finished = is_finished()
-    state = fn.when(finished, fn.col("kept.event")).otherwise(_case("event", EVENTS))
+    state = fn.when(finished, fn.col("kept.event")).otherwise(_case("event", STATE_AFTER))
     finished_ms = fn.when(finished, fn.col("kept.event_ms"))
     reason = fn.when(finished & (fn.col("kept.event") == "failed"), plain_reason(fn.col("kept.failed_reason")))
-    told = told.withColumns({"state": state, "finished_ms": finished_ms, "final_reason": reason})
-    return told.select(
+    derived = derived.withColumns({"state": state, "finished_ms": finished_ms, "final_reason": reason})
+    return derived.select(
         "queue",
         "job_id",
         _life(),
@@ -154,10 +154,10 @@ def jobs_of(told: DataFrame) -> DataFrame:
         as_time(fn.col("first_started_ms")).alias("first_started_at"),
         as_time(fn.col("finished_ms")).alias("finished_at"),
         "state",
-        _of_life("begun").cast("int").alias("attempts"),
-        _of_life("stalls").cast("int").alias("stalls"),
-        fn.when(_of_life("waits") > 0, _of_life("wait_ms")).alias("wait_ms"),
-        fn.when(_of_life("runs") > 0, _of_life("run_ms")).alias("run_ms"),
+        _in_life("begun").cast("int").alias("attempts"),
+        _in_life("stalls").cast("int").alias("stalls"),
+        fn.when(_in_life("waits") > 0, _in_life("wait_ms")).alias("wait_ms"),
+        fn.when(_in_life("runs") > 0, _in_life("run_ms")).alias("run_ms"),
         (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
         "final_reason",
         error_key(fn.col("final_reason")).alias("error_key"),
@@ -211,7 +211,7 @@ def _neighbours(window: WindowSpec) -> dict[str, Column]:
     return found
 
 
-def _ends_an_unseen_one() -> Column:
+def _ends_unseen_attempt() -> Column:
     """Whether an attempt ended with this event that nobody saw begin."""
     event, back = fn.col("event"), fn.coalesce(fn.col("back_event"), fn.lit(""))
     from_active = fn.col("from_active")
@@ -235,18 +235,18 @@ def _attempt() -> dict[str, Column]:
         return fn.when(is_seen, fn.col(f"behind_{name}")).otherwise(fn.col(f"next_{name}"))
 
     ended_by, followed_by = end("event"), behind("event")
-    given_back = (ended_by == "waiting") & end("from_active")
+    released = (ended_by == "waiting") & end("from_active")
     outcome = (
         fn.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
-        .when(given_back & (followed_by == "stalled"), fn.lit("stalled"))
-        .when(given_back | (ended_by == "delayed"), fn.lit("retry"))
+        .when(released & (followed_by == "stalled"), fn.lit("stalled"))
+        .when(released | (ended_by == "delayed"), fn.lit("retry"))
         .otherwise(fn.lit("open"))
     )
 
     def decided(name: str) -> Column:
         """Of the event that decided the outcome, or the last one of this life: another life tells nothing of it."""
         of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
-        return fn.when(given_back & (followed_by != "added"), behind(name)).otherwise(of_end)
+        return fn.when(released & (followed_by != "added"), behind(name)).otherwise(of_end)
 
     return {
         "queued_ms": fn.when(is_seen, fn.col("waits_since")),
@@ -256,7 +256,7 @@ def _attempt() -> dict[str, Column]:
         "reason": fn.when(ended_by == "failed", plain_reason(end("failed_reason"))),
         "decided_ms": decided("event_ms"),
         "decided_seq": decided("event_seq"),
-        "decided": fn.when(given_back, behind("is_new")).otherwise(end("is_new")),
+        "decided": fn.when(released, behind("is_new")).otherwise(end("is_new")),
     }
 
 
@@ -278,7 +278,7 @@ def _sums(so_far: WindowSpec) -> dict[str, Column]:
     }
 
 
-def _of_life(name: str) -> Column:
+def _in_life(name: str) -> Column:
     """A sum, of this life only."""
     return fn.col(name) - fn.coalesce(fn.col(f"added.{name}"), fn.lit(0))
 
@@ -289,12 +289,12 @@ def _life() -> Column:
 
 
 def _as_of(ms: Column, seq: Column) -> Column:
-    """`bulltask.spark.lifecycle.fold.Event.as_of_us` as a time."""
+    """`bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` as a time."""
     return fn.timestamp_micros(_shown(ms) * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
 
 
 def _shown(ms: Column) -> Column:
-    return fn.when(ms > LAST_MS, LAST_MS).otherwise(ms)  # nothing stays nothing
+    return fn.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # nothing stays nothing
 
 
 def _case(column: str, words: Mapping[str, str]) -> Column:

@@ -19,36 +19,36 @@ from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.queue.options import AddOptions
-from bulltask.spark.sink.rows import NUMBER, JobMaker, check_columns, check_job_options, check_write_id, new_write_id
-from bulltask.spark.sink.writer import Sending, how_to_go_on
+from bulltask.spark.sink.rows import NUMBER, JobBuilder, check_columns, check_job_options, check_write_id, new_write_id
+from bulltask.spark.sink.writer import RowSender, resume_hint
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.settings import where_options
+from bulltask.spark.source.settings import broker_options
 
 __all__ = [
     "WEEK",
     "EnqueueOptions",
     "EnqueueReport",
-    "RowNames",
-    "WayOptions",
+    "FileColumns",
+    "WriteArguments",
     "as_json",
-    "check_known",
+    "check_option_names",
     "enqueue",
-    "numbered",
-    "sent",
+    "enqueue_file",
+    "number_duplicates",
+    "resume_hint_on_error",
+    "send_rows",
     "standard_rows",
-    "submit",
-    "telling_how_to_go_on",
-    "vectorized",
+    "vectorized_udf",
     "write_options",
 ]
 
-SENT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
+SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
 """What became of a row: the job that is stored for it, and whether it was added."""
 
 WEEK: Final = timedelta(days=7)
 
 
-class WayOptions(TypedDict, total=False):
+class WriteArguments(TypedDict, total=False):
     """What every way to make jobs of rows may be told.
 
     Attributes:
@@ -69,8 +69,8 @@ class WayOptions(TypedDict, total=False):
     queue_hash_tag: bool
 
 
-class EnqueueOptions(WayOptions, total=False):
-    """What else ``enqueue`` may be told, beside :class:`WayOptions`.
+class EnqueueOptions(WriteArguments, total=False):
+    """What else ``enqueue`` may be told, beside :class:`WriteArguments`.
 
     Attributes:
         on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
@@ -128,31 +128,33 @@ def enqueue(
         data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
             which become an object.
         job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
-        more: see :class:`WayOptions` and :class:`EnqueueOptions`.
+        more: see :class:`WriteArguments` and :class:`EnqueueOptions`.
 
     Raises:
         TypeError: there is no such option.
         ConfigError: an option or a column is wrong, ``df`` is a stream, or rows are equal and were not to be.
     """
     began_ms = mono_ms()
-    check_known(more, EnqueueOptions)
+    check_option_names(more, EnqueueOptions)
     if df.isStreaming:
         raise ConfigError("enqueue sends the rows of a table; enqueue_stream sends those of a stream")
     rows = standard_rows(df, name, data, job_id)
-    rows = numbered(rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse"))
-    sending = _sending(rows.drop(NUMBER).schema, queue, more)
+    rows = number_duplicates(
+        rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse")
+    )
+    sender = _sender(rows.drop(NUMBER).schema, queue, more)
 
     part = F.spark_partition_id().alias("part")
-    outcomes = rows.select(part, sent(sending)(F.struct(*rows.columns))["outcome"].alias("outcome"))
-    with telling_how_to_go_on(sending):
+    outcomes = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["outcome"].alias("outcome"))
+    with resume_hint_on_error(sender):
         counts = outcomes.groupBy("part", "outcome").count().collect()
     done = {(one["part"], one["outcome"]): one["count"] for one in counts}
     total, added = sum(done.values()), sum(count for (_, outcome), count in done.items() if outcome == "added")
     seconds, partitions = (mono_ms() - began_ms) / 1000, len({part for part, _ in done})
-    return EnqueueReport(sending.maker.write_id, queue, total, added, total - added, seconds, partitions)
+    return EnqueueReport(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
 
 
-def check_known(given: Mapping[str, object], kind: type) -> None:
+def check_option_names(given: Mapping[str, object], kind: type) -> None:
     """Find unknown names among options.
 
     Raises:
@@ -163,24 +165,24 @@ def check_known(given: Mapping[str, object], kind: type) -> None:
         raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
 
 
-def sent(sending: Sending) -> Callable[[Column], Column]:
-    """A function of a struct of the columns of rows: sends them, and says what became of each (:data:`SENT`)."""
+def send_rows(sender: RowSender) -> Callable[[Column], Column]:
+    """A function of a struct of the columns of rows: sends them, and says what became of each (:data:`SEND_RESULT`)."""
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for found in sending.sent(map(pa.RecordBatch.from_struct_array, structs)):
+        for found in sender.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
             ids = pa.array((one.id for one in found), pa.string(), size=len(found))
             yield pa.StructArray.from_arrays([ids, pa.array([one.outcome for one in found])], ["id", "outcome"])
 
-    return vectorized(send, SENT)
+    return vectorized_udf(send, SEND_RESULT)
 
 
 @contextmanager
-def telling_how_to_go_on(sending: Sending) -> Iterator[None]:
+def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
     """Let every error say it: the tasks' own errors do, but that of a lost executor knows of no write."""
     try:
         yield
     except Exception as exc:
-        exc.add_note(how_to_go_on(sending.maker.write_id))
+        exc.add_note(resume_hint(sender.builder.write_id))
         raise
 
 
@@ -207,7 +209,7 @@ def as_json(column: str | Column) -> Column:
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
-def numbered(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
+def number_duplicates(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
     """Number equal rows, or refuse them.
 
     Args:
@@ -232,18 +234,20 @@ def numbered(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
     return rows
 
 
-def _sending(schema: StructType, queue: str, more: EnqueueOptions) -> Sending:
+def _sender(schema: StructType, queue: str, more: EnqueueOptions) -> RowSender:
     options = read_options(WriteOptions, write_options(queue, more))
-    alike = check_job_options(more.get("opts", {}), options.config)
+    shared = check_job_options(more.get("opts", {}), options.config)
     columns = check_columns(schema, queue=queue, id_column=None)
-    maker = JobMaker(options.config, check_write_id(options.write_id or new_write_id()), queue, alike, bool(columns.id))
-    return Sending(maker, columns, options.batch, options.fence_ttl_ms)
+    builder = JobBuilder(
+        options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
+    )
+    return RowSender(builder, columns, options.batch, options.fence_ttl_ms)
 
 
-def write_options(queue: str, more: WayOptions) -> dict[str, str]:
+def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
     """The options of ``format("bulltask")`` that say the same as those of ``enqueue``, but for ``opts``."""
     options = {
-        **where_options(more),
+        **broker_options(more),
         "queue": queue,
         "batch": str(more.get("batch", 500)),
         "fenceTtl": f"{max(1, to_ms(more.get('fence_ttl', WEEK), 'fence_ttl')) / 1000:.3f}s",
@@ -253,7 +257,7 @@ def write_options(queue: str, more: WayOptions) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowNames:
+class FileColumns:
     """What the columns of the rows are.
 
     Attributes:
@@ -269,8 +273,8 @@ class RowNames:
     id_column: str | None = None
 
 
-def submit(
-    spark: SparkSession, path: str, queue: str, names: RowNames, **more: Unpack[EnqueueOptions]
+def enqueue_file(
+    spark: SparkSession, path: str, queue: str, names: FileColumns, **more: Unpack[EnqueueOptions]
 ) -> EnqueueReport:
     """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
 
@@ -299,7 +303,7 @@ def submit(
     )
 
 
-def vectorized(
+def vectorized_udf(
     function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
 ) -> Callable[[Column], Column]:
     """Make a function of a column: it is called once in each task, with an iterator of the column's Arrow arrays.

@@ -17,10 +17,18 @@ from bulltask.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import wire_name
 from bulltask.registry.options import CallOptions, JobPlan, plan_job
 from bulltask.registry.task import AnyTask
-from bulltask.spark.sink.enqueue import WEEK, as_json, check_known, numbered, sent, telling_how_to_go_on, vectorized
-from bulltask.spark.sink.results import FOUND, Look
-from bulltask.spark.sink.rows import NUMBER, Alike, Columns, JobMaker, check_write_id, new_write_id
-from bulltask.spark.sink.writer import Sending
+from bulltask.spark.sink.enqueue import (
+    WEEK,
+    as_json,
+    check_option_names,
+    number_duplicates,
+    resume_hint_on_error,
+    send_rows,
+    vectorized_udf,
+)
+from bulltask.spark.sink.results import RESULT_FIELDS, JobLookup
+from bulltask.spark.sink.rows import NUMBER, JobBuilder, RowColumns, SharedOptions, check_write_id, new_write_id
+from bulltask.spark.sink.writer import RowSender
 from bulltask.transport.keys import QueueKeys
 
 __all__ = ["MapOptions", "map_dataframe"]
@@ -88,7 +96,7 @@ def map_dataframe(
         ConfigError: an option is wrong, a column has the name of a result, ``df`` is a stream, or the task keeps no
             results. Nothing was sent in these cases.
     """
-    check_known(more, MapOptions)
+    check_option_names(more, MapOptions)
     if df.isStreaming:
         raise ConfigError("map_dataframe needs the rows of a table; those of a stream are one in each foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
@@ -97,18 +105,18 @@ def map_dataframe(
     timeout, poll_ms = more.get("timeout"), max(1, to_ms(more.get("poll", 2.0), "poll"))
     wait_ms = math.inf if timeout is None else to_ms(timeout, "timeout")
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
-    sending = _sending(plan, config, more)
+    sender = _sender(plan, config, more)
 
     data = as_json(F.struct(*arguments)) if arguments else F.lit("{}")
     rows = df.withColumn(_DATA, data)
-    rows = numbered(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
+    rows = number_duplicates(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
     parts = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
-    with telling_how_to_go_on(sending):
+    with resume_hint_on_error(sender):
         # The jobs are those of these very rows: made anew, rows of rand() or of a table that grows would be others.
-        rows = rows.withColumn(_SENT, sent(sending)(F.struct(*parts))).localCheckpoint()
+        rows = rows.withColumn(_SENT, send_rows(sender)(F.struct(*parts))).localCheckpoint()
 
-    look = Look(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
-    found = rows.withColumn(_FOUND, vectorized(look.up, FOUND)(F.col(f"{_SENT}.id")))
+    lookup = JobLookup(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
+    found = rows.withColumn(_FOUND, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SENT}.id")))
     results = {"id": f"{_SENT}.id"} | {name: f"{_FOUND}.{name}" for name in _RESULTS[1:]}
     named = [F.col(place).alias(prefix + name) for name, place in results.items()]
     return found.select("*", *named).drop(_DATA, _SENT, _FOUND, NUMBER)
@@ -153,13 +161,13 @@ def _arguments(
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
 
 
-def _sending(plan: JobPlan, config: Config, more: MapOptions) -> Sending:
+def _sender(plan: JobPlan, config: Config, more: MapOptions) -> RowSender:
     write_id = check_write_id(more.get("write_id") or new_write_id())
-    maker = JobMaker(config, write_id, plan.queue, Alike(plan.options, plan.timestamp_ms), has_ids=False)
+    builder = JobBuilder(config, write_id, plan.queue, SharedOptions(plan.options, plan.timestamp_ms), has_ids=False)
     batch = more.get("batch", 500)
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
         raise ConfigError(f"batch must be a whole number from 1 to 10000, not {batch!r}")
-    return Sending(maker, Columns("", ""), batch, max(1, to_ms(more.get("fence_ttl", WEEK), "fence_ttl")))
+    return RowSender(builder, RowColumns("", ""), batch, max(1, to_ms(more.get("fence_ttl", WEEK), "fence_ttl")))
 
 
 def _keys(config: Config, queue: str) -> QueueKeys:

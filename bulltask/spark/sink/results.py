@@ -17,18 +17,18 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.jobs.codec import decode_text
-from bulltask.spark.sink.enqueue import EnqueueReport, check_known, vectorized
+from bulltask.spark.sink.enqueue import EnqueueReport, check_option_names, vectorized_udf
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.settings import where_options
+from bulltask.spark.source.settings import broker_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import scan_fence
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["FOUND", "GatherOptions", "Look", "gather"]
+__all__ = ["RESULT_FIELDS", "GatherOptions", "JobLookup", "gather"]
 
-FOUND: Final = StructType(
+RESULT_FIELDS: Final = StructType(
     [
         StructField("state", StringType()),
         StructField("return_value", StringType()),
@@ -79,14 +79,14 @@ def gather(
         TypeError: there is no such option.
         ConfigError: an option is wrong, there is no column ``id`` of texts, or Redis knows no job of the report.
     """
-    check_known(more, GatherOptions)
+    check_option_names(more, GatherOptions)
     options = _options(queue, more)
     until_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
-    look = Look(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
-    rows = _rows_of(ids, look) if isinstance(ids, EnqueueReport) else ids
+    lookup = JobLookup(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
+    rows = _rows_of(ids, lookup) if isinstance(ids, EnqueueReport) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of texts; the rows have {rows.schema.simpleString()}")
-    found = rows.select("id", vectorized(look.up, FOUND)(F.col("id")).alias("found"))
+    found = rows.select("id", vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col("id")).alias("found"))
     return found.select(
         "id",
         "found.state",
@@ -97,7 +97,7 @@ def gather(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobLookup:
     """Responsible for looking jobs up, and for waiting for them; travels to the executors.
 
     Attributes:
@@ -112,7 +112,7 @@ class Look:
     until_ms: float | None
     poll_ms: int
 
-    def up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    def look_up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """What became of the jobs with these ids, an array for each array."""
         with Connection(self.config) as connection:
             for ids in arrays:
@@ -168,18 +168,18 @@ def _number(raw: bytes | None) -> int | None:
 
 
 def _options(queue: str, more: GatherOptions) -> WriteOptions:
-    return read_options(WriteOptions, {**where_options(more), "queue": queue})
+    return read_options(WriteOptions, {**broker_options(more), "queue": queue})
 
 
-def _rows_of(report: EnqueueReport, look: Look) -> DataFrame:
+def _rows_of(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
     """The ids that the write's fence holds."""
-    queue = look.keys.queue
+    queue = lookup.keys.queue
     if report.queue != queue:
         raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
     cursor, ids = "0", dict[str, None]()
-    with Connection(look.config) as connection:
+    with Connection(lookup.config) as connection:
         while True:
-            cursor, some = connection.run(scan_fence(look.keys, report.write_id, cursor))
+            cursor, some = connection.run(scan_fence(lookup.keys, report.write_id, cursor))
             ids |= dict.fromkeys(some)
             if cursor == "0":
                 break

@@ -24,13 +24,13 @@ from bulltask.queue.options import build_job
 
 __all__ = [
     "NUMBER",
-    "Alike",
-    "Columns",
-    "JobMaker",
+    "JobBuilder",
+    "RowColumns",
+    "SharedOptions",
     "check_columns",
     "check_job_options",
     "check_write_id",
-    "columns_of",
+    "column_values",
     "derived_id",
     "new_write_id",
     "write_id_of_batch",
@@ -45,7 +45,7 @@ _UNFIT: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class RowColumns:
     """Which columns the rows have; an empty name stands for none.
 
     Attributes:
@@ -58,7 +58,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SharedOptions:
     """What all jobs of a write have in common, checked once.
 
     Attributes:
@@ -70,7 +70,7 @@ class Alike:
     timestamp_ms: int | None
 
 
-def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> Columns:
+def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
     """Return where the rows say what, before anything is written; Spark itself checks nothing.
 
     Args:
@@ -83,7 +83,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     """
     names = schema.fieldNames()
     ids = id_column if id_column is not None else ("id" if "id" in names else "")
-    columns = Columns(ids, "" if queue is not None else "queue")
+    columns = RowColumns(ids, "" if queue is not None else "queue")
     known = [name for name in ("name", "data", columns.id, columns.queue) if name]
     shown = f"the rows have the columns {', '.join(names) or '(none)'}"
     for name in known:
@@ -103,7 +103,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     return columns
 
 
-def check_job_options(options: Mapping[str, Any], config: Config) -> Alike:
+def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
     """Check options that all jobs of a write have, before any of them is made, and return what comes of them.
 
     Raises:
@@ -115,11 +115,11 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> Alike:
         sample = build_job("any", "any", None, options, config)
     except TypeError as exc:
         raise ConfigError(f"[BULLTASK_OPTION_WRONG] options of jobs: {exc}") from exc
-    return Alike(sample.options, sample.timestamp_ms)
+    return SharedOptions(sample.options, sample.timestamp_ms)
 
 
-def columns_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Iterable[Any], ...]:
-    """Return the columns of an Arrow batch that were checked, as :meth:`JobMaker.make` takes them."""
+def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[Any], ...]:
+    """Return the columns of an Arrow batch that were checked, as :meth:`JobBuilder.build` takes them."""
 
     def column(name: str, otherwise: object) -> Iterable[Any]:
         return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
@@ -134,7 +134,7 @@ def columns_of(batch: pa.RecordBatch, columns: Columns) -> tuple[Iterable[Any], 
 
 
 @dataclass(frozen=True, slots=True)
-class JobMaker:
+class JobBuilder:
     """Responsible for the jobs of one write: each is what ``Queue.add`` would make of it.
 
     Attributes:
@@ -148,10 +148,10 @@ class JobMaker:
     config: Config = field(repr=False)  # its URL may have a password
     write_id: str
     queue: str | None
-    alike: Alike
+    shared: SharedOptions
     has_ids: bool
 
-    def make(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
+    def build(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
         """Build the job of a row.
 
         Raises:
@@ -167,15 +167,17 @@ class JobMaker:
                 f"[BULLTASK_ROW_INCOMPLETE] a row has no {what}: name={name!r:.80}, queue={queue!r:.80}, "
                 f"id={job_id!r:.80}, data={data!r:.200}"
             )
-        wire = _checked(queue, name, self.config.queue_hash_tag)
-        sent = self._sent(name, data, queue)
+        wire = _checked_names(queue, name, self.config.queue_hash_tag)
+        sent = self._encoded_data(name, data, queue)
         if self.has_ids:
             new_id = check_job_id(cast(str, job_id))
         else:
             new_id = derived_id(self.write_id, wire, name, sent, number)
-        return NewJob(queue, new_id, name, sent, self.alike.options, timestamp_ms=self.alike.timestamp_ms, chosen=True)
+        return NewJob(
+            queue, new_id, name, sent, self.shared.options, timestamp_ms=self.shared.timestamp_ms, chosen=True
+        )
 
-    def _sent(self, name: str, data: str | None, queue: str) -> bytes:
+    def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
         """The data as it is sent: without spaces, so that the same data written in two ways is the same."""
         try:
             value = codec.decode(data)
@@ -183,12 +185,12 @@ class JobMaker:
             raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
         what = f"the data of job {name}"
         encoded = codec.encode(value, what=what, limit=self.config.max_payload)
-        check_size(encoded, self.alike.options, self.config.max_payload, what)
+        check_size(encoded, self.shared.options, self.config.max_payload, what)
         return encoded
 
 
 @lru_cache(maxsize=1_000)
-def _checked(queue: str, name: str, hash_tag: bool) -> str:
+def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
     """Check names that many rows have; BullMQ's name of the queue."""
     check_job_name(name)
     return wire_name(check_queue_name(queue), hash_tag=hash_tag)

@@ -20,27 +20,27 @@ from pyspark.sql.types import StructType
 from bulltask.errors import ConfigError
 from bulltask.jobs.job import NewJob
 from bulltask.spark.sink.rows import (
-    Columns,
-    JobMaker,
+    JobBuilder,
+    RowColumns,
     check_columns,
     check_job_options,
     check_write_id,
-    columns_of,
+    column_values,
     new_write_id,
     write_id_of_batch,
 )
-from bulltask.spark.source.connection import broker_of, no_search_for_cycles
+from bulltask.spark.source.connection import broker_of, gc_paused
 from bulltask.spark.source.options import WriteOptions
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts.add import SendResult, WriteFence
 
-__all__ = ["JobsStreamWriter", "JobsWriter", "Sending", "Sums", "Wrote", "how_to_go_on"]
+__all__ = ["JobsStreamWriter", "JobsWriter", "RowSender", "TaskCommit", "WriteCounts", "resume_hint"]
 
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 
 @dataclass
-class Wrote(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task says when it is done.
 
     Attributes:
@@ -49,7 +49,7 @@ class Wrote(WriterCommitMessage):
     """
 
     write_id: str
-    sums: Sums
+    counts: WriteCounts
 
 
 class JobsWriter(DataSourceArrowWriter):
@@ -66,15 +66,15 @@ class JobsWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         refuse_overwrite(overwrite=overwrite)
-        self._sending = _sending(options, schema, options.write_id or new_write_id())
+        self._sender = _sender(options, schema, options.write_id or new_write_id())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task."""
-        return Wrote(self._sending.maker.write_id, self._sending.send(iterator))
+        return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
-        _log_abort(self._sending.maker.write_id, messages)
+        _log_abort(self._sender.builder.write_id, messages)
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
@@ -92,7 +92,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         refuse_overwrite(overwrite=overwrite)
         self._chosen = options.write_id
-        self._sending = _sending(options, schema, options.write_id or "of-the-query")
+        self._sender = _sender(options, schema, options.write_id or "of-the-query")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task of a batch.
@@ -107,15 +107,15 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError("a streaming write runs in a task of a streaming query, which says its id and batch")
         return self.write_batch(iterator, query, batch)
 
-    def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> Wrote:
+    def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
         """Send the rows of a task of the batch ``batch`` of the query ``query``."""
         write_id = write_id_of_batch(self._chosen or query, batch)
-        sending = replace(self._sending, maker=replace(self._sending.maker, write_id=write_id))
-        return Wrote(write_id, sending.send(iterator))
+        sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
+        return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
-        wrote = next((one.write_id for one in messages if isinstance(one, Wrote)), None)
+        wrote = next((one.write_id for one in messages if isinstance(one, TaskCommit)), None)
         _log_abort(wrote or f"of batch {batchId}", messages)
 
 
@@ -133,22 +133,22 @@ def refuse_overwrite(*, overwrite: bool) -> None:
 
 
 def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    done = [one.sums for one in messages if isinstance(one, Wrote)]
+    done = [one.counts for one in messages if isinstance(one, TaskCommit)]
     _log.error(
         "%s Of %d tasks %d had ended, with %d rows; what the others have sent is not counted.",
-        how_to_go_on(write_id), len(messages), len(done), sum(one.rows for one in done),
+        resume_hint(write_id), len(messages), len(done), sum(one.rows for one in done),
     )  # fmt: skip
 
 
-def _sending(options: WriteOptions, schema: StructType, write_id: str) -> Sending:
+def _sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSender:
     columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
-    alike = check_job_options(options.job_opts, options.config)
-    maker = JobMaker(options.config, check_write_id(write_id), options.queue, alike, bool(columns.id))
-    return Sending(maker, columns, options.batch, options.fence_ttl_ms if options.fence else None)
+    shared = check_job_options(options.job_opts, options.config)
+    builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
+    return RowSender(builder, columns, options.batch, options.fence_ttl_ms if options.fence else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class WriteCounts:
     """What a task has sent.
 
     Attributes:
@@ -164,7 +164,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class RowSender:
     """Responsible for sending the rows of a task; travels to the executors, and holds no connection.
 
     Attributes:
@@ -174,20 +174,20 @@ class Sending:
         fence_ttl_ms: how long the fence is kept; ``None``: there is none, and every row counts as added.
     """
 
-    maker: JobMaker
-    columns: Columns
+    builder: JobBuilder
+    columns: RowColumns
     batch: int
     fence_ttl_ms: int | None
 
-    def send(self, batches: Iterable[pa.RecordBatch]) -> Sums:
-        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`sent`."""
+    def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
+        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`outcomes`."""
         rows = added = 0
-        for sent in self.sent(batches):
+        for sent in self.outcomes(batches):
             rows += len(sent)
             added += sum(one.outcome == "added" for one in sent)
-        return Sums(rows, added, rows - added)
+        return WriteCounts(rows, added, rows - added)
 
-    def sent(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
+    def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
         """Send all rows of some Arrow batches; for each batch, what became of its rows.
 
         The rows of a round trip are checked before it is sent.
@@ -197,19 +197,19 @@ class Sending:
                 way back for jobs that may have run. The same write again adds what is missing. This and whatever else
                 comes in between has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
-        broker = broker_of(self.maker.config)
+        broker = broker_of(self.builder.config)
         rows = 0
         try:
             for batch in batches:
-                jobs = map(self.maker.make, *columns_of(batch, self.columns))
+                jobs = map(self.builder.build, *column_values(batch, self.columns))
                 found: list[SendResult] = []
-                with no_search_for_cycles():
+                with gc_paused():
                     while part := list(islice(jobs, self.batch)):
                         found += self._send(broker, part)
                         rows += len(part)
                 yield found
         except Exception as exc:
-            exc.add_note(f"{how_to_go_on(self.maker.write_id)} This try had sent {rows:,} rows.")
+            exc.add_note(f"{resume_hint(self.builder.write_id)} This try had sent {rows:,} rows.")
             raise
         finally:
             broker.close()
@@ -217,10 +217,10 @@ class Sending:
     def _send(self, broker: Broker, part: list[NewJob]) -> list[SendResult]:
         if self.fence_ttl_ms is None:
             return [SendResult(job_id, "added") for job_id in broker.producer.send(part)]
-        return broker.producer.send_once(part, WriteFence(self.maker.write_id, self.fence_ttl_ms))
+        return broker.producer.send_once(part, WriteFence(self.builder.write_id, self.fence_ttl_ms))
 
 
-def how_to_go_on(write_id: str) -> str:
+def resume_hint(write_id: str) -> str:
     """What somebody needs to know whose write has failed."""
     return (
         f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed, and the jobs that it has sent stay. Write the same "

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulltask.jobs.codec import decode_text
-from bulltask.spark.lifecycle.fold import LAST_MS
-from bulltask.spark.source.connection import no_search_for_cycles
-from bulltask.spark.source.positions import Gap
+from bulltask.spark.lifecycle.fold import MAX_TIME_MS
+from bulltask.spark.source.connection import gc_paused
+from bulltask.spark.source.offsets import EventGap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
 from bulltask.transport.scripts.stream import RawEntry
 
-__all__ = ["count_batch", "event_batch", "gap_entry", "job_batch", "job_fields_of"]
+__all__ = ["count_batch", "event_batch", "gap_entry", "hash_fields", "job_batch"]
 
 _PROBES: Final = ("name", "timestamp")
 """Fields that every job has: without any of them, and without the others, the job is not there (any more)."""
@@ -35,18 +35,18 @@ _FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
 # Made once: Arrow looks for pandas in every directory of Python's path whenever it is given a number of Python's.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
-_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (LAST_MS, _FIRST_MS, 1_000, None))
+_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (MAX_TIME_MS, _FIRST_MS, 1_000, None))
 
 Raw = Sequence[bytes | None]
 
 
-def job_fields_of(columns: Sequence[str]) -> tuple[str, ...]:
+def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
     """The fields of a job's hash to ask for: those of ``columns``, then the ones that tell whether it is there."""
     wanted = [JOB_FIELDS[column] for column in columns if column in JOB_FIELDS]
     return tuple(dict.fromkeys((*wanted, *_PROBES)))
 
 
-@no_search_for_cycles()
+@gc_paused()
 def job_batch(
     schema: pa.Schema, place: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
@@ -56,9 +56,9 @@ def job_batch(
         schema: the columns that are wanted.
         place: columns with one value for all: ``queue`` and ``state``.
         ids: of the jobs.
-        replies: for each, its fields in the order of :func:`job_fields_of`; jobs that are not there are left out.
+        replies: for each, its fields in the order of :func:`hash_fields`; jobs that are not there are left out.
     """
-    names = job_fields_of(schema.names)
+    names = hash_fields(schema.names)
     gone = [None] * len(names)
     there = [index for index, reply in enumerate(replies) if reply != gone]
     if len(there) != len(ids):
@@ -75,7 +75,7 @@ def job_batch(
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
 
 
-@no_search_for_cycles()
+@gc_paused()
 def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
     """Make a batch of events of ``queue``, in the order of ``entries``.
 
@@ -142,7 +142,7 @@ def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
         return pa.array([min(int(text), _MOST) for text in texts.to_pylist()], kind)
 
 
-def gap_entry(gap: Gap) -> RawEntry:
+def gap_entry(gap: EventGap) -> RawEntry:
     """What stands in a batch of events for those that are lost: an entry with the id before the gap."""
     said: dict[str, object] = {
         "event": GAP_EVENT,
@@ -195,7 +195,7 @@ def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
         found = _plain_numbers(texts, pa.int64())
     except pa.ArrowInvalid:
         raw = texts.cast(pa.binary()).to_pylist()
-        found = pa.array([_number(value, _FIRST_MS, LAST_MS) for value in raw], pa.int64())
+        found = pa.array([_number(value, _FIRST_MS, MAX_TIME_MS) for value in raw], pa.int64())
     shown = pc.and_(pc.greater_equal(found, _FIRST), pc.less_equal(found, _LAST))
     return pc.multiply(pc.if_else(shown, found, _NONE), _THOUSAND).cast(kind)
 

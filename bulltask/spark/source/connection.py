@@ -28,11 +28,11 @@ from bulltask.transport.scripts.stream import READING
 from bulltask.transport.server_info import UNKNOWN_SERVER, ServerInfo, server_info
 from bulltask.transport.transaction import atomic
 
-__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "no_search_for_cycles"]
+__all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
 
 R = TypeVar("R")
 
-Walk = Callable[[str], Call[tuple[str, list[str]]]]
+ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
 """Makes the call that goes on behind a cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
@@ -95,7 +95,7 @@ class Connection:
                 raise result
         return results
 
-    def walk(self, step: Walk) -> set[str]:
+    def walk(self, step: ScanStep) -> set[str]:
         """All that some calls without keys find, each behind the cursor of the one before, on every node.
 
         Where slots have moved meanwhile, the walk begins again. What is on its way to another node at this very moment
@@ -140,7 +140,7 @@ class Connection:
         while True:
             try:
                 self._greet()
-                with no_search_for_cycles():
+                with gc_paused():
                     return ask(self._cluster or self._client)
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 failed += 1
@@ -178,7 +178,7 @@ def broker_of(config: Config) -> Broker:
     return Broker(config, url, clustered=clustered)
 
 
-def _walked(step: Walk, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
+def _walked(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
     found, cursor = set[str](), "0"
     while True:
         cursor, some = run(step(cursor))
@@ -188,7 +188,7 @@ def _walked(step: Walk, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, 
 
 
 @contextmanager
-def no_search_for_cycles() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Keep Python from looking for unused objects that refer to each other.
 
     A page of replies is tens of thousands of lists, and no cycle. Python takes so many new objects for a reason to look

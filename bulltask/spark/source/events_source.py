@@ -16,18 +16,18 @@ from pyspark.sql.types import StructType
 from bulltask.errors import EventsLostError
 from bulltask.spark.source.columns import count_batch, event_batch
 from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.offsets import StreamState
 from bulltask.spark.source.options import CountsOptions, EventsOptions
-from bulltask.spark.source.positions import Facts
-from bulltask.spark.source.pushdown import Narrowing
-from bulltask.spark.source.queues import find_queues, no_stream, tell
+from bulltask.spark.source.pushdown import PushedFilters
+from bulltask.spark.source.queues import log_skipped, not_a_stream, select_queues
+from bulltask.spark.source.ranges import EntryRange
 from bulltask.spark.source.schemas import arrow_schema
-from bulltask.spark.source.spans import Span
-from bulltask.spark.source.streams import end_of, facts_of, read_pages
+from bulltask.spark.source.streams import find_end, read_pages, read_states
 from bulltask.transport.inspect import STATES
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import state_size
 
-__all__ = ["CountsReader", "EventsPartition", "EventsReader", "NarrowingCountsReader", "NarrowingEventsReader"]
+__all__ = ["CountsReader", "EventsPartition", "EventsReader", "PushdownCountsReader", "PushdownEventsReader"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EventsPartition(InputPartition):
     """
 
     queue: str = ""
-    span: Span | None = None
+    span: EntryRange | None = None
 
 
 class EventsReader(DataSourceReader):
@@ -53,20 +53,20 @@ class EventsReader(DataSourceReader):
 
     def __init__(self, options: EventsOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
-        self._narrowing = Narrowing()
+        self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
         """Look at the streams and cut them into ranges."""
         options = self._options
         foreign: list[QueueKeys] | None = [] if options.skip_foreign else None
         with Connection(options.config) as connection:
-            found = find_queues(connection, options, self._narrowing)
+            found = select_queues(connection, options, self._filters)
             parts = [
                 EventsPartition(keys.queue, span)
-                for keys, facts in zip(found, facts_of(connection, found, foreign), strict=True)
-                for span in _cut(connection, keys, facts, options.per_partition)
+                for keys, state in zip(found, read_states(connection, found, foreign), strict=True)
+                for span in _cut(connection, keys, state, options.per_partition)
             ]
-        tell({keys.name: no_stream(keys) for keys in foreign or ()})
+        log_skipped({keys.name: not_a_stream(keys) for keys in foreign or ()})
         # Spark would put a partition of its own in the place of none, and read() would not know it.
         return list[InputPartition](parts) or [EventsPartition()]
 
@@ -90,12 +90,12 @@ class EventsReader(DataSourceReader):
             raise EventsLostError(gap.message)
 
 
-class NarrowingEventsReader(EventsReader):
+class PushdownEventsReader(EventsReader):
     """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters of the queue; return those that Spark still has to apply."""
-        return [one for one in filters if not self._narrowing.take_queue(one)]
+        return [one for one in filters if not self._filters.push_queue(one)]
 
 
 class CountsReader(DataSourceReader):
@@ -108,7 +108,7 @@ class CountsReader(DataSourceReader):
 
     def __init__(self, options: CountsOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
-        self._narrowing = Narrowing()
+        self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
         """One partition: the numbers take one round trip."""
@@ -117,30 +117,30 @@ class CountsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is but one
         """Count; runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
-            found = find_queues(connection, self._options, self._narrowing)
+            found = select_queues(connection, self._options, self._filters)
             numbers = iter(connection.run_many([state_size(keys, state) for keys in found for state in STATES]))
         for keys in found:
             yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 
 
-class NarrowingCountsReader(CountsReader):
+class PushdownCountsReader(CountsReader):
     """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters of the queue; return those that Spark still has to apply."""
-        return [one for one in filters if not self._narrowing.take_queue(one)]
+        return [one for one in filters if not self._filters.push_queue(one)]
 
 
-def _cut(connection: Connection, keys: QueueKeys, facts: Facts | None, size: int) -> list[Span]:
+def _cut(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
     """Ranges of up to ``size`` entries that together are the whole stream."""
-    if facts is None or facts.first is None:
+    if state is None or state.first is None:
         return []
-    spans: list[Span] = []
-    after, left = facts.first.before, facts.length
+    spans: list[EntryRange] = []
+    after, left = state.first.before, state.length
     while left > size:
-        last, count = end_of(connection, keys, after, facts.last, size)
-        if last is None or last == facts.last:
+        last, count = find_end(connection, keys, after, state.last, size)
+        if last is None or last == state.last:
             break
-        spans.append(Span(keys.name, after, last, count))
+        spans.append(EntryRange(keys.name, after, last, count))
         after, left = last, left - count
-    return [*spans, Span(keys.name, after, facts.last, left)]
+    return [*spans, EntryRange(keys.name, after, state.last, left)]

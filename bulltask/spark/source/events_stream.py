@@ -19,26 +19,26 @@ from pyspark.sql.types import StructType
 from bulltask.errors import EventsLostError
 from bulltask.spark.source.columns import event_batch, gap_entry
 from bulltask.spark.source.connection import Connection
-from bulltask.spark.source.options import StreamOptions
-from bulltask.spark.source.planning import Question, Reach, Rules, plan
-from bulltask.spark.source.positions import (
+from bulltask.spark.source.offsets import (
     BEGINNING,
-    Facts,
-    Gap,
+    EventGap,
     LossReason,
-    Position,
+    QueueOffset,
     StreamId,
-    begin_of,
-    decode,
-    encode,
-    seeing,
-    starting,
+    StreamState,
+    batch_start,
+    decode_offsets,
+    encode_offsets,
+    first_offset,
+    with_stream_end,
 )
-from bulltask.spark.source.queues import Found, look_for_queues, no_stream, tell
+from bulltask.spark.source.options import StreamOptions
+from bulltask.spark.source.planning import BatchLimits, ScanRequest, ScanResult, plan_batch
+from bulltask.spark.source.queues import QueueSelection, discover_queues, log_skipped, not_a_stream
+from bulltask.spark.source.ranges import EntryRange, split_range
 from bulltask.spark.source.schemas import arrow_schema
-from bulltask.spark.source.spans import Span, spans_of
-from bulltask.spark.source.status import limits_of
-from bulltask.spark.source.streams import end_of, facts_of, read_facts, read_pages
+from bulltask.spark.source.status import max_lengths
+from bulltask.spark.source.streams import find_end, parse_state, read_pages, read_states
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.stream import SPAN, span_end, stream_exists, stream_info
 
@@ -50,7 +50,7 @@ _PATIENCE_MS: Final = 60_000
 """So long a server may be away, to be started again and to read its files, until a stream that runs ends for it."""
 
 
-_FactsOf = Callable[[Connection, Sequence[QueueKeys]], list[Facts | None]]
+_ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StreamPartition(InputPartition):
     """
 
     queue: str
-    piece: Span | Gap
+    piece: EntryRange | EventGap
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,29 +76,29 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
-        self._target: Mapping[str, Facts | None] | None = None
-        self._told = set[str]()  # queues that are set aside
+        self._target: Mapping[str, StreamState | None] | None = None
+        self._logged = set[str]()  # queues that are set aside
         self._limits: dict[str, int] = {}  # how many events each ring kept when the batch before was planned
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins with each queue."""
-        begun = dict[str, Position]()
-        for queue, now in self._all_facts(patience_ms=None).items():  # an address may be wrong
-            begun[queue] = seeing(starting(now, self._options.starts_at(queue)), now)
-        return encode(begun, begun)
+        begun = dict[str, QueueOffset]()
+        for queue, now in self._all_states(patience_ms=None).items():  # an address may be wrong
+            begun[queue] = with_stream_end(first_offset(now, self._options.starts_at(queue)), now)
+        return encode_offsets(begun, begun)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What ``maxEventsPerTrigger`` says."""
-        most = self._options.max_events
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_entries = self._options.max_events
+        return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Remember what there is now: the query ends when it has read that."""
-        self._target = self._all_facts()
+        self._target = self._all_states()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """What there is to be read, for the query's progress."""
-        return encode({queue: now.end for queue, now in self._all_facts().items() if now is not None})
+        return encode_offsets({queue: now.end for queue, now in self._all_states().items() if now is not None})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch.
@@ -106,23 +106,23 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             EventsLostError: events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
-        rules = Rules(most, self._options.align, count_missed=self._options.every, target=self._target)
-        before = decode(start)
+        rules = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
+        before = decode_offsets(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
             found = self._find(connection)
             self._compare_limits(connection, found.queues)
             queues = {keys.name for keys in found.queues}
             if self._options.every:
-                queues.update(before.keys() - found.aside)  # those that have vanished, with what was not read of them
-            planned = plan(
-                before, _RedisStreams(connection, self._options.config.prefix, self._facts), sorted(queues), rules
+                queues.update(before.keys() - found.skipped)  # those that have vanished, with what was not read of them
+            planned = plan_batch(
+                before, _RedisStreams(connection, self._options.config.prefix, self._states), sorted(queues), rules
             )
         self._fail_for(planned.gaps)
         if planned.end == before:
             return start  # to the letter
-        return encode(planned.end, before if before == begin_of(None, start) else None)
+        return encode_offsets(planned.end, before if before == batch_start(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Cut a planned batch into pieces for tasks.
@@ -130,10 +130,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             EventsLostError: as :meth:`latestOffset`; the batch may have been planned before a crash.
         """
-        before, parts = begin_of(start, end) or {}, list[InputPartition]()
+        before, parts = batch_start(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            for queue, facts, upto in self._now(connection, end):
-                gaps, span = spans_of(queue.name, before.get(queue.name), upto, facts)
+            for queue, state, upto in self._now(connection, end):
+                gaps, span = split_range(queue.name, before.get(queue.name), upto, state)
                 self._fail_for(gaps)
                 pieces, late = _pieces(connection, queue, span, self._options.per_partition)
                 self._fail_for(late)
@@ -150,7 +150,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         assert isinstance(partition, StreamPartition)
         piece, count, page, left = partition.piece, 0, BEGINNING, None
-        if isinstance(piece, Gap):
+        if isinstance(piece, EventGap):
             yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
         keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
@@ -173,20 +173,20 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Nothing to do: no connection is kept."""
 
-    def _find(self, connection: Connection) -> Found:
-        found = look_for_queues(connection, self._options)
-        self._tell(found.aside)
+    def _find(self, connection: Connection) -> QueueSelection:
+        found = discover_queues(connection, self._options)
+        self._log_skipped(found.skipped)
         return found
 
-    def _facts(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[Facts | None]:
+    def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
         foreign: list[QueueKeys] | None = [] if self._options.skip_foreign else None
-        facts = facts_of(connection, queues, foreign)
-        self._tell({keys.name: no_stream(keys) for keys in foreign or ()})
-        return facts
+        state = read_states(connection, queues, foreign)
+        self._log_skipped({keys.name: not_a_stream(keys) for keys in foreign or ()})
+        return state
 
     def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:
         """Log rings that were made shorter since the batch before."""
-        for keys, limit in zip(queues, limits_of(connection, queues), strict=True):
+        for keys, limit in zip(queues, max_lengths(connection, queues), strict=True):
             if limit < (before := self._limits.get(keys.name, limit)):
                 _log.warning(
                     "[BULLTASK_RING_SHORTENED] queue %s: opts.maxLenEvents was %s and is %s now, so its stream holds "
@@ -197,22 +197,22 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             self._limits[keys.name] = limit
 
-    def _tell(self, aside: Mapping[str, str]) -> None:
-        tell({queue: why for queue, why in aside.items() if queue not in self._told})
-        self._told.update(aside)
+    def _log_skipped(self, skipped: Mapping[str, str]) -> None:
+        log_skipped({queue: why for queue, why in skipped.items() if queue not in self._logged})
+        self._logged.update(skipped)
 
-    def _all_facts(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, Facts | None]:
+    def _all_states(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, StreamState | None]:
         with Connection(self._options.config, patience_ms=patience_ms) as connection:
             found = self._find(connection).queues
-            return dict(zip([keys.name for keys in found], self._facts(connection, found), strict=True))
+            return dict(zip([keys.name for keys in found], self._states(connection, found), strict=True))
 
-    def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, Facts | None, Any]]:
+    def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
         """The queues of a batch with their streams as they are; offsets keep queues that are gone."""
-        ends, options = decode(end), self._options
+        ends, options = decode_offsets(end), self._options
         keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
-        yield from zip(keys, self._facts(connection, keys), ends.values(), strict=True)
+        yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
 
-    def _fail_for(self, gaps: Sequence[Gap]) -> None:
+    def _fail_for(self, gaps: Sequence[EventGap]) -> None:
         if gaps and self._options.fail_on_loss:
             raise EventsLostError("; ".join(gap.message for gap in gaps))
 
@@ -220,19 +220,19 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _RedisStreams:
     """Answers the questions of a plan (``planning.Streams``)."""
 
-    def __init__(self, connection: Connection, prefix: str, facts_of: _FactsOf) -> None:
-        self._connection, self._prefix, self._facts_of = connection, prefix, facts_of
+    def __init__(self, connection: Connection, prefix: str, read_states: _ReadStates) -> None:
+        self._connection, self._prefix, self._read_states = connection, prefix, read_states
 
-    def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
-        facts = self._facts_of(self._connection, [self._keys(queue) for queue in queues])
-        return dict(zip(queues, facts, strict=True))
+    def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
+        state = self._read_states(self._connection, [self._keys(queue) for queue in queues])
+        return dict(zip(queues, state, strict=True))
 
-    def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
-        return [self._reach(question) for question in questions]
+    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
+        return [self._scan(question) for question in questions]
 
-    def _reach(self, question: Question) -> Reach:
+    def _scan(self, question: ScanRequest) -> ScanResult:
         keys = self._keys(question.queue)
-        wanted = SPAN if question.most is None else min(SPAN, question.most)
+        wanted = SPAN if question.max_entries is None else min(SPAN, question.max_entries)
         asked = [
             stream_exists(keys),
             stream_info(keys),
@@ -241,17 +241,17 @@ class _RedisStreams:
         there, info, end = self._connection.try_at_once(asked)
         if isinstance(end, Exception):
             raise end
-        facts = read_facts(there, info)
-        more = end.count == wanted and wanted != question.most
-        return Reach(StreamId.parse(end.last) if end.count else None, end.count, facts, more)
+        state = parse_state(there, info)
+        more = end.count == wanted and wanted != question.max_entries
+        return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, state, more)
 
     def _keys(self, queue: str) -> QueueKeys:
         return QueueKeys(self._prefix, queue)
 
 
 def _pieces(
-    connection: Connection, keys: QueueKeys, span: Span | None, size: int
-) -> tuple[Sequence[Span], Sequence[Gap]]:
+    connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
+) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
     """Pieces of up to ``size`` entries that together are the span, and what was trimmed of it meanwhile.
 
     Each piece is counted, also the last one: what a trim takes from the first would else be missed in the last, as a
@@ -263,20 +263,20 @@ def _pieces(
     if not (missing := span.missing(sum(count for _, count in pieces))):
         return [piece for piece, _ in pieces], []
     first = _first_left(connection, keys)
-    gap = Gap(span.queue, span.after, first, missing, exact=True, reason=LossReason.AT_READ)
+    gap = EventGap(span.queue, span.after, first, missing, exact=True, reason=LossReason.AT_READ)
     return [piece for piece, _ in pieces], [gap]
 
 
-def _cut(connection: Connection, keys: QueueKeys, span: Span, size: int) -> Iterator[tuple[Span, int]]:
+def _cut(connection: Connection, keys: QueueKeys, span: EntryRange, size: int) -> Iterator[tuple[EntryRange, int]]:
     """What is there of the span, in pieces of ``size`` entries, and how many each has."""
     after, count = span.after, size
     while count == size:
-        last, count = end_of(connection, keys, after, span.upto, size)
+        last, count = find_end(connection, keys, after, span.upto, size)
         if last is not None:
-            yield Span(span.queue, after, last, count), count
+            yield EntryRange(span.queue, after, last, count), count
             after = last
 
 
 def _first_left(connection: Connection, keys: QueueKeys) -> StreamId | None:
-    facts = facts_of(connection, [keys])[0]
-    return None if facts is None else facts.first
+    state = read_states(connection, [keys])[0]
+    return None if state is None else state.first

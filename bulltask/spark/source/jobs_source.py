@@ -18,18 +18,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from bulltask.spark.source.columns import job_batch, job_fields_of
+from bulltask.spark.source.columns import hash_fields, job_batch
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import JobsOptions
-from bulltask.spark.source.pushdown import Narrowing
-from bulltask.spark.source.queues import find_queues
+from bulltask.spark.source.pushdown import PushedFilters
+from bulltask.spark.source.queues import select_queues
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import LISTS, count_by_score, ids_by_score, list_ids, score_at
 
-__all__ = ["JobsPartition", "JobsReader", "NarrowingJobsReader"]
+__all__ = ["JobsPartition", "JobsReader", "PushdownJobsReader"]
 
 ENDED: Final = ("completed", "failed")
 
@@ -68,13 +68,13 @@ class JobsReader(DataSourceReader):
 
     def __init__(self, options: JobsOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
-        self._narrowing = Narrowing()
+        self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
         """Look at the queues and cut what is to be read."""
         with Connection(self._options.config) as connection:
             found: list[InputPartition] = []
-            for keys in find_queues(connection, self._options, self._narrowing):
+            for keys in select_queues(connection, self._options, self._filters):
                 found += self._plan(connection, keys)
         # Spark would put a partition of its own in the place of none, and read() would not know it.
         return found or [JobsPartition()]
@@ -86,7 +86,7 @@ class JobsReader(DataSourceReader):
             return
         keys = QueueKeys(self._options.config.prefix, partition.wire, partition.queue)
         place = {"queue": partition.queue, "state": partition.state}
-        names = job_fields_of(self._schema.names)
+        names = hash_fields(self._schema.names)
         with Connection(self._options.config) as connection:
             ids = _ids(connection, keys, partition)
             for start in range(0, len(ids), self._options.batch):
@@ -95,7 +95,7 @@ class JobsReader(DataSourceReader):
                 yield job_batch(self._schema, place, some, replies)
 
     def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
-        states = [state for state in self._options.states if self._narrowing.state(state)]
+        states = [state for state in self._options.states if self._filters.allows_state(state)]
         ended = [state for state in states if state in ENDED]
         newest = connection.run_many([score_at(keys, state, -1) for state in ended]) if ended else []
         edges = dict(zip(ended, map(_edge, newest), strict=True))
@@ -112,12 +112,12 @@ class JobsReader(DataSourceReader):
             return list_ids(keys, state)
         if edge is None:
             return ids_by_score(keys, state, "-inf", "+inf")
-        low, high = self._narrowing.times()
+        low, high = self._filters.time_bounds()
         return ids_by_score(keys, state, max(low, edge, key=float), high)
 
     def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
         """Cut what is before the edge at times between which there are about as many jobs."""
-        low, high = self._narrowing.times()
+        low, high = self._filters.time_bounds()
         high = f"({edge}" if float(edge) <= float(high) else high
         asked = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
         before, count = connection.run_many(asked)
@@ -143,12 +143,12 @@ class JobsReader(DataSourceReader):
         return max(1, min(most, count // self._options.min_rows))
 
 
-class NarrowingJobsReader(JobsReader):
+class PushdownJobsReader(JobsReader):
     """A reader that lets Redis apply filters. Spark refuses one while its configuration does not allow filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters of state, queue and ``finished_at``; return those that Spark still has to apply."""
-        return [one for one in filters if not self._narrowing.take(one)]
+        return [one for one in filters if not self._filters.push(one)]
 
 
 def _edge(newest: str | None) -> str:

@@ -11,51 +11,60 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bulltask.spark.source.positions import (
+from bulltask.spark.source.offsets import (
     LAST_SEQ,
     START,
-    Facts,
-    Gap,
+    EventGap,
     LossReason,
     Offsets,
-    Position,
+    QueueOffset,
     StreamId,
+    StreamState,
+    first_offset,
+    reconcile,
     same_stream,
-    seeing,
-    settle,
-    starting,
+    with_stream_end,
 )
 
-__all__ = ["Plan", "Question", "Reach", "Rules", "Streams", "Way", "plan", "shares"]
+__all__ = [
+    "BatchLimits",
+    "BatchPlan",
+    "EventStreams",
+    "QueueProgress",
+    "ScanRequest",
+    "ScanResult",
+    "plan_batch",
+    "split_budget",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ScanResult:
     """The answer, or the first part of it.
 
     Attributes:
         last: the last of the entries; ``None`` when there is none.
         count: how many there are.
-        facts: the stream at the very moment of counting (the same script), so that a trim between two calls is seen.
+        state: the stream at the very moment of counting (the same script), so that a trim between two calls is seen.
         more: the server stopped early, so as not to keep others waiting: the plan asks again behind ``last``.
     """
 
     last: StreamId | None
     count: int
-    facts: Facts | None
-    more: bool = False
+    state: StreamState | None
+    truncated: bool = False
 
 
 @dataclass(slots=True)
-class Way:
-    """A queue in a plan: from ``start`` by way of ``end``, which moves on, towards ``goal``.
+class QueueProgress:
+    """A queue in a plan: from ``start`` by way of ``end``, which moves on, towards ``target_offset``.
 
     Attributes:
         queue: BullMQ's spelling of its name.
         start: where the batch before ended.
         base: the same, brought to the stream as it is now.
         end: where this batch ends.
-        facts: the stream, when it was last asked.
+        state: the stream, when it was last asked.
         goal: where the entries end; ``None`` when none is to be read in this batch.
         new: the batch before did not know it.
         found: what the stream said of a loss that cannot be counted, and so does not show in positions.
@@ -63,111 +72,113 @@ class Way:
     """
 
     queue: str
-    start: Position
-    base: Position
-    end: Position
-    facts: Facts | None
-    goal: Position | None
-    new: bool = False
-    found: Gap | None = None
-    known: int = 0
+    start: QueueOffset
+    base: QueueOffset
+    end: QueueOffset
+    state: StreamState | None
+    target_offset: QueueOffset | None
+    is_new: bool = False
+    loss: EventGap | None = None
+    seen_count: int = 0
 
     @classmethod
-    def on(cls, queue: str, start: Position, facts: Facts | None, goal: Position | None) -> Way:
+    def reading(
+        cls, queue: str, start: QueueOffset, state: StreamState | None, target_offset: QueueOffset | None
+    ) -> QueueProgress:
         """A queue that is being read."""
-        way = cls(queue, start, start, start, facts, goal, known=start.waiting)
-        way._settle(facts)
-        way.base = way.end
-        return way
+        progress = cls(queue, start, start, start, state, target_offset, seen_count=start.pending)
+        progress._reconcile(state)
+        progress.base = progress.end
+        return progress
 
     @classmethod
-    def taken_in(cls, queue: str, start: Position, facts: Facts | None) -> Way:
+    def discovered(cls, queue: str, start: QueueOffset, state: StreamState | None) -> QueueProgress:
         """A queue that is new: it is read from the next batch on."""
-        return cls(queue, start, start, start, facts, None, new=True)
+        return cls(queue, start, start, start, state, None, is_new=True)
 
     @property
-    def reborn(self) -> bool:
+    def recreated(self) -> bool:
         """True when the stream turned out to be another one; that one is read from the next batch on."""
-        return self.end.life != self.start.life
+        return self.end.generation != self.start.generation
 
     @property
-    def planned(self) -> Position:
+    def planned_offset(self) -> QueueOffset:
         """``end`` with how far the stream goes; as it was, to the letter, when there is nothing to plan."""
-        if self.goal is None or self.start.id >= self.goal.id:
-            return seeing(self.end, self.facts) if self.new or self.reborn else self.end
-        return seeing(self.end, self.facts)
+        if self.target_offset is None or self.start.id >= self.target_offset.id:
+            return with_stream_end(self.end, self.state) if self.is_new or self.recreated else self.end
+        return with_stream_end(self.end, self.state)
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         """How many entries could be read; where they cannot be counted, how many there are at all."""
-        if self.facts is None or self.goal is None or self.reborn or self.end.id >= self.goal.id:
+        if self.state is None or self.target_offset is None or self.recreated or self.end.id >= self.target_offset.id:
             return 0
-        if self.end.ordinal is None or self.goal.ordinal is None:
-            return self.facts.length
-        return self.goal.ordinal - self.end.ordinal
+        if self.end.ordinal is None or self.target_offset.ordinal is None:
+            return self.state.length
+        return self.target_offset.ordinal - self.end.ordinal
 
     @property
-    def stands_at(self) -> int | None:
+    def watermark_ms(self) -> int | None:
         """The time in ms that others must not pass, as this queue has more from then on; ``None`` if it has not."""
-        if self.goal is not None and not self.reborn:
-            return self.end.id.ms if self.end.id < self.goal.id else None
-        if not (self.new or self.reborn):
+        if self.target_offset is not None and not self.recreated:
+            return self.end.id.ms if self.end.id < self.target_offset.id else None
+        if not (self.is_new or self.recreated):
             return None
-        if self.facts is None or self.facts.first is None or self.end.id >= self.facts.last:
+        if self.state is None or self.state.first is None or self.end.id >= self.state.last:
             return None
-        return max(self.end.id, self.facts.first).ms
+        return max(self.end.id, self.state.first).ms
 
     @property
-    def gap(self) -> Gap | None:
+    def gap(self) -> EventGap | None:
         """What is lost between ``start`` and ``end``."""
         lost = self.end.lost - self.start.lost
-        if self.found is not None and not self.found.exact:
-            return replace(self.found, lost=lost)
+        if self.loss is not None and not self.loss.exact:
+            return replace(self.loss, lost=lost)
         if not lost:
             return None
-        first = self.facts.first if self.facts else None
-        return Gap(self.queue, self.start.id, first, lost, exact=True, reason=LossReason.TRIMMED)
+        first = self.state.first if self.state else None
+        return EventGap(self.queue, self.start.id, first, lost, exact=True, reason=LossReason.TRIMMED)
 
-    def arrive(self) -> None:
+    def advance_to_target(self) -> None:
         """Go to the goal."""
-        if self.goal is not None:
-            self.end = replace(self.goal, lost=self.end.lost, life=self.end.life)
+        if self.target_offset is not None:
+            self.end = replace(self.target_offset, lost=self.end.lost, generation=self.end.generation)
 
-    def move(self, reach: Reach) -> None:
+    def advance(self, scan: ScanResult) -> None:
         """Go on by the entries that were counted."""
-        self._settle(reach.facts)
-        if self.reborn or reach.last is None or reach.facts is None:
+        self._reconcile(scan.state)
+        if self.recreated or scan.last is None or scan.state is None:
             return
-        ordinal = None if self.end.ordinal is None else self.end.ordinal + reach.count
-        if reach.last == reach.facts.last:
-            ordinal = reach.facts.added
-        self.end = replace(self.end, id=reach.last, ordinal=ordinal)
+        ordinal = None if self.end.ordinal is None else self.end.ordinal + scan.count
+        if scan.last == scan.state.last:
+            ordinal = scan.state.added
+        self.end = replace(self.end, id=scan.last, ordinal=ordinal)
 
-    def _settle(self, facts: Facts | None) -> None:
+    def _reconcile(self, state: StreamState | None) -> None:
         """Bring ``end`` to the stream as it is now, but not behind the goal."""
-        self.facts = facts
-        settled, gap = settle(self.queue, self.end, facts)
-        if settled.life != self.start.life:
-            self.end, self.found = replace(settled, lost=self.start.lost + self.known), gap
+        self.state = state
+        settled, gap = reconcile(self.queue, self.end, state)
+        if settled.generation != self.start.generation:
+            self.end, self.loss = replace(settled, lost=self.start.lost + self.seen_count), gap
             return
-        self.known = max(self.known, seeing(self.start, facts).waiting)
-        if self.goal is None or self.start.id >= self.goal.id:
+        self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
+        if self.target_offset is None or self.start.id >= self.target_offset.id:
             self.end = self.start  # nothing of it is to be read, so nothing of it is missed yet
-        elif settled.id <= self.goal.id:
-            self.end, self.found = seeing(settled, facts), gap or self.found
+        elif settled.id <= self.target_offset.id:
+            self.end, self.loss = with_stream_end(settled, state), gap or self.loss
         else:
-            self._lose_all(self.goal)
+            self._skip_to_target(self.target_offset)
 
-    def _lose_all(self, goal: Position) -> None:
+    def _skip_to_target(self, target_offset: QueueOffset) -> None:
         """A trim has passed the goal; what it took from behind it is a loss of later batches."""
         lost = self.start.lost
-        if goal.ordinal is not None and self.start.ordinal is not None:
-            lost += goal.ordinal - self.start.ordinal
-        self.end = replace(goal, lost=lost, life=self.start.life)
+        if target_offset.ordinal is not None and self.start.ordinal is not None:
+            lost += target_offset.ordinal - self.start.ordinal
+        self.end = replace(target_offset, lost=lost, generation=self.start.generation)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ScanRequest:
     """Where do the next entries of a queue end?
 
     Attributes:
@@ -180,31 +191,31 @@ class Question:
     queue: str
     after: StreamId
     until: StreamId
-    most: int | None = None
+    max_entries: int | None = None
 
 
-class Streams(Protocol):
+class EventStreams(Protocol):
     """What a plan asks; all questions of a call may travel in one pipeline."""
 
-    def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
+    def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         """What each stream says of itself; ``None`` for one that is not there."""
         ...
 
-    def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
+    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
         """The answers, in the order of the questions."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """A planned batch: its end, and what was found to be lost before it."""
 
     end: Offsets
-    gaps: tuple[Gap, ...]
+    gaps: tuple[EventGap, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BatchLimits:
     """How much a batch takes, and from whom.
 
     Attributes:
@@ -212,16 +223,16 @@ class Rules:
         align: no queue passes the time at which the slowest was cut off.
         count_missed: a queue that the batch before did not know came up while the query ran, so what was trimmed of it
             is lost; else it is new to the list, and begins with the oldest entry that is there.
-        target: where to end at the latest: the facts of when the query began (``Trigger.AvailableNow``).
+        target: where to end at the latest: the state of the streams when the query began (``Trigger.AvailableNow``).
     """
 
-    most: int | None = None
+    max_entries: int | None = None
     align: bool = True
     count_missed: bool = True
-    target: Mapping[str, Facts | None] | None = None
+    target: Mapping[str, StreamState | None] | None = None
 
 
-def plan(start: Offsets, streams: Streams, queues: Sequence[str], rules: Rules) -> Plan:
+def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rules: BatchLimits) -> BatchPlan:
     """Find the end of the next batch.
 
     A queue that ``start`` lacks is only taken in, and read from the next batch on; a stream that turned out to be
@@ -237,22 +248,26 @@ def plan(start: Offsets, streams: Streams, queues: Sequence[str], rules: Rules) 
     Returns:
         The end, equal to ``start`` when there is nothing new, and the gaps before it.
     """
-    facts = streams.facts(queues)
-    ways = []
+    state = streams.states(queues)
+    all_progress = []
     for queue in queues:
-        now = facts.get(queue)
+        now = state.get(queue)
         if queue in start:
-            ways.append(Way.on(queue, start[queue], now, _goal(queue, now, rules.target)))
+            all_progress.append(
+                QueueProgress.reading(queue, start[queue], now, _target_offset(queue, now, rules.target))
+            )
         elif rules.target is None or queue in rules.target:
-            ways.append(Way.taken_in(queue, START if rules.count_missed else starting(now, "earliest"), now))
-    _spend(ways, streams, rules.most)
+            all_progress.append(
+                QueueProgress.discovered(queue, START if rules.count_missed else first_offset(now, "earliest"), now)
+            )
+    _spend_budget(all_progress, streams, rules.max_entries)
     if rules.align:
-        _align(ways, streams)
-    end = {**start, **{way.queue: way.planned for way in ways}}
-    return Plan(end, tuple(gap for way in ways if (gap := way.gap)))
+        _align_queues(all_progress, streams)
+    end = {**start, **{progress.queue: progress.planned_offset for progress in all_progress}}
+    return BatchPlan(end, tuple(gap for progress in all_progress if (gap := progress.gap)))
 
 
-def shares(waiting: Mapping[str, int], most: int | None) -> dict[str, int]:
+def split_budget(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
     """How many entries each queue may give: what it has, or else an equal part of what the others leave.
 
     Args:
@@ -260,64 +275,73 @@ def shares(waiting: Mapping[str, int], most: int | None) -> dict[str, int]:
         most: how many all may give together; ``None`` for all. Each that has some gives at least one, or it might wait
             for ever.
     """
-    if most is None:
-        return dict(waiting)
+    if max_entries is None:
+        return dict(pending)
     given: dict[str, int] = {}
-    left = most
-    for count, queue in sorted((count, queue) for queue, count in waiting.items()):
-        given[queue] = min(count, max(1, left // (len(waiting) - len(given))))
+    left = max_entries
+    for count, queue in sorted((count, queue) for queue, count in pending.items()):
+        given[queue] = min(count, max(1, left // (len(pending) - len(given))))
         left -= given[queue]
     return given
 
 
-def _goal(queue: str, facts: Facts | None, target: Mapping[str, Facts | None] | None) -> Position | None:
+def _target_offset(
+    queue: str, state: StreamState | None, target: Mapping[str, StreamState | None] | None
+) -> QueueOffset | None:
     """Where a queue's batch may end at the latest; ``None`` when nothing of it is to be read."""
-    if facts is None or target is None:
-        return None if facts is None else facts.end
+    if state is None or target is None:
+        return None if state is None else state.end
     then = target.get(queue)
-    return then.end if then is not None and same_stream(then.end, facts) else None
+    return then.end if then is not None and same_stream(then.end, state) else None
 
 
-def _spend(ways: Sequence[Way], streams: Streams, most: int | None) -> None:
+def _spend_budget(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
     """Move every way to its goal, or as far as its share of the budget goes."""
-    given = shares({way.queue: way.waiting for way in ways if way.waiting}, most)
-    short = []
-    for way in ways:
-        if way.goal is not None and way.waiting:
-            if given[way.queue] < way.waiting:
-                short.append((way, Question(way.queue, way.end.id, way.goal.id, given[way.queue])))
+    given = split_budget(
+        {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
+    )
+    over_budget = []
+    for progress in all_progress:
+        if progress.target_offset is not None and progress.pending:
+            if given[progress.queue] < progress.pending:
+                over_budget.append(
+                    (
+                        progress,
+                        ScanRequest(progress.queue, progress.end.id, progress.target_offset.id, given[progress.queue]),
+                    )
+                )
             else:
-                way.arrive()
-    _walk(short, streams)
+                progress.advance_to_target()
+    _scan(over_budget, streams)
 
 
-def _align(ways: Sequence[Way], streams: Streams) -> None:
+def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
     """Take back those that passed the time at which the slowest of those with more to give stands."""
-    times = [time for way in ways if (time := way.stands_at) is not None]
+    times = [time for progress in all_progress if (time := progress.watermark_ms) is not None]
     if not times:
         return
     bound = StreamId(min(times), LAST_SEQ)
     ahead = []
-    for way in ways:
-        if way.goal is not None and way.end.id > max(bound, way.base.id):
-            way.end = way.base
-            if way.base.id < bound:
-                ahead.append((way, Question(way.queue, way.base.id, bound)))
-    _walk(ahead, streams)
+    for progress in all_progress:
+        if progress.target_offset is not None and progress.end.id > max(bound, progress.base.id):
+            progress.end = progress.base
+            if progress.base.id < bound:
+                ahead.append((progress, ScanRequest(progress.queue, progress.base.id, bound)))
+    _scan(ahead, streams)
 
 
-def _walk(asked: Sequence[tuple[Way, Question]], streams: Streams) -> None:
+def _scan(asked: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStreams) -> None:
     """Move each way as far as its question reaches."""
     while asked:
         further = []
-        answers = streams.reach([question for _, question in asked])
-        for (way, question), reach in zip(asked, answers, strict=True):
-            way.move(reach)
-            most = None if question.most is None else question.most - reach.count
-            if way.reborn:
+        answers = streams.scan([question for _, question in asked])
+        for (progress, question), scan in zip(asked, answers, strict=True):
+            progress.advance(scan)
+            max_entries = None if question.max_entries is None else question.max_entries - scan.count
+            if progress.recreated:
                 continue
-            if reach.more and reach.last is not None:
-                further.append((way, replace(question, after=reach.last, most=most)))
-            elif most and way.goal is not None and question.until == way.goal.id:
-                way.arrive()  # fewer were there than could be counted beforehand
+            if scan.truncated and scan.last is not None:
+                further.append((progress, replace(question, after=scan.last, max_entries=max_entries)))
+            elif max_entries and progress.target_offset is not None and question.until == progress.target_offset.id:
+                progress.advance_to_target()  # fewer were there than could be counted beforehand
         asked = further

@@ -23,14 +23,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-__all__ = ["Narrowing"]
+__all__ = ["PushedFilters"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 @dataclass
-class Narrowing:
+class PushedFilters:
     """What is left to read after the filters that were taken; nothing is taken at first.
 
     Attributes:
@@ -45,20 +45,20 @@ class Narrowing:
     low_ms: int | None = None
     high_ms: int | None = None
 
-    def queue(self, name: str) -> bool:
+    def allows_queue(self, name: str) -> bool:
         """True when a queue may have rows that pass."""
         return self.queues is None or name in self.queues
 
-    def state(self, name: str) -> bool:
+    def allows_state(self, name: str) -> bool:
         """True when a state may have rows that pass."""
         return self.states is None or name in self.states
 
-    def times(self) -> tuple[str, str]:
+    def time_bounds(self) -> tuple[str, str]:
         """Bounds of the times of ended jobs, in Redis' spelling."""
         low = "-inf" if self.low_ms is None else str(self.low_ms)
         return low, "+inf" if self.high_ms is None else str(self.high_ms)
 
-    def take(self, one: Filter) -> bool:
+    def push(self, one: Filter) -> bool:
         """Take a filter if it is of use.
 
         Returns:
@@ -75,16 +75,16 @@ class Narrowing:
             case In(attribute=("queue",), value=values):
                 self.queues = _both(self.queues, values)
             case _:
-                self._take_time(one)
+                self._push_time(one)
                 return False
         return True
 
-    def take_queue(self, one: Filter) -> bool:
-        """:meth:`take` for tables in which Redis can apply filters of the queue only."""
+    def push_queue(self, one: Filter) -> bool:
+        """:meth:`push` for tables in which Redis can apply filters of the queue only."""
         named = getattr(one, "attribute", None) == ("queue",)
-        return named and self.take(one)
+        return named and self.push(one)
 
-    def _take_time(self, one: Filter) -> None:
+    def _push_time(self, one: Filter) -> None:
         if getattr(one, "attribute", None) != ("finished_at",):
             return
         found = getattr(one, "value", None)

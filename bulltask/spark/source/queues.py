@@ -22,9 +22,9 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
-    from bulltask.spark.source.pushdown import Narrowing  # imports pyspark, which a look at queues does not need
+    from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which a look at queues does not need
 
-__all__ = ["Found", "find_queues", "look_for_queues", "no_stream", "set_aside", "tell"]
+__all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream", "select_queues", "skipped_queues"]
 
 _LONGEST: Final = 255
 """Bytes that a directory's name may have."""
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)  # without a handler it writes to stderr, whi
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueueSelection:
     """What a read is of.
 
     Attributes:
@@ -42,10 +42,12 @@ class Found:
     """
 
     queues: list[QueueKeys]
-    aside: dict[str, str]
+    skipped: dict[str, str]
 
 
-def find_queues(connection: Connection, options: ReadOptions, narrowing: Narrowing | None = None) -> list[QueueKeys]:
+def select_queues(
+    connection: Connection, options: ReadOptions, filters: PushedFilters | None = None
+) -> list[QueueKeys]:
     """Return the keys of the queues to read, sorted by name; those that are set aside are named in the log.
 
     Args:
@@ -56,24 +58,24 @@ def find_queues(connection: Connection, options: ReadOptions, narrowing: Narrowi
     Raises:
         ConfigError: ``*`` found two queues that the user would spell alike, and ``skipForeignQueues`` is off.
     """
-    found = look_for_queues(connection, options)
-    tell(found.aside)
-    return [keys for keys in found.queues if narrowing is None or narrowing.queue(keys.queue)]
+    found = discover_queues(connection, options)
+    log_skipped(found.skipped)
+    return [keys for keys in found.queues if filters is None or filters.allows_queue(keys.queue)]
 
 
-def look_for_queues(connection: Connection, options: ReadOptions) -> Found:
-    """Return the keys of the queues to read, and why others are set aside; see :func:`find_queues`.
+def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelection:
+    """Return the keys of the queues to read, and why others are set aside; see :func:`select_queues`.
 
     Raises:
         ConfigError: as there.
     """
-    prefix, wires = options.config.prefix, list[str]()
+    prefix, wire_names = options.config.prefix, list[str]()
     if options.every:
-        wires = sorted(connection.walk(lambda cursor: scan_queues(prefix, cursor)))
-        every = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wires]
+        wire_names = sorted(connection.walk(lambda cursor: scan_queues(prefix, cursor)))
+        every = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wire_names]
     else:
         every = [options.keys(queue) for queue in options.queues]
-    found, aside = dict[str, QueueKeys](), dict[str, str]()
+    found, skipped = dict[str, QueueKeys](), dict[str, str]()
     # Of two that are called alike, that one comes first which the name leads to.
     for keys in sorted(every, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
         if keys.queue in found and not options.skip_foreign:
@@ -83,25 +85,25 @@ def look_for_queues(connection: Connection, options: ReadOptions) -> Found:
                 "calls them"
             )
         if reason := _problem(keys, found.get(keys.queue)) if options.skip_foreign else None:
-            aside[keys.name] = reason
+            skipped[keys.name] = reason
         else:
             found[keys.queue] = keys
-    return Found([found[queue] for queue in sorted(found)], aside)
+    return QueueSelection([found[queue] for queue in sorted(found)], skipped)
 
 
-def no_stream(keys: QueueKeys) -> str:
+def not_a_stream(keys: QueueKeys) -> str:
     """Why a queue is set aside whose events are not in a stream."""
     return f"the key {_printable(keys.events)} is not a stream; rename or delete it"
 
 
-def set_aside(aside: Mapping[str, str]) -> list[SetAside]:
+def skipped_queues(skipped: Mapping[str, str]) -> list[SetAside]:
     """Return queues that are set aside as people can read them; given why, by BullMQ's spelling."""
-    return [SetAside(_printable(queue), reason) for queue, reason in sorted(aside.items())]
+    return [SetAside(_printable(queue), reason) for queue, reason in sorted(skipped.items())]
 
 
-def tell(aside: Mapping[str, str]) -> None:
+def log_skipped(skipped: Mapping[str, str]) -> None:
     """Log queues that are set aside."""
-    for one in set_aside(aside):
+    for one in skipped_queues(skipped):
         _log.warning("[BULLTASK_QUEUE_SET_ASIDE] queue %s is not recorded: %s", one.queue, one.reason)
 
 

@@ -13,7 +13,17 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StringType, Struc
 
 from bulltask.errors import ConfigError, did_you_mean
 
-__all__ = ["COUNTS", "EVENTS", "EVENT_FIELDS", "GAP_EVENT", "JOBS", "JOB_FIELDS", "TABLES", "arrow_schema", "chosen"]
+__all__ = [
+    "COUNTS",
+    "EVENTS",
+    "EVENT_FIELDS",
+    "GAP_EVENT",
+    "JOBS",
+    "JOB_FIELDS",
+    "TABLES",
+    "arrow_schema",
+    "select_columns",
+]
 
 GAP_EVENT: Final = "bulltask.gap"
 """The event of a row that stands for lost events: ``extra`` has ``lost``, ``first``, ``exact`` and ``reason``."""
@@ -117,7 +127,7 @@ def arrow_schema(schema: StructType) -> Any:
     return pa.schema([pa.field(field.name, _ARROW[field.dataType], field.nullable) for field in schema.fields])
 
 
-def chosen(table: str, schema: StructType | None) -> StructType:
+def select_columns(table: str, schema: StructType | None) -> StructType:
     """Return the columns to read: those that the user's schema names, or all.
 
     A schema of one's own is the way to read few columns, as Spark does not tell a source in Python which are needed.

@@ -15,10 +15,10 @@ from bulltask.config.config import ENV_PREFIX, Conf, Config
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 
-__all__ = ["Where", "option_error", "resolve_config", "where_options"]
+__all__ = ["BrokerOptions", "broker_options", "option_error", "resolve_config"]
 
 
-class Where(TypedDict, total=False):
+class BrokerOptions(TypedDict, total=False):
     """Which Redis, and how its queues are called: bulltask's own settings where left out.
 
     Attributes:
@@ -32,11 +32,11 @@ class Where(TypedDict, total=False):
     queue_hash_tag: bool | None
 
 
-def where_options(where: Mapping[str, Any]) -> dict[str, str]:
+def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
     """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
 
     Args:
-        where: arguments of a function, those of `Where` among them; what is missing there is a setting of bulltask.
+        where: arguments of a function, with those of `BrokerOptions`; bulltask's settings supply what is missing.
 
     Raises:
         ConfigError: one of them is wrong.

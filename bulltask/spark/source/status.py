@@ -13,22 +13,22 @@ from bulltask.lake.lock import feeder_of
 from bulltask.lake.rings import DEFAULT_LENGTH, Ring, busiest_rate
 from bulltask.lake.status import Lag, PipelineStatus, SetAside, status_of
 from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
 from bulltask.spark.source.options import EventsOptions, ReadOptions, read_options
-from bulltask.spark.source.positions import BEGINNING, Facts, StreamId
-from bulltask.spark.source.queues import look_for_queues, no_stream, set_aside
-from bulltask.spark.source.streams import end_of, facts_of
+from bulltask.spark.source.queues import discover_queues, not_a_stream, skipped_queues
+from bulltask.spark.source.streams import find_end, read_states
 from bulltask.transport.call import command
 from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
 
-__all__ = ["Look", "limits_of", "look_at_rings", "pipeline_status", "redis_version"]
+__all__ = ["ObservedStreams", "max_lengths", "observe_streams", "pipeline_status", "redis_version"]
 
 _RECENT_MS: Final = 10_000
 _MOST: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ObservedStreams:
     """What queues look like to a pipeline.
 
     Attributes:
@@ -36,26 +36,28 @@ class Look:
         aside: queues that are not recorded.
     """
 
-    rings: Sequence[tuple[QueueKeys, Ring, Facts | None]]
-    aside: Sequence[SetAside]
+    streams: Sequence[tuple[QueueKeys, Ring, StreamState | None]]
+    skipped: Sequence[SetAside]
 
 
-def look_at_rings(connection: Connection, options: ReadOptions) -> Look:
+def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStreams:
     """Look at all queues that a pipeline with these options reads.
 
     The rate is the greater one of two: over the whole ring, and over the last ten seconds in which there were events.
     """
-    found, foreign = look_for_queues(connection, options), list[QueueKeys]()
-    every = facts_of(connection, found.queues, foreign)
-    rings = []
-    for keys, limit, facts in zip(found.queues, limits_of(connection, found.queues), every, strict=True):
+    found, foreign = discover_queues(connection, options), list[QueueKeys]()
+    every = read_states(connection, found.queues, foreign)
+    streams = []
+    for keys, limit, state in zip(found.queues, max_lengths(connection, found.queues), every, strict=True):
         if keys not in foreign:
-            rate = None if facts is None else _rate(connection, keys, facts)
-            rings.append((keys, Ring(keys.queue, facts.length if facts else 0, limit, rate), facts))
-    return Look(rings, set_aside({**found.aside, **{keys.name: no_stream(keys) for keys in foreign}}))
+            rate = None if state is None else _rate(connection, keys, state)
+            streams.append((keys, Ring(keys.queue, state.length if state else 0, limit, rate), state))
+    return ObservedStreams(
+        streams, skipped_queues({**found.skipped, **{keys.name: not_a_stream(keys) for keys in foreign}})
+    )
 
 
-def limits_of(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
+def max_lengths(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
     """Return how many events the ring of each queue keeps at the most."""
     said = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in queues])
     return list(map(_limit, said))
@@ -66,13 +68,13 @@ def redis_version(connection: Connection) -> str | None:
     return ".".join(map(str, connection.said().version)) or None
 
 
-def _rate(connection: Connection, keys: QueueKeys, facts: Facts) -> float | None:
-    if facts.first is None:
+def _rate(connection: Connection, keys: QueueKeys, state: StreamState) -> float | None:
+    if state.first is None:
         return None
-    spans = [(facts.length, facts.last.ms - facts.first.ms)]
-    since = StreamId(max(facts.last.ms - _RECENT_MS, 0), 0)
-    if since > facts.first:
-        spans.append((end_of(connection, keys, since, facts.last, _MOST)[1], _RECENT_MS))
+    spans = [(state.length, state.last.ms - state.first.ms)]
+    since = StreamId(max(state.last.ms - _RECENT_MS, 0), 0)
+    if since > state.first:
+        spans.append((find_end(connection, keys, since, state.last, _MOST)[1], _RECENT_MS))
     return busiest_rate(spans)
 
 
@@ -98,25 +100,25 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}
-    aside: Sequence[SetAside] = ()
+    skipped: Sequence[SetAside] = ()
     error: str | None = None
     try:
         with Connection(options.config) as connection:
-            look = look_at_rings(connection, options)
-            lags, aside = _lags(connection, look, {} if head is None else head.ends), look.aside
+            observed = observe_streams(connection, options)
+            lags, skipped = _lags(connection, observed, {} if head is None else head.ends), observed.skipped
     except BulltaskError as exc:
         error = str(exc)
-    return status_of(str(layout.root), head, lags, feeder=feeder_of(layout), redis_error=error, set_aside=aside)
+    return status_of(str(layout.root), head, lags, feeder=feeder_of(layout), redis_error=error, set_aside=skipped)
 
 
-def _lags(connection: Connection, look: Look, ends: Mapping[str, str]) -> dict[str, Lag]:
+def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:
     found: dict[str, Lag] = {}
-    for keys, ring, facts in look.rings:
+    for keys, ring, state in observed.streams:
         last = StreamId.parse(ends[keys.queue]) if keys.queue in ends else BEGINNING
-        if facts is None or last >= facts.last:
+        if state is None or last >= state.last:
             found[keys.queue] = Lag(ring, 0, 0.0)
             continue
-        behind = facts.length if last == BEGINNING else end_of(connection, keys, last, facts.last, _MOST)[1]
-        since_ms = last.ms if last != BEGINNING else (facts.first or facts.last).ms
-        found[keys.queue] = Lag(ring, behind, (facts.last.ms - since_ms) / 1000)
+        behind = state.length if last == BEGINNING else find_end(connection, keys, last, state.last, _MOST)[1]
+        since_ms = last.ms if last != BEGINNING else (state.first or state.last).ms
+        found[keys.queue] = Lag(ring, behind, (state.last.ms - since_ms) / 1000)
     return found

@@ -7,18 +7,18 @@ from typing import Any
 
 from bulltask.errors import BulltaskError
 from bulltask.spark.source.connection import Connection
-from bulltask.spark.source.positions import Facts, StreamId
+from bulltask.spark.source.offsets import StreamId, StreamState
 from bulltask.transport.call import Call
 from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.stream import SPAN, RawEntry, StreamInfo, page, span_end, stream_exists, stream_info
 
-__all__ = ["end_of", "facts_of", "read_facts", "read_pages"]
+__all__ = ["find_end", "parse_state", "read_pages", "read_states"]
 
 
-def facts_of(
+def read_states(
     connection: Connection, queues: Sequence[QueueKeys], foreign: list[QueueKeys] | None = None
-) -> list[Facts | None]:
+) -> list[StreamState | None]:
     """What each stream says of itself; ``None`` for one that is not there.
 
     Args:
@@ -29,16 +29,16 @@ def facts_of(
     calls: list[Call[Any]] = []
     for keys in queues:
         calls += [stream_exists(keys), stream_info(keys)]
-    said = connection.try_many(calls) if calls else []
+    replies = connection.try_many(calls) if calls else []
     if foreign is not None:
-        foreign += [keys for keys, info in zip(queues, said[1::2], strict=True) if is_wrong_type(info)]
-    pairs = zip(said[::2], said[1::2], strict=True)
-    return [read_facts(there, info, skip_foreign=foreign is not None) for there, info in pairs]
+        foreign += [keys for keys, info in zip(queues, replies[1::2], strict=True) if is_wrong_type(info)]
+    pairs = zip(replies[::2], replies[1::2], strict=True)
+    return [parse_state(there, info, skip_foreign=foreign is not None) for there, info in pairs]
 
 
-def read_facts(
+def parse_state(
     there: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
-) -> Facts | None:
+) -> StreamState | None:
     """What ``exists`` and ``stream_info`` answered, made one; Redis refuses the second where there is no stream."""
     if isinstance(there, BulltaskError):
         raise there
@@ -48,19 +48,19 @@ def read_facts(
         raise info
     added = None if info.deleted else info.added
     first = StreamId.parse(info.first) if info.first else None
-    return Facts(first, StreamId.parse(info.last), info.length, added)
+    return StreamState(first, StreamId.parse(info.last), info.length, added)
 
 
-def end_of(
-    connection: Connection, keys: QueueKeys, after: StreamId, until: StreamId, most: int
+def find_end(
+    connection: Connection, keys: QueueKeys, after: StreamId, until: StreamId, max_entries: int
 ) -> tuple[StreamId | None, int]:
-    """The last of up to ``most`` entries behind ``after``, and how many they are; ``None`` and 0 for none.
+    """The last of up to ``max_entries`` entries behind ``after``, and how many they are; ``None`` and 0 for none.
 
     Redis looks at a bounded number of them at a time, so that nobody else has to wait long.
     """
     last, count = after, 0
-    while count < most:
-        wanted = min(SPAN, most - count)
+    while count < max_entries:
+        wanted = min(SPAN, max_entries - count)
         found = connection.run(span_end(keys, str(last), str(until), wanted))
         if found.count:
             last, count = StreamId.parse(found.last), count + found.count

@@ -108,7 +108,7 @@ def backfill(
     repairs = [
         (gap.queue, gap.after_id, gap.detected_at, found.get(place, 0), taken_at) for place, gap in enumerate(gaps)
     ]
-    _note(spark, layout, ingest, list(dict.fromkeys(repairs)))
+    _record_repairs(spark, layout, ingest, list(dict.fromkeys(repairs)))
     return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), looked_at, jobs, len(found))
 
 
@@ -124,11 +124,11 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
     ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
     first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
     ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
-    unknown = ended.join(_told(spark, layout), _is_known(), "left_anti")
+    unknown = ended.join(_known_ends(spark, layout), _is_known(), "left_anti")
     return _that_ended_last(spark, layout, _with_life(spark, layout, unknown))
 
 
-def _told(spark: SparkSession, layout: Layout) -> DataFrame:
+def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
     """The ends that ``silver`` knows of."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
@@ -152,7 +152,9 @@ def _is_known() -> Column:
 
 def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
     """Say which life of the job it is: that of the last ``added`` before the end, unless that one ended before."""
-    told = _told(spark, layout).groupBy("told_queue", "told_id", "told_life").agg(fn.max("told_at").alias("told_at"))
+    told = (
+        _known_ends(spark, layout).groupBy("told_queue", "told_id", "told_life").agg(fn.max("told_at").alias("told_at"))
+    )
     added = (
         read_table(spark, layout, EVENTS)
         .where("event = 'added'")
@@ -251,7 +253,7 @@ def _jobs(rows: DataFrame) -> DataFrame:
     )
 
 
-def _note(spark: SparkSession, layout: Layout, ingest: str, repairs: Sequence[tuple[object, ...]]) -> None:
+def _record_repairs(spark: SparkSession, layout: Layout, ingest: str, repairs: Sequence[tuple[object, ...]]) -> None:
     schema = "queue string, after_id string, detected_at timestamp, repaired_rows long, repaired_at timestamp"
     rows = spark.createDataFrame(repairs, schema)
     append(rows.withColumn("dt", day_of(fn.col("repaired_at"))), REPAIRS, layout, ingest)

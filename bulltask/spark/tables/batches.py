@@ -32,11 +32,11 @@ from bulltask.lake.replacing import steady
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark.tables import bronze
-from bulltask.spark.tables.completeness import check_whole
-from bulltask.spark.tables.silver import silver_of_batch
-from bulltask.spark.tables.state import earlier_events, read_carry
+from bulltask.spark.tables.completeness import check_complete
+from bulltask.spark.tables.silver import derive_silver
+from bulltask.spark.tables.state import earlier_events, read_open_events
 
-__all__ = ["Batches"]
+__all__ = ["BatchWriter"]
 
 _CARRY: Final = "carry"  # under staging
 
@@ -54,7 +54,7 @@ _CONF: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchWriter:
     """Responsible for what each batch writes; it travels to where Spark runs it, and holds nothing of Spark.
 
     Attributes:
@@ -83,14 +83,16 @@ class Batches:
                 f"batch {ingest} is in the lake {layout.root} already, and others behind it: the checkpoint is older "
                 f"than the lake. Remove {layout.checkpoint}, and the stream goes on behind the lake's last event"
             )
-        _mend(layout, ledger)
+        _clean_up(layout, ledger)
         _Batch(self, layout, ledger, head, ingest).write(batch)
 
 
 class _Batch:
     """Responsible for one batch, from its rows to its record."""
 
-    def __init__(self, rules: Batches, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str) -> None:
+    def __init__(
+        self, rules: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str
+    ) -> None:
         self._rules, self._layout, self._ledger, self._ingest = rules, layout, ledger, ingest
         self._head = head or BatchRecord("", number=0)
         self._staging = Staging(layout, ingest)
@@ -102,8 +104,8 @@ class _Batch:
             batch.sparkSession.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
-            check_whole(self._layout, self._ingest, read.queues, hash_tag=self._rules.hash_tag)
-        counts = self._tell(read) if read.events else {}
+            check_complete(self._layout, self._ingest, read.queues, hash_tag=self._rules.hash_tag)
+        counts = self._derive(read) if read.events else {}
         with self._step("publish"):
             self._ledger.announce(self._ingest)
             self._staging.publish(_WRITTEN)
@@ -114,26 +116,27 @@ class _Batch:
             if old.name != self._carry:
                 shutil.rmtree(old)
 
-    def _tell(self, read: bronze.Bronze) -> dict[Table, int]:
+    def _derive(self, read: bronze.BronzeBatch) -> dict[Table, int]:
         """Write what the events say of attempts and jobs, and what is left of them; how many rows there are."""
         with self._step("tell"):
-            carry = None if self._carry is None else read_carry(self._layout, self._carry)
+            carry = None if self._carry is None else read_open_events(self._layout, self._carry)
             # What is looked up must not be on its way from one directory to another: nobody looks again.
             with steady(self._layout):
-                told = silver_of_batch(read.life, carry, partial(earlier_events, self._layout), self._give_up_ms(read))
-        tables = {ATTEMPTS: told.attempts, JOBS: told.jobs}
+                find_earlier = partial(earlier_events, self._layout)
+                derived = derive_silver(read.lifecycle_events, carry, find_earlier, self._give_up_ms(read))
+        tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}
         for table, rows in tables.items():
             with self._step(table.name):
                 self._staging.write(table, rows)
-        self._carried, self._carry = told.carry.num_rows, None
-        self._oldest_ms = pc.min(told.carry["event_ms"]).as_py() or 0
+        self._carried, self._carry = derived.open_events.num_rows, None
+        self._oldest_ms = pc.min(derived.open_events["event_ms"]).as_py() or 0
         if self._carried:
             with self._step("carry"):
                 self._carry = self._ingest
-                write_file(self._staging.place(_CARRY), told.carry)
+                write_file(self._staging.place(_CARRY), derived.open_events)
         return {table: rows.num_rows for table, rows in tables.items()}
 
-    def _give_up_ms(self, read: bronze.Bronze) -> int:
+    def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
         """Since when a job must have had an event; 0 where nothing is as old."""
         give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._rules.max_open_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
@@ -144,7 +147,7 @@ class _Batch:
             self._layout.carry.mkdir(exist_ok=True)
             self._staging.place(_CARRY).rename(self._layout.carry / self._ingest)
 
-    def _record(self, read: bronze.Bronze, counts: Mapping[Table, int]) -> BatchRecord:
+    def _record(self, read: bronze.BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
         query, number = batch_of(self._ingest)
         lost = {queue: head.lost.get(queue, 0) + seen.lost for queue, seen in read.queues.items() if seen.lost}
@@ -173,7 +176,7 @@ class _Batch:
         self._steps_ms[name] = mono_ms() - began_ms
 
 
-def _mend(layout: Layout, ledger: Ledger) -> None:
+def _clean_up(layout: Layout, ledger: Ledger) -> None:
     """Take away what a batch has left that was killed while it was put into the tables."""
     left, head = ledger.publishing(), ledger.head()
     if left is not None and (head is None or head.ingest != left):

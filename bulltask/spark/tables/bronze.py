@@ -24,21 +24,21 @@ from bulltask.lake.layout import listed, partition_value
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.staging import Staging
 from bulltask.lake.tables import EVENTS, GAPS
-from bulltask.spark.lifecycle.fold import LAST_MS, LIFE
-from bulltask.spark.source.positions import BEGINNING, StreamId
+from bulltask.spark.lifecycle.fold import LIFECYCLE_COLUMNS, MAX_TIME_MS
+from bulltask.spark.source.offsets import BEGINNING, StreamId
 from bulltask.spark.source.schemas import GAP_EVENT
 from bulltask.spark.tables.lake_tables import day_of
 
-__all__ = ["Bronze", "stage"]
+__all__ = ["BronzeBatch", "stage"]
 
 _READ: Final = "read"  # under staging: all rows of the batch
 _TRUE, _FALSE = "is_gap=true", "is_gap=false"
 _MOST: Final = 2**63 - 1  # what event_ms and event_seq can be
-_IN_FILES: Final = [name for name in LIFE if name != "queue"]
+_IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bronze:
+class BronzeBatch:
     """What a batch has read.
 
     Attributes:
@@ -49,7 +49,7 @@ class Bronze:
     """
 
     queues: Mapping[str, QueueRecord]
-    life: pa.Table
+    lifecycle_events: pa.Table
     newest_ms: int
     oldest_ms: int
 
@@ -59,7 +59,7 @@ class Bronze:
         return sum(queue.events for queue in self.queues.values())
 
 
-def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
+def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBatch:
     """Write the rows of a batch.
 
     Args:
@@ -70,13 +70,13 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
     names = [column.name for column in EVENTS.columns]
     is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
     # Of an id that is behind the year 9999 the source tells no time, and every row needs a day.
-    shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(LAST_MS))))
+    shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
     rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
     rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
     gaps = _stage_gaps(staging, detected_at)
     place = staging.place(_READ) / _FALSE
-    life = _life(place)
-    queues = dict(_seen(life, place))
+    lifecycle_events = _lifecycle_events(place)
+    queues = dict(_seen(lifecycle_events, place))
     for queue, lost in gaps.items():
         seen = queues.get(queue, QueueRecord())
         queues[queue] = QueueRecord(seen.events, seen.first, seen.last, sum(lost), len(lost))
@@ -85,11 +85,11 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> Bronze:
     ends_ms = [StreamId.parse(seen.last).ms for seen in queues.values() if seen.last]
     oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
     # A clock that has gone mad is none: by it, all jobs would be too old.
-    newest_ms = max((ms for ms in ends_ms if ms <= LAST_MS), default=0)
-    return Bronze(queues, pa.concat_tables(life.values()), newest_ms, oldest_ms)
+    newest_ms = max((ms for ms in ends_ms if ms <= MAX_TIME_MS), default=0)
+    return BronzeBatch(queues, pa.concat_tables(lifecycle_events.values()), newest_ms, oldest_ms)
 
 
-def _life(root: Path) -> dict[str, pa.Table]:
+def _lifecycle_events(root: Path) -> dict[str, pa.Table]:
     """Of each queue, the events in its files; one without any is there all the same."""
     parts: dict[str, list[pa.Table]] = {"": [_none()]}
     for queue, file in _files(root):
@@ -100,12 +100,12 @@ def _life(root: Path) -> dict[str, pa.Table]:
 
 def _none() -> pa.Table:
     columns = arrow_schema(EVENTS)
-    return pa.schema([columns.field(name) for name in LIFE]).empty_table()
+    return pa.schema([columns.field(name) for name in LIFECYCLE_COLUMNS]).empty_table()
 
 
-def _seen(life: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
+def _seen(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
     """Of each queue, how many events there are, and the first and the last."""
-    for queue, events in life.items():
+    for queue, events in lifecycle_events.items():
         if events.num_rows:
             first, last = _end(events, "min"), _end(events, "max")
             if _MOST in {*first, *last}:
@@ -157,7 +157,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[
 
 
 def _time(entry: StreamId) -> datetime:
-    return datetime.fromtimestamp(min(entry.ms, LAST_MS) / 1000, UTC)
+    return datetime.fromtimestamp(min(entry.ms, MAX_TIME_MS) / 1000, UTC)
 
 
 def _directories(root: Path) -> Iterator[tuple[Path, str]]:

@@ -18,16 +18,16 @@ from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout, batch_of
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.plural import counted
+from bulltask.spark.source.offsets import batch_start, decode_offsets
 from bulltask.spark.source.options import user_name
-from bulltask.spark.source.positions import begin_of, decode
-from bulltask.spark.source.spans import Due, due
+from bulltask.spark.source.ranges import ExpectedRows, expected_rows
 
-__all__ = ["check_whole"]
+__all__ = ["check_complete"]
 
 _NONE = QueueRecord()
 
 
-def check_whole(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
+def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
     """Compare what was found of a batch with what there must be.
 
     Args:
@@ -41,13 +41,13 @@ def check_whole(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *
     """
     _, number = batch_of(ingest)
     end = _offset(layout, number)
-    begin = begin_of(None if number == 0 else _offset(layout, number - 1), end)
+    begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
     if begin is None:  # a checkpoint whose first batch an older bulltask has planned
         return
-    every: defaultdict[str, Due] = defaultdict(partial(Due, 0))
-    for name, upto in decode(end).items():
+    every: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
+    for name, upto in decode_offsets(end).items():
         # Two may be called alike: of one that was set aside the offset keeps its place.
-        every[user_name(name, hash_tag=hash_tag) or name] += due(begin.get(name), upto)
+        every[user_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), upto)
     for queue, must in every.items():
         seen = found.get(queue, _NONE)
         if not must.is_met(seen.events, seen.lost, seen.gaps):
@@ -59,7 +59,7 @@ def check_whole(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *
             )
 
 
-def _shown(must: Due) -> str:
+def _shown(must: ExpectedRows) -> str:
     return "events" if must.count is None else counted(must.count, "event")
 
 

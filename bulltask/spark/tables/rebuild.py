@@ -17,10 +17,10 @@ from bulltask.lake.ledger import Ledger
 from bulltask.lake.replacing import Replacing, steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.lifecycle.fold import FINISHED
-from bulltask.spark.lifecycle.sql import attempts_of, in_order, is_finished, jobs_of, life_events, tell
+from bulltask.spark.lifecycle.sql import attempts_of, derive, in_order, is_finished, jobs_of, lifecycle_events
 from bulltask.spark.tables.lake_tables import as_table, day_of, ingest_of, read_table
 
-__all__ = ["build_silver", "silver_of"]
+__all__ = ["build_silver", "derived_silver"]
 
 _TABLES: Final = (ATTEMPTS, JOBS)
 
@@ -51,7 +51,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     ingest = ingest_of("build")
     with Replacing(layout) as replacing:
         made: dict[Table, Path] = {}
-        with steady(layout), silver_of(read_table(spark, layout, EVENTS), give_up_ms) as silver:
+        with steady(layout), derived_silver(read_table(spark, layout, EVENTS), give_up_ms) as silver:
             for table, rows in silver.items():
                 made[table] = replacing.fresh()
                 whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
@@ -65,8 +65,8 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
 
 def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
     """Without the events of a job's beginning, less would be told of it than is told now."""
-    events, told = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
-    if not told or (events and events[0] <= min(told)):
+    events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
+    if not derived or (events and events[0] <= min(derived)):
         return
     first = events[0] + max_open if events else None
     for day in sorted(days):
@@ -105,7 +105,7 @@ def _is_given_up(table: Table) -> Column:
 
 
 @contextmanager
-def silver_of(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, DataFrame]]:
+def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, DataFrame]]:
     """Tell the attempts whose outcome is decided and the jobs that are done; of use inside the ``with`` block.
 
     Args:
@@ -115,17 +115,17 @@ def silver_of(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, DataFr
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
     """
-    judged = _judge(tell(life_events(events)), give_up_ms).persist()
+    chosen = _choose_rows(derive(lifecycle_events(events)), give_up_ms).persist()
     try:
         yield {
-            ATTEMPTS: _of_table(attempts_of(judged.where("is_attempt")), ATTEMPTS, "ended_at"),
-            JOBS: _of_table(jobs_of(judged.where("is_job")), JOBS, "finished_at"),
+            ATTEMPTS: _of_table(attempts_of(chosen.where("is_attempt")), ATTEMPTS, "ended_at"),
+            JOBS: _of_table(jobs_of(chosen.where("is_job")), JOBS, "finished_at"),
         }
     finally:
-        judged.unpersist()
+        chosen.unpersist()
 
 
-def _judge(told: DataFrame, give_up_ms: int) -> DataFrame:
+def _choose_rows(derived: DataFrame, give_up_ms: int) -> DataFrame:
     """Leave events with which a decided attempt begins (``is_attempt``), or a life ends that is over (``is_job``)."""
     whole = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     life = fn.struct(
@@ -145,7 +145,7 @@ def _judge(told: DataFrame, give_up_ms: int) -> DataFrame:
         | fn.col("next_event").isNotNull()
         | fn.col("given_up")
     )
-    seen = told.withColumn("life", life).withColumns(last).withColumn("given_up", given_up)
+    seen = derived.withColumn("life", life).withColumns(last).withColumn("given_up", given_up)
     return seen.withColumns(
         {
             "is_attempt": fn.col("begins") & (fn.col("decided").isNotNull() | fn.col("given_up")),

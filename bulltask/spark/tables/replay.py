@@ -23,8 +23,8 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
 from bulltask.lake.replacing import steady
 from bulltask.lake.tables import JOBS, SNAPSHOTS
-from bulltask.spark.sink.enqueue import vectorized
-from bulltask.spark.source.columns import job_batch, job_fields_of
+from bulltask.spark.sink.enqueue import vectorized_udf
+from bulltask.spark.source.columns import hash_fields, job_batch
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.tables.lake_tables import latest, read_table
@@ -32,7 +32,16 @@ from bulltask.spark.tables.snapshot import FINISHED
 from bulltask.transport.scripts.add import WriteFence
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["HASH", "HashLook", "ReplayReport", "Replayer", "Selection", "StoredOptions", "replay", "replay_options"]
+__all__ = [
+    "HASH",
+    "HashLookup",
+    "ReplayReport",
+    "ReplaySelection",
+    "Replayer",
+    "StoredOptions",
+    "replay",
+    "replay_options",
+]
 
 _SAME: Final = timedelta(minutes=1)
 """By so much the times of a job's hash, by its workers' clocks, may differ from those of its events."""
@@ -62,7 +71,7 @@ _OF_ONE_JOB: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ReplaySelection:
     """Which finished jobs are meant.
 
     Attributes:
@@ -121,7 +130,7 @@ def replay(
     spark: SparkSession,
     layout: Layout,
     source: Mapping[str, str],
-    selection: Selection,
+    selection: ReplaySelection,
     *,
     dry_run: bool = True,
 ) -> ReplayReport:
@@ -170,7 +179,7 @@ def replay(
     )
 
 
-def _selected(spark: SparkSession, layout: Layout, selection: Selection) -> DataFrame:
+def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -> DataFrame:
     """The finished jobs that are meant, with the ids of their replays."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     if selection.queue is not None:
@@ -190,7 +199,7 @@ def _selected(spark: SparkSession, layout: Layout, selection: Selection) -> Data
 
 def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
     """Say of each job what is known of it: from Redis if it is there, else from the last snapshot."""
-    look = vectorized(HashLook(options).up, HASH)
+    look = vectorized_udf(HashLookup(options).look_up, HASH)
     asked = rows.withColumn("hash", look(fn.struct("queue", "job_id")))
     is_there = asked.withColumn("in_redis", _is_same(fn.col("hash.created_at"), fn.col("hash.finished_at")))
     kept = read_table(spark, layout, SNAPSHOTS).selectExpr(
@@ -234,14 +243,14 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
         for found in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
             yield pa.array(found, pa.string())
 
-    send = vectorized(outcome, StringType())
+    send = vectorized_udf(outcome, StringType())
     job = fn.struct("queue", "new_id", "name", "data", "opts")
     outcomes = rows.select(send(job).alias("outcome"))
     return {row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()}
 
 
 @dataclass(frozen=True, slots=True)
-class HashLook:
+class HashLookup:
     """Responsible for looking jobs' hashes up; travels to the executors.
 
     Attributes:
@@ -250,9 +259,9 @@ class HashLook:
 
     options: WriteOptions = field(repr=False)
 
-    def up(self, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+    def look_up(self, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         """For each job of ``queue`` and ``job_id``, what is in its hash; null where there is none."""
-        names = job_fields_of(_FIELDS)
+        names = hash_fields(_FIELDS)
         with Connection(self.options.config) as connection:
             for jobs in arrays:
                 asked = jobs.to_pylist()

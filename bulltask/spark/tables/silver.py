@@ -21,18 +21,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulltask.spark.lifecycle.arrays import Bools, Lives, Told, in_order, is_one_of, job_numbers, life_events, tell
+from bulltask.spark.lifecycle.arrays import (
+    Bools,
+    DerivedColumns,
+    Lifecycles,
+    derive,
+    in_order,
+    is_one_of,
+    job_numbers,
+    lifecycle_events,
+)
 from bulltask.spark.lifecycle.arrow_rows import attempts_of, jobs_of
 from bulltask.spark.lifecycle.fold import FINISHED
 
-__all__ = ["LookUp", "Silver", "silver_of_batch"]
+__all__ = ["FindEarlier", "SilverBatch", "derive_silver"]
 
-LookUp = Callable[[pa.Table], pa.Table | None]
+FindEarlier = Callable[[pa.Table], pa.Table | None]
 """Finds the events, of all batches before, of jobs (``queue``, ``job_id``); ``None`` when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Silver:
+class SilverBatch:
     """What a batch tells.
 
     Attributes:
@@ -43,35 +52,39 @@ class Silver:
 
     attempts: pa.Table
     jobs: pa.Table
-    carry: pa.Table
+    open_events: pa.Table
 
 
-def silver_of_batch(new: pa.Table, carry: pa.Table | None, look_up: LookUp, give_up_ms: int) -> Silver:
+def derive_silver(
+    new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, give_up_ms: int
+) -> SilverBatch:
     """Tell what a batch adds.
 
     Args:
         new: the batch's events, as in ``bronze.events``.
         carry: what the batch before left; ``None`` for the first.
-        look_up: finds what was before.
+        find_earlier: finds what was before.
         give_up_ms: a job without an event since then is given up.
     """
-    lives, untouched = _lives(life_events(new), carry, give_up_ms)
-    told = tell(_with_past(lives, look_up))
-    is_attempt, is_job, is_open = _judge(told, give_up_ms)
-    goes_on = told.lives.table.take(told.lives.order[is_open])
-    return Silver(
-        _by_day(attempts_of(told, is_attempt), "ended_at"),
-        _by_day(jobs_of(told, is_job), "finished_at"),
-        goes_on if untouched is None else pa.concat_tables([untouched, goes_on]),
+    lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, give_up_ms)
+    derived = derive(_with_earlier_events(lifecycles, find_earlier))
+    is_attempt, is_job, is_open = _select_rows(derived, give_up_ms)
+    continues = derived.lifecycles.table.take(derived.lifecycles.order[is_open])
+    return SilverBatch(
+        _by_day(attempts_of(derived, is_attempt), "ended_at"),
+        _by_day(jobs_of(derived, is_job), "finished_at"),
+        continues if unchanged is None else pa.concat_tables([unchanged, continues]),
     )
 
 
-def _lives(events: pa.Table, carry: pa.Table | None, give_up_ms: int) -> tuple[Lives, pa.Table | None]:
+def _merge_open_jobs(
+    events: pa.Table, open_events: pa.Table | None, give_up_ms: int
+) -> tuple[Lifecycles, pa.Table | None]:
     """Put the events in order with those of the same jobs in the carry; return the others of it as they are."""
     count = events.num_rows
-    if carry is None:
+    if open_events is None:
         return in_order(events, job_numbers(events), np.ones(count, bool)), None
-    whole = pa.concat_tables([events, carry.select(events.column_names).cast(events.schema)])
+    whole = pa.concat_tables([events, open_events.select(events.column_names).cast(events.schema)])
     jobs, is_new = job_numbers(whole), np.arange(whole.num_rows) < count
     # The batch's jobs come up first, so they have the first numbers.
     chosen = jobs <= np.max(jobs[:count], initial=-1)
@@ -82,44 +95,44 @@ def _lives(events: pa.Table, carry: pa.Table | None, give_up_ms: int) -> tuple[L
     return in_order(whole.filter(chosen), jobs[chosen], is_new[chosen]), whole.filter(~chosen)
 
 
-def _with_past(lives: Lives, look_up: LookUp) -> Lives:
+def _with_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Lifecycles:
     """Add what was before to jobs that are all new to the batch but do not begin in it."""
-    count = lives.table.num_rows
-    starts = np.flatnonzero(lives.first == np.arange(count))
+    count = lifecycles.table.num_rows
+    starts = np.flatnonzero(lifecycles.first == np.arange(count))
     if not count:
-        return lives
-    is_late = np.logical_and.reduceat(lives.is_new[:-1], starts) & ~is_one_of(lives.kind[starts], ("added",))
-    keys = lives.table.select(["queue", "job_id"]).take(lives.order[starts[is_late]])
-    past = look_up(keys) if keys.num_rows else None
-    if past is None:
-        return lives
-    whole = pa.concat_tables([lives.table, life_events(past).cast(lives.table.schema)])
+        return lifecycles
+    is_late = np.logical_and.reduceat(lifecycles.is_new[:-1], starts) & ~is_one_of(lifecycles.kind[starts], ("added",))
+    keys = lifecycles.table.select(["queue", "job_id"]).take(lifecycles.order[starts[is_late]])
+    earlier = find_earlier(keys) if keys.num_rows else None
+    if earlier is None:
+        return lifecycles
+    whole = pa.concat_tables([lifecycles.table, lifecycle_events(earlier).cast(lifecycles.table.schema)])
     is_new = np.zeros(whole.num_rows, bool)
-    is_new[lives.order] = lives.is_new[:-1]
+    is_new[lifecycles.order] = lifecycles.is_new[:-1]
     return in_order(whole, job_numbers(whole), is_new)
 
 
-def _judge(told: Told, give_up_ms: int) -> tuple[Bools, Bools, Bools]:
+def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools, Bools]:
     """Judge with which events something is to be done.
 
     Returns:
         Where an attempt begins of which the outcome is decided now; where a life ends now; what is of a life that goes
         on.
     """
-    lives = told.lives
-    kind, last = lives.kind[:-1], lives.last
-    is_removed, was_finished = is_one_of(kind, ("removed",)), is_one_of(lives.kind[told.kept], FINISHED)
-    goes_on = (told.added == told.added[last]) & ~(was_finished | is_removed)[last]
-    is_old = lives.ms[last] < give_up_ms
-    given_up = goes_on & is_old
-    decided = np.where(told.decider >= 0, lives.is_new[told.decider], given_up)
+    lifecycles = derived.lifecycles
+    kind, last = lifecycles.kind[:-1], lifecycles.last
+    is_removed, was_finished = is_one_of(kind, ("removed",)), is_one_of(lifecycles.kind[derived.kept], FINISHED)
+    continues = (derived.added == derived.added[last]) & ~(was_finished | is_removed)[last]
+    is_old = lifecycles.ms[last] < give_up_ms
+    given_up = continues & is_old
+    decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], given_up)
     # Whether the life ends in this batch, so that it has not been told before.
     is_told_now = np.select(
-        [was_finished, is_removed, lives.next >= 0],
-        [lives.is_new[told.kept], lives.is_new[:-1], lives.is_new[lives.next]],
+        [was_finished, is_removed, lifecycles.next >= 0],
+        [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
         given_up,
     )
-    return told.begins & decided, told.is_last & is_told_now, goes_on & ~is_old
+    return derived.begins & decided, derived.is_last & is_told_now, continues & ~is_old
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:

@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 from bulltask.lake.layout import Layout
 from bulltask.lake.listing import listed_files
 from bulltask.lake.tables import EVENTS
-from bulltask.spark.lifecycle.fold import LIFE
+from bulltask.spark.lifecycle.fold import LIFECYCLE_COLUMNS
 
-__all__ = ["earlier_events", "read_carry"]
+__all__ = ["earlier_events", "read_open_events"]
 
-_IN_FILES: Final = [name for name in LIFE if name != "queue"]
+_IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 _FILES: Final = 50_000
 """Of so many files this process remembers which ids they have: looking at one takes a third of a millisecond."""
 
 
-def read_carry(layout: Layout, ingest: str) -> pa.Table:
+def read_open_events(layout: Layout, ingest: str) -> pa.Table:
     """Return the events that a batch has left to the next one."""
     files = sorted((layout.carry / ingest).glob("*.parquet"))
-    return pa.concat_tables([pq.read_table(file, columns=list(LIFE), partitioning=None) for file in files])
+    return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
 
 
 def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:

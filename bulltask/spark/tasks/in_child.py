@@ -17,7 +17,7 @@ from pyspark.java_gateway import launch_gateway
 
 from bulltask.errors import TransientError, WaitJob
 from bulltask.spark.connector.session import session
-from bulltask.spark.tasks.progress import GONE, Watch
+from bulltask.spark.tasks.progress import JVM_GONE, SparkJobMonitor
 from bulltask.worker.child.spark_tasks import SparkRun
 
 __all__ = ["SparkInChild"]
@@ -82,7 +82,7 @@ class SparkInChild:
             return
         context, run = self._running
         self._disconnect()
-        with suppress(*GONE):
+        with suppress(*JVM_GONE):
             _join_group(context, run)
             context.cancelJobGroup(run.job_id)
 
@@ -126,9 +126,9 @@ class SparkInChild:
         gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session takes what is there
 
-    def _begin(self, context: SparkContext, run: SparkRun) -> Watch:
+    def _begin(self, context: SparkContext, run: SparkRun) -> SparkJobMonitor:
         _join_group(context, run)
-        watch = Watch(context, run)
+        watch = SparkJobMonitor(context, run)
         self._running = context, run
         return watch
 
@@ -136,7 +136,7 @@ class SparkInChild:
         """Nothing of a job goes on when its task has ended: its threads may have left something running."""
         if failed:
             self._disconnect()
-        with suppress(*GONE, AttributeError):  # the task has stopped its session, or the JVM is gone
+        with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM is gone
             context.cancelJobGroup(run.job_id)
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ class SparkInChild:
         if (jvm := self._jvm()) is None:
             return False
         # The connection breaks a moment before the process can be seen to have ended.
-        broken = isinstance(exc, GONE) and not isinstance(exc, Py4JJavaError)
+        broken = isinstance(exc, JVM_GONE) and not isinstance(exc, Py4JJavaError)
         with suppress(subprocess.TimeoutExpired):
             return jvm.wait(_NOTICE_S if broken else 0) is not None
         return False

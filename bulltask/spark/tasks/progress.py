@@ -14,9 +14,9 @@ from bulltask.errors import BulltaskError
 from bulltask.jobs.codec import Json
 from bulltask.worker.child.spark_tasks import SparkRun
 
-__all__ = ["GONE", "StageCount", "Watch"]
+__all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 
-GONE: Final = (Py4JError, OSError)
+JVM_GONE: Final = (Py4JError, OSError)
 """What a call raises whose JVM, or whose context, has ended."""
 
 _SHORTEST_S: Final = 1.0
@@ -31,7 +31,7 @@ _LAST_PAUSE_S: Final = 0.05
 _OVER = frozenset({"SUCCEEDED", "FAILED"})
 
 
-class Watch:
+class SparkJobMonitor:
     """Responsible for telling a job's progress, and for cancelling what it does on Spark when its lock is lost.
 
     It has a thread of its own, and so its own connection to the JVM: the task's is taken while it waits for Spark.
@@ -43,8 +43,8 @@ class Watch:
 
     def __init__(self, context: SparkContext, run: SparkRun) -> None:
         self._context, self._run = context, run
-        self._count = StageCount(context.statusTracker(), run.job_id)
-        self._told: dict[str, Json] | None = None
+        self._count = StageProgress(context.statusTracker(), run.job_id)
+        self._reported: dict[str, Json] | None = None
         self._lost = self._failed = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"spark job {run.job_id}", daemon=True)
@@ -59,36 +59,36 @@ class Watch:
     def _work(self) -> None:
         begun = time.monotonic()
         pause = _SHORTEST_S
-        with suppress(*GONE):  # the task hears of that itself
+        with suppress(*JVM_GONE):  # the task hears of that itself
             while not self._over.wait(pause):
-                self._look()
+                self._check()
                 passed = time.monotonic() - begun
                 pause = _SHORTEST_S if self._lost else min(_LONGEST_S, max(_SHORTEST_S, passed * _SHARE))
-            self._look_last()
+            self._final_check()
 
-    def _look(self) -> None:
-        self._tell(self._count.read())
+    def _check(self) -> None:
+        self._report(self._count.read())
         with suppress(BulltaskError):  # Redis is away: nobody knows
             self._lost = self._lost or not self._run.is_ours()
         if self._lost:  # each time: the task may go on with another action
             self._context.cancelJobGroup(self._run.job_id)
 
-    def _look_last(self) -> None:
+    def _final_check(self) -> None:
         progress, looks = self._count.read(), 1
         while self._count.is_running and not self._failed and looks < _LAST_LOOKS:
             threading.Event().wait(_LAST_PAUSE_S)
             progress, looks = self._count.read(), looks + 1
-        self._tell(progress)
+        self._report(progress)
 
-    def _tell(self, progress: dict[str, Json] | None) -> None:
-        if progress is None or progress == self._told or self._lost or self._run.has_spoken():
+    def _report(self, progress: dict[str, Json] | None) -> None:
+        if progress is None or progress == self._reported or self._lost or self._run.has_spoken():
             return
         with suppress(BulltaskError):  # the job goes on all the same; it may be told next time
             self._run.report(progress)
-            self._told = progress
+            self._reported = progress
 
 
-class StageCount:
+class StageProgress:
     """Responsible for counting the stages and tasks of a job group, from now on.
 
     What the group has done before is left out: a job that is run again has the group that it had. Of a Spark job that

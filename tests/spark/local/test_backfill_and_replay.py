@@ -19,7 +19,7 @@ from bulltask.queue.queue import Queue
 from bulltask.spark.pipeline import Pipeline
 from bulltask.spark.tables.backfill import BackfillReport, backfill
 from bulltask.spark.tables.lake_tables import latest, read_table
-from bulltask.spark.tables.replay import ReplayReport, Selection, replay
+from bulltask.spark.tables.replay import ReplayReport, ReplaySelection, replay
 from bulltask.spark.tables.snapshot import snapshot
 from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
@@ -227,7 +227,7 @@ def failed(spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, sou
 
     def run(where: str = "state = 'failed'", **more: Any) -> ReplayReport:
         dry_run = more.pop("dry_run", False)
-        return replay(spark, lake.layout, source, Selection(where, **more), dry_run=dry_run)
+        return replay(spark, lake.layout, source, ReplaySelection(where, **more), dry_run=dry_run)
 
     return run
 

@@ -15,7 +15,7 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
 from bulltask.spark.gold.build import read_inputs
-from bulltask.spark.gold.facts import Span
+from bulltask.spark.gold.facts import DaySpan
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 Rows = list[dict[str, Any]]
 
 EARLY, LATE = date(2026, 11, 11), date(2026, 11, 21)
-ALONE, TOGETHER = [Span(EARLY, EARLY), Span(LATE, LATE)], [Span(EARLY, LATE)]
+ALONE, TOGETHER = [DaySpan(EARLY, EARLY), DaySpan(LATE, LATE)], [DaySpan(EARLY, LATE)]
 THEN, NOW, FILLED = at("2026-11-11 10:00"), at("2026-11-21 12:00"), at("2026-11-22 08:00")
 OPEN = {"ended_at": None, "outcome": "open"}
 
@@ -86,26 +86,26 @@ def happened(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=[ALONE, TOGETHER], ids=["alone", "together"])
-def inputs(request: pytest.FixtureRequest, spark: SparkSession, layout: Layout) -> list[tuple[Span, Rows, Rows]]:
+def inputs(request: pytest.FixtureRequest, spark: SparkSession, layout: Layout) -> list[tuple[DaySpan, Rows, Rows]]:
     """The attempts and the jobs that are read for some days, which are built each for itself or all at once."""
     read = [(span, read_inputs(spark, layout, span)) for span in request.param]
     return [(span, one.attempts.toArrow().to_pylist(), one.jobs.toArrow().to_pylist()) for span, one in read]
 
 
-def counted(rows: Rows, name: str, span: Span) -> list[tuple[str, str]]:
+def counted(rows: Rows, name: str, span: DaySpan) -> list[tuple[str, str]]:
     told = happened(row for row in rows if row["name"] == name)
     return [(what, day) for what, day in told if str(span.first) <= day <= str(span.last)]
 
 
 @pytest.mark.parametrize("case", ATTEMPTS_OF)
-def test_an_attempt_counts_once_whatever_days_are_built(inputs: list[tuple[Span, Rows, Rows]], case: str) -> None:
+def test_an_attempt_counts_once_whatever_days_are_built(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
     rows = ATTEMPTS_OF[case]
     found = [one for span, attempts, _ in inputs for one in counted(attempts, rows[0]["name"], span)]
     assert sorted(found) == happened(that_count(ATTEMPTS, rows))
 
 
 @pytest.mark.parametrize("case", JOBS_OF)
-def test_a_job_counts_once_whatever_days_are_built(inputs: list[tuple[Span, Rows, Rows]], case: str) -> None:
+def test_a_job_counts_once_whatever_days_are_built(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
     rows = JOBS_OF[case]
     found = [one for span, _, jobs in inputs for one in counted(jobs, rows[0]["name"], span)]
     assert sorted(found) == happened(that_count(JOBS, rows))

@@ -15,7 +15,7 @@ from pyspark.sql import functions as fn
 
 from bulltask.spark.lifecycle import error_keys
 from bulltask.spark.lifecycle import sql as lifecycle_sql
-from bulltask.spark.lifecycle.fold import Event, lifecycle
+from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
 from tests.support.job_histories import REASONS, cut, far, histories, noise
 from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 
@@ -39,7 +39,7 @@ def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return found
 
 
-def assert_sql_is_fold(spark: SparkSession, events: list[Event]) -> tuple[int, int]:
+def assert_sql_is_fold(spark: SparkSession, events: list[LifecycleEvent]) -> tuple[int, int]:
     shuffled = random.Random(0).sample(events, len(events))
     frame = frame_of(spark, [asdict(event) for event in shuffled])
     jobs = lifecycle(events)
@@ -49,7 +49,7 @@ def assert_sql_is_fold(spark: SparkSession, events: list[Event]) -> tuple[int, i
     return len(jobs), len(tried)
 
 
-def many(kind: str, tell: Callable[[int], list[Event]]) -> list[Event]:
+def many(kind: str, tell: Callable[[int], list[LifecycleEvent]]) -> list[LifecycleEvent]:
     """Two hundred histories, each in queues of its own."""
     return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in tell(seed)]
 

@@ -24,7 +24,7 @@ from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark import Pipeline
 from bulltask.spark.lifecycle import sql as lifecycle_sql
-from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.tables.lake_tables import latest, read_table
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
@@ -52,11 +52,11 @@ def arrow_rows(layout: Layout, table: Table) -> list[dict[str, object]]:
     return rows
 
 
-def told(queue: str, seed: int, jobs: int = 5) -> list[Event]:
+def told(queue: str, seed: int, jobs: int = 5) -> list[LifecycleEvent]:
     return [replace(event, queue=queue) for event in histories(seed, jobs)]
 
 
-def ids(events: list[Event]) -> Counter[tuple[object, object]]:
+def ids(events: list[LifecycleEvent]) -> Counter[tuple[object, object]]:
     return Counter((event.queue, event.event_id) for event in events)
 
 

@@ -40,7 +40,7 @@ from bulltask.lake.tables import (
 )
 from bulltask.lake.terms import Objective, Terms
 from bulltask.spark import Pipeline
-from bulltask.spark.lifecycle.fold import Event
+from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.testing.wait import wait_until
@@ -207,7 +207,7 @@ def gold_days(layout: Layout) -> dict[tuple[str, str], list[str]]:
     return {place: sorted(rows) for place, rows in found.items()}
 
 
-def history(seed: int, jobs: int) -> list[Event]:
+def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     """What jobs of three queues went through, at either side of a midnight."""
     told = [replace(one, queue=f"q{n}") for n in range(3) for one in histories(3 * seed + n, jobs)]
     middle = sorted(one.event_ms for one in told)[len(told) // 2]

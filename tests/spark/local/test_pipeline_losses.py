@@ -17,7 +17,7 @@ from bulltask.cli.main import main
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import EVENTS
 from bulltask.spark import Pipeline
-from bulltask.spark.tables.batches import Batches
+from bulltask.spark.tables.batches import BatchWriter
 from tests.support.event_writing import fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -42,16 +42,16 @@ def harm_what_is_planned(client: redis.Redis) -> None:
 @pytest.fixture
 def harmed(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Harm streams behind the first batch of a query, and when the second one is planned."""
-    write = Batches.__call__
+    write = BatchWriter.__call__
 
-    def harmful(self: Batches, batch: DataFrame, batch_id: int) -> None:
+    def harmful(self: BatchWriter, batch: DataFrame, batch_id: int) -> None:
         if batch_id == 1:
             harm_what_is_planned(redis_client)
         write(self, batch, batch_id)
         if batch_id == 0:
             harm_what_is_not_planned(redis_client)
 
-    return lambda: monkeypatch.setattr(Batches, "__call__", harmful)
+    return lambda: monkeypatch.setattr(BatchWriter, "__call__", harmful)
 
 
 def rows(layout: Layout, queue: str) -> int:

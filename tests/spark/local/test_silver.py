@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bulltask.lake.tables import ATTEMPTS, JOBS
-from bulltask.spark.tables.rebuild import silver_of
+from bulltask.spark.tables.rebuild import derived_silver
 from tests.support.batch_lake import NEVER, BatchLake, many, slices
 from tests.support.job_histories import cut, far, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same
@@ -33,7 +33,7 @@ def test_silver_of_all_events_is_what_batches_told_of_150_random_histories(
         lake.take([event for part in batch for event in part])
     give_up_ms = max(event.event_ms for events in told for event in events) - 700 if is_given_up else NEVER
     lake.take([], give_up_ms)
-    with silver_of(spark.createDataFrame(lake.bronze.combine_chunks()), give_up_ms) as silver:
+    with derived_silver(spark.createDataFrame(lake.bronze.combine_chunks()), give_up_ms) as silver:
         at_once = {table: frame.toArrow() for table, frame in silver.items()}
     for table, batchwise in ((ATTEMPTS, lake.latest_attempts()), (JOBS, lake.latest_jobs())):
         found, expected = (closed(lake, rows) for rows in (at_once[table].select(batchwise.column_names), batchwise))
@@ -46,5 +46,5 @@ def test_silver_of_all_events_is_what_batches_told_of_150_random_histories(
 
 def closed(lake: BatchLake, rows: pa.Table) -> pa.Table:
     """Leave out open jobs: of one that was retried by hand, only batches have written the row of before."""
-    assert lake.carry is not None
-    return rows.join(lake.carry.select(["queue", "job_id"]), ["queue", "job_id"], join_type="left anti")
+    assert lake.open_events is not None
+    return rows.join(lake.open_events.select(["queue", "job_id"]), ["queue", "job_id"], join_type="left anti")

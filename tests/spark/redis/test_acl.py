@@ -16,11 +16,11 @@ from bulltask.errors import BrokerAuthError
 from bulltask.queue.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.connector.data_source import BulltaskSource
-from bulltask.spark.sink.results import Look
+from bulltask.spark.sink.results import JobLookup
 from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
-from bulltask.spark.source.status import look_at_rings
+from bulltask.spark.source.status import observe_streams
 from bulltask.transport.scripts.add import scan_fence
 from tests.conftest import ServerFactory
 from tests.support.hand import Hand
@@ -77,11 +77,11 @@ def read_everything(url: str, ids: list[str]) -> None:
     assert len(query.events()) > 8
 
     options = read_options(WriteOptions, {"url": url, "queue": "mail"})
-    [found] = Look(options.config, options.keys("mail"), None, 1).up(iter([pa.array(ids)]))
+    [found] = JobLookup(options.config, options.keys("mail"), None, 1).look_up(iter([pa.array(ids)]))
     assert [one["state"] for one in found.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
         assert len(connection.run(scan_fence(options.keys("mail"), "w1", "0"))[1]) == len(ids)
-        assert look_at_rings(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).rings
+        assert observe_streams(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).streams
 
 
 def write_everything(url: str, client: redis.Redis) -> None:

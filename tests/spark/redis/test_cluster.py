@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerConfigError, BrokerError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.results import Look
-from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
+from bulltask.spark.sink.results import JobLookup
+from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.stream import entries_since
@@ -52,7 +52,7 @@ def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
     return ids
 
 
-def write(url: str, queues: list[str], first: int, last: int, **options: str) -> Sums:
+def write(url: str, queues: list[str], first: int, last: int, **options: str) -> WriteCounts:
     """Write jobs ``s<n>`` to all queues."""
     rows = [
         {"queue": name, "id": f"s{n}", "name": "send", "data": json.dumps({"n": n})}
@@ -61,8 +61,8 @@ def write(url: str, queues: list[str], first: int, last: int, **options: str) ->
     ]
     writer = JobsWriter(read_options(WriteOptions, {"url": url, "batch": "7", **options}), COLUMNS, overwrite=False)
     wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
-    assert isinstance(wrote, Wrote)
-    return wrote.sums
+    assert isinstance(wrote, TaskCommit)
+    return wrote.counts
 
 
 def by_queue(rows: list[dict[str, Any]], column: str = "id") -> dict[str, list[str]]:
@@ -118,8 +118,8 @@ def test_every_event_of_all_nodes_comes_once_in_a_stream(broker_url: str, queues
 def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
     broker_url: str, queues: list[str], cluster: Cluster
 ) -> None:
-    assert write(broker_url, queues, 0, 20, writeId="w1") == Sums(120, 120, 0)
-    assert write(broker_url, queues, 0, 25, writeId="w1") == Sums(150, 30, 120)
+    assert write(broker_url, queues, 0, 20, writeId="w1") == WriteCounts(120, 120, 0)
+    assert write(broker_url, queues, 0, 25, writeId="w1") == WriteCounts(150, 30, 120)
     for name in queues:
         assert cluster.client_of(name).llen(f"bull:{{{name}}}:wait") == 25
         assert cluster.client_of(name).ttl(f"bulltask:{{{name}}}:spark:w1") > 0
@@ -133,7 +133,7 @@ def test_what_became_of_jobs_is_gathered(cluster: Cluster, broker_url: str, queu
         hand.complete(5)
         hand.close()
     options = read_options(WriteOptions, {"url": broker_url, "queue": name})
-    [found] = Look(options.config, options.keys(name), None, 1).up(iter([pa.array([*ids, "nobody"])]))
+    [found] = JobLookup(options.config, options.keys(name), None, 1).look_up(iter([pa.array([*ids, "nobody"])]))
     assert [one["state"] for one in found.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
 
 
@@ -148,7 +148,7 @@ def test_a_queue_without_braces_is_refused_with_advice(
 
 def test_a_prefix_with_braces_serves_queues_without(broker_url: str, read: Callable[..., Any]) -> None:
     spelled = {"prefix": "{bull}", "queueHashTag": "false"}
-    assert write(broker_url, ["mail", "news"], 0, 5, **spelled) == Sums(10, 10, 0)
+    assert write(broker_url, ["mail", "news"], 0, 5, **spelled) == WriteCounts(10, 10, 0)
     assert len(read(queue="*", state="wait", **spelled)) == 10
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReadyError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
+from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.testing.wait import wait_until
@@ -103,12 +103,12 @@ def refusals(client: redis.Redis, word: str) -> int:
     return int(stats.get(f"errorstat_{word}", {"count": 0})["count"])
 
 
-def write(url: str, first: int, last: int, **options: str) -> Sums:
+def write(url: str, first: int, last: int, **options: str) -> WriteCounts:
     rows = [{"queue": "mail", "name": "send", "data": f'{{"n":{n}}}'} for n in range(first, last)]
     writer = JobsWriter(read_options(WriteOptions, {"url": url, "writeId": "w1", **options}), COLUMNS, overwrite=False)
     wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
-    assert isinstance(wrote, Wrote)
-    return wrote.sums
+    assert isinstance(wrote, TaskCommit)
+    return wrote.counts
 
 
 def move(cluster: Cluster, slot: int, to: int | None = None) -> None:
@@ -170,12 +170,12 @@ def test_a_write_waits_until_its_slot_has_arrived_and_adds_each_job_once(
     cluster: Cluster, ids: list[str], broker_url: str, in_thread: Callable[..., Any]
 ) -> None:
     source = cluster.client_of("mail")
-    assert write(broker_url, 0, 10) == Sums(10, 10, 0)
+    assert write(broker_url, 0, 10) == WriteCounts(10, 10, 0)
     with on_its_way(cluster, "mail", 20):
         before = refusals(source, "TRYAGAIN")
         sums = in_thread(lambda: write(broker_url, 0, 40))
         wait_until(lambda: refusals(source, "TRYAGAIN") > before, 60, "a script that was told to try again")
-    assert sums() == Sums(40, 30, 10)
+    assert sums() == WriteCounts(40, 30, 10)
     assert cluster.client_of("mail").llen("bull:{mail}:wait") == 70
 
 
@@ -262,14 +262,14 @@ def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: 
         number = cluster.owner(cluster.slot("mail"))
         url = cluster.servers[(number + 1) % 3].url
         query = Query(url)
-        assert write(url, 0, 10) == Sums(10, 10, 0)
+        assert write(url, 0, 10) == WriteCounts(10, 10, 0)
         assert cluster.clients[number].wait(1, 20_000) == 1
         options = read_options(WriteOptions, {"url": url, "queue": "mail"})
         with Connection(options.config) as connection:
             assert connection.run(state_size(options.keys("mail"), "wait")) == 10
             cluster.servers[number].kill()
             assert connection.run(state_size(options.keys("mail"), "wait")) == 10
-        assert write(url, 0, 20) == Sums(20, 10, 10)
+        assert write(url, 0, 20) == WriteCounts(20, 10, 10)
         query.run_dry()
         assert sum(row["event"] == "added" for row in query.rows) == 20
         assert not query.gaps()

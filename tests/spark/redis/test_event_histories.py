@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from bulltask.errors import EventsLostError
 from bulltask.spark.source import events_stream
 from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.offsets import Offsets, StreamId, batch_start, decode_offsets
 from bulltask.spark.source.options import StreamOptions, read_options
-from bulltask.spark.source.positions import Offsets, StreamId, begin_of, decode
+from bulltask.spark.source.ranges import expected_rows
 from bulltask.spark.source.schemas import EVENTS
-from bulltask.spark.source.spans import due
 from bulltask.transport.call import Call
 from tests.support.event_streams import Streams
 from tests.support.query import Query
@@ -126,7 +126,7 @@ class History:
             if self.chance.random() < 0.2:
                 query.read(end)  # and Spark crashes
             rows = query.read(end)
-        self._check_batch(begin_of(query.offset, end) or {}, decode(end), rows)
+        self._check_batch(batch_start(query.offset, end) or {}, decode_offsets(end), rows)
         query.rows += rows
         moved: bool = end != query.offset
         query.offset = end
@@ -138,7 +138,11 @@ class History:
             of_queue = [row for row in rows if f"{{{row['queue']}}}" == name]
             gaps = [int(json.loads(row["extra"])["lost"]) for row in of_queue if row["event"] == GAP]
             read = len(of_queue) - len(gaps)
-            assert due(begin.get(name), upto).is_met(read, sum(gaps), len(gaps)), (name, begin.get(name), upto)
+            assert expected_rows(begin.get(name), upto).is_met(read, sum(gaps), len(gaps)), (
+                name,
+                begin.get(name),
+                upto,
+            )
 
     def _fails_as_it_should(self, most: int | None) -> None:
         """A query that is to fail for a loss says the numbers that are in the rows of one that is not."""

@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError
 from bulltask.queue.queue import Queue
 from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
-from bulltask.spark.source.spans import Span
+from bulltask.spark.source.ranges import EntryRange
 from tests.support.event_writing import fill
 from tests.support.foreign_queues import FOREIGN, write_foreign
 from tests.support.hand import Hand
@@ -96,7 +96,7 @@ def test_a_large_batch_is_cut_for_several_tasks(broker_url: str, redis_client: r
     parts = query.reader.partitions(query.offset, query.plan())
 
     assert [
-        part.piece.expect for part in parts if isinstance(part, StreamPartition) and isinstance(part.piece, Span)
+        part.piece.expect for part in parts if isinstance(part, StreamPartition) and isinstance(part.piece, EntryRange)
     ] == [10, 10, 5]
 
 

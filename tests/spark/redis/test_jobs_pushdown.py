@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from bulltask.queue.queue import Queue
-from bulltask.spark.source.jobs_source import JobsPartition, NarrowingJobsReader
+from bulltask.spark.source.jobs_source import JobsPartition, PushdownJobsReader
 from tests.support.hand import Hand
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age
 
@@ -53,7 +53,7 @@ def test_state_queue_and_times_reach_redis(
         IsNotNull(("state",)),
     ]
 
-    assert isinstance(reader, NarrowingJobsReader)
+    assert isinstance(reader, PushdownJobsReader)
     left = list(reader.pushFilters(filters))
     commands()
     rows = rows_of(reader)
@@ -82,7 +82,7 @@ def test_times_inside_a_millisecond_are_cut_so_that_no_row_is_lost(
 
     def count(*filters: Any) -> int:
         reader = reader_of(pushdown="true")
-        assert isinstance(reader, NarrowingJobsReader)
+        assert isinstance(reader, PushdownJobsReader)
         assert list(reader.pushFilters(list(filters))) == list(filters)
         return len(rows_of(reader))
 
@@ -97,7 +97,7 @@ def test_filters_that_exclude_each_other_ask_nothing(
 ) -> None:
     add(queue, 3)
     reader = reader_of(state="wait", pushdown="true")
-    assert isinstance(reader, NarrowingJobsReader)
+    assert isinstance(reader, PushdownJobsReader)
 
     left = list(reader.pushFilters([EqualTo(("state",), "wait"), EqualTo(("state",), "failed")]))
     commands()

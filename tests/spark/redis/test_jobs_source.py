@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from bulltask.errors import BrokerError
 from bulltask.queue.flow import FlowJob, FlowProducer
 from bulltask.queue.queue import Queue
-from bulltask.spark.source.columns import job_batch, job_fields_of
+from bulltask.spark.source.columns import hash_fields, job_batch
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema
 from tests.support.hand import Hand
@@ -299,7 +299,7 @@ FIELDS = st.one_of(st.none(), st.binary(max_size=12), st.integers(-(2**70), 2**7
 @given(st.lists(st.lists(FIELDS, min_size=16, max_size=16), max_size=5))
 def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> None:
     schema = arrow_schema(JOBS)
-    assert len(job_fields_of(schema.names)) == 16
+    assert len(hash_fields(schema.names)) == 16
     there = [reply for reply in replies if any(value is not None for value in reply)]
 
     batch = job_batch(schema, {"queue": "q", "state": "wait"}, [str(n) for n in range(len(replies))], replies)
@@ -307,7 +307,7 @@ def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> No
     assert batch.schema == schema
     assert batch.num_rows == len(there)
     for row, reply in zip(batch.to_pylist(), there, strict=True):
-        data = reply[job_fields_of(schema.names).index("data")]
+        data = reply[hash_fields(schema.names).index("data")]
         assert row["data"] == (None if data is None else data.decode("utf-8", "backslashreplace"))
 
 

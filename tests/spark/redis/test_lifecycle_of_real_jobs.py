@@ -12,7 +12,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.queue.flow import FlowJob
-from bulltask.spark.lifecycle.fold import Event, JobRow, lifecycle
+from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
 from tests.support.stage import Stage
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -68,7 +68,7 @@ def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, objec
     made.close()
 
 
-def events_of(stage: Stage) -> list[Event]:
+def events_of(stage: Stage) -> list[LifecycleEvent]:
     """The queue's stream as the source's table ``events`` has it."""
     read: Any = stage.redis.xrange(stage.keys.events)
     found = []
@@ -76,7 +76,7 @@ def events_of(stage: Stage) -> list[Event]:
         ms, _, seq = entry_id.partition("-")
         if "jobId" in fields:
             more = {"name": fields.get("name"), "prev": fields.get("prev"), "failed_reason": fields.get("failedReason")}
-            found.append(Event(stage.keys.queue, fields["jobId"], int(ms), int(seq), fields["event"], **more))
+            found.append(LifecycleEvent(stage.keys.queue, fields["jobId"], int(ms), int(seq), fields["event"], **more))
     return found
 
 

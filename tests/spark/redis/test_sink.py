@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, Sums, Wrote
+from bulltask.spark.sink.writer import JobsStreamWriter, JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.options import WriteOptions, read_options
 
 pytestmark = pytest.mark.redis
@@ -59,12 +59,12 @@ def plain(broker_url: str) -> Iterator[Any]:
         yield queue
 
 
-def write(writer: JobsWriter, *batches: pa.RecordBatch) -> Sums:
+def write(writer: JobsWriter, *batches: pa.RecordBatch) -> WriteCounts:
     """Write as a task does: by a copy of the writer that went to another process."""
     pickled = CloudPickleSerializer()
     wrote = pickled.loads(pickled.dumps(writer)).write(iter(batches))
-    assert isinstance(wrote, Wrote)
-    return wrote.sums
+    assert isinstance(wrote, TaskCommit)
+    return wrote.counts
 
 
 def ids(redis_client: Any) -> list[str]:
@@ -73,7 +73,7 @@ def ids(redis_client: Any) -> list[str]:
 
 def test_a_row_becomes_the_job_that_queue_add_would_make(writer: Make, plain: Queue, redis_client: Any) -> None:
     opts = {"attempts": 5, "backoff": 3, "remove_on_complete": True}
-    assert write(writer(jobOpts=json.dumps(opts)), rows(0, 1)) == Sums(1, 1, 0)
+    assert write(writer(jobOpts=json.dumps(opts)), rows(0, 1)) == WriteCounts(1, 1, 0)
     [made] = ids(redis_client)
     added = redis_client.hgetall(f"bull:{{mail}}:{made}")
     redis_client.delete(f"bull:{{mail}}:{made}", "bull:{mail}:wait")
@@ -89,7 +89,7 @@ def test_times_count_from_when_a_row_is_sent(writer: Make, redis_client: Any) ->
     made = writer(jobOpts='{"delay":3600,"expires":7200}')
     seconds, micros = redis_client.time()
     redis_client.blpop("never", 0.5)
-    assert write(made, rows(0, 2)) == Sums(2, 2, 0)
+    assert write(made, rows(0, 2)) == WriteCounts(2, 2, 0)
     for one, due in redis_client.zrange("bull:{mail}:delayed", 0, -1, withscores=True):
         job = redis_client.hgetall(f"bull:{{mail}}:{one}")
         sent = int(job["timestamp"])
@@ -101,11 +101,11 @@ def test_times_count_from_when_a_row_is_sent(writer: Make, redis_client: Any) ->
 def test_a_task_that_runs_again_adds_what_is_missing(writer: Make, redis_client: Any) -> None:
     """The first try had sent 400 rows, and half of those jobs had run and were removed, before it failed."""
     made = writer(batch="100")
-    assert write(made, rows(0, 400)) == Sums(400, 400, 0)
+    assert write(made, rows(0, 400)) == WriteCounts(400, 400, 0)
     gone = ids(redis_client)[:200]
     redis_client.delete(*(f"bull:{{mail}}:{one}" for one in gone))
     redis_client.ltrim("bull:{mail}:wait", 0, 199)
-    assert write(made, rows(0, 400), rows(400, 1_000)) == Sums(1_000, 600, 400)
+    assert write(made, rows(0, 400), rows(400, 1_000)) == WriteCounts(1_000, 600, 400)
     assert len(set(ids(redis_client))) == len(ids(redis_client)) == 800
     assert not set(gone) & set(ids(redis_client))
 
@@ -127,7 +127,7 @@ def test_two_writes_without_an_id_are_two_and_with_the_same_id_are_one(writer: M
 
 
 def test_equal_rows_of_a_write_are_one_job(writer: Make) -> None:
-    assert write(writer(), rows(0, 3), rows(1, 5)) == Sums(7, 5, 2)
+    assert write(writer(), rows(0, 3), rows(1, 5)) == WriteCounts(7, 5, 2)
 
 
 def test_data_is_the_same_when_what_is_sent_is(writer: Make, redis_client: Any) -> None:
@@ -135,14 +135,14 @@ def test_data_is_the_same_when_what_is_sent_is(writer: Make, redis_client: Any) 
     same = ['{"n":1,"t":"ä"}', ' { "n" : 1, "t": "\\u00e4" } ', '{"n":0,"t":"ä","n":1}']
     others = ['{"t":"ä","n":1}', '{"n":1.0,"t":"ä"}', '{"n":"1","t":"ä"}']
     batch = pa.RecordBatch.from_pylist([{"name": "send", "data": text} for text in (*same, *others)])
-    assert write(writer(), batch) == Sums(6, 4, 2)
+    assert write(writer(), batch) == WriteCounts(6, 4, 2)
     sent = [redis_client.hget(f"bull:{{mail}}:{one}", "data") for one in ids(redis_client)]
     assert sent == [same[0], *others]
 
 
 def test_the_rows_may_say_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
     made = writer(schema("name", "data", "id"))
-    assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == Sums(2, 2, 0)
+    assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == WriteCounts(2, 2, 0)
     assert ids(redis_client) == ["order-1", "order-2"]
     columns = schema("name", "data", "key", "queue")
     mixed = JobsWriter(read_options(WriteOptions, {"url": broker_url, "idColumn": "key"}), columns, overwrite=False)
@@ -213,7 +213,7 @@ def test_a_batch_of_a_stream_that_runs_again_adds_nothing_and_the_next_one_does(
 ) -> None:
     """A writer is made anew each time, as Spark does, and the same rows come again in the next batch."""
     sums = [
-        stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).sums.added for batch in ("7", "7", "8", "7")
+        stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).counts.added for batch in ("7", "7", "8", "7")
     ]
     assert sums == [10, 0, 10, 0]
     assert len(ids(redis_client)) == 20
@@ -221,7 +221,7 @@ def test_a_batch_of_a_stream_that_runs_again_adds_nothing_and_the_next_one_does(
 
 def test_a_stream_with_a_write_id_survives_a_new_checkpoint(stream_writer: Make) -> None:
     added = [
-        stream_writer(writeId="feed").write_batch(iter([rows(0, 10)]), query, "0").sums.added for query in ("a", "b")
+        stream_writer(writeId="feed").write_batch(iter([rows(0, 10)]), query, "0").counts.added for query in ("a", "b")
     ]
     assert added == [10, 0]
 
@@ -236,7 +236,7 @@ def test_what_comes_in_between_says_what_was_sent_and_how_to_go_on(writer: Make,
     [note] = told.value.__notes__
     assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
     assert "This try had sent 20 rows" in note
-    assert write(writer(writeId="w1"), rows(0, 30)) == Sums(30, 10, 20)
+    assert write(writer(writeId="w1"), rows(0, 30)) == WriteCounts(30, 10, 20)
 
 
 def test_a_write_that_is_given_up_is_logged_with_what_its_tasks_had_sent(

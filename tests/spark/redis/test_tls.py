@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError, ConfigError
 from bulltask.queue.queue import Queue
-from bulltask.spark.sink.writer import JobsWriter, Sums, Wrote
+from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.options import StreamOptions, WriteOptions, read_options
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.query import Query
@@ -48,8 +48,8 @@ def test_jobs_are_written_over_tls(broker_url: str, queue: Queue) -> None:
     writer = JobsWriter(read_options(WriteOptions, {"url": broker_url, "queue": "mail"}), COLUMNS, overwrite=False)
     rows = pa.RecordBatch.from_pylist([{"name": "send", "data": json.dumps({"n": n})} for n in range(10)])
     wrote = writer.write(iter([rows]))
-    assert isinstance(wrote, Wrote)
-    assert wrote.sums == Sums(10, 10, 0)
+    assert isinstance(wrote, TaskCommit)
+    assert wrote.counts == WriteCounts(10, 10, 0)
     assert queue.get_job_counts("wait") == {"wait": 10}
 
 

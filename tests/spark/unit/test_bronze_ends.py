@@ -12,7 +12,7 @@ import pytest
 from bulltask.lake.ledger import QueueRecord
 from bulltask.spark.source.columns import event_batch
 from bulltask.spark.source.schemas import EVENTS, arrow_schema
-from bulltask.spark.tables.bronze import _life, _seen
+from bulltask.spark.tables.bronze import _lifecycle_events, _seen
 
 FAR = 2**64 - 2
 
@@ -31,7 +31,7 @@ def test_the_ends_are_ids_as_redis_has_them(tmp_path: Path, days: list[list[str]
     for number, ids in enumerate(days):
         write(tmp_path / f"dt=2026-11-2{number}" / "queue=mail", ids)
         write(tmp_path / f"dt=2026-11-2{number}" / "queue=other", ["1-1"])
-    seen = dict(_seen(_life(tmp_path), tmp_path))
+    seen = dict(_seen(_lifecycle_events(tmp_path), tmp_path))
     assert seen["mail"] == QueueRecord(sum(map(len, days)), first, last)
     assert seen["other"] == QueueRecord(len(days), "1-1", "1-1")
 

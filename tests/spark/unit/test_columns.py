@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.source.columns import event_batch, job_batch, job_fields_of
-from bulltask.spark.source.connection import no_search_for_cycles
+from bulltask.spark.source.columns import event_batch, hash_fields, job_batch
+from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.schemas import EVENT_FIELDS, EVENTS, JOBS, arrow_schema
 
 KNOWN = [name.encode() for name in EVENT_FIELDS.values()]
@@ -90,7 +90,7 @@ def test_a_row_of_events_is_what_its_entry_says(page: list[tuple[bytes, list[byt
 
 @given(st.lists(st.one_of(st.none(), TEXTS), max_size=6))
 def test_a_number_of_a_job_is_what_python_takes_for_one(values: list[bytes | None]) -> None:
-    names = job_fields_of(JOBS.fieldNames())
+    names = hash_fields(JOBS.fieldNames())
     replies = [[b"send" if name == "name" else value for name in names] for value in values]
 
     batch = job_batch(
@@ -108,7 +108,7 @@ def test_the_search_for_cycles_goes_on_where_it_was_on(was_on: bool) -> None:
     on = gc.isenabled()
     (gc.enable if was_on else gc.disable)()
     try:
-        with suppress(ValueError), no_search_for_cycles():
+        with suppress(ValueError), gc_paused():
             assert not gc.isenabled()
             raise ValueError
         assert gc.isenabled() is was_on

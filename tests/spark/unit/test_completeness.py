@@ -11,10 +11,10 @@ import pytest
 from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout, ingest_id
 from bulltask.lake.ledger import QueueRecord
-from bulltask.spark.source.positions import START, Offsets, Position, StreamId, encode
-from bulltask.spark.tables.completeness import check_whole
+from bulltask.spark.source.offsets import START, Offsets, QueueOffset, StreamId, encode_offsets
+from bulltask.spark.tables.completeness import check_complete
 
-FIVE, NINE = Position(StreamId(50, 0), 5), Position(StreamId(90, 0), 9)
+FIVE, NINE = QueueOffset(StreamId(50, 0), 5), QueueOffset(StreamId(90, 0), 9)
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def planned(layout: Layout, number: int, end: Offsets, begin: Offsets | None = N
     """What Spark stores before it reads a batch."""
     place = layout.checkpoint / "offsets"
     place.mkdir(parents=True, exist_ok=True)
-    (place / str(number)).write_text(f"v1\n{{}}\n{json.dumps(encode(end, begin))}")
+    (place / str(number)).write_text(f"v1\n{{}}\n{json.dumps(encode_offsets(end, begin))}")
 
 
 def check(layout: Layout, number: int, found: Mapping[str, QueueRecord], *, hash_tag: bool = True) -> None:
-    check_whole(layout, ingest_id("3f0c2a91", number), found, hash_tag=hash_tag)
+    check_complete(layout, ingest_id("3f0c2a91", number), found, hash_tag=hash_tag)
 
 
 @pytest.mark.parametrize("found", [QueueRecord(4), QueueRecord(1, lost=3, gaps=1), QueueRecord(0, lost=4, gaps=2)])
@@ -58,9 +58,11 @@ def test_a_first_batch_says_where_it_began_and_one_of_before_cannot_be_judged(la
 
 
 @pytest.mark.parametrize(
-    "end", [Position(StreamId(90, 0), None), Position(StreamId(0, 0), 0, life=1)], ids=["uncounted", "another life"]
+    "end",
+    [QueueOffset(StreamId(90, 0), None), QueueOffset(StreamId(0, 0), 0, generation=1)],
+    ids=["uncounted", "another life"],
 )
-def test_where_nobody_can_count_there_is_a_row_at_least(layout: Layout, end: Position) -> None:
+def test_where_nobody_can_count_there_is_a_row_at_least(layout: Layout, end: QueueOffset) -> None:
     planned(layout, 0, {"{mail}": FIVE})
     planned(layout, 1, {"{mail}": end})
     check(layout, 1, {"mail": QueueRecord(0, gaps=1)})

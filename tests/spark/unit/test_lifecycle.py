@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle.fold import Event, JobRow, lifecycle
+from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
 from tests.support.job_histories import cut, histories, noise
 
 
@@ -19,7 +19,7 @@ def told(*steps: str) -> JobRow:
     for number, step in enumerate(steps):
         event, _, prev = step.partition("<")
         reason = "ValueError: 'x'" if event == "failed" else None
-        events.append(Event("q", "a", 10 * number, 0, event, name="mail" * (event == "added") or None,
+        events.append(LifecycleEvent("q", "a", 10 * number, 0, event, name="mail" * (event == "added") or None,
                             prev=prev or None, failed_reason=reason))  # fmt: skip
     (job,) = lifecycle(events)
     return job
@@ -93,7 +93,7 @@ def test_a_removed_job_keeps_the_state_it_finished_in() -> None:
 
 def test_an_id_that_is_free_again_begins_another_life_and_a_living_one_does_not() -> None:
     steps = ["added", "waiting", "active", "completed", "added", "waiting", "duplicated", "active", "completed"]
-    events = [Event("q", "a", ms, 0, event) for ms, event in enumerate(steps)]
+    events = [LifecycleEvent("q", "a", ms, 0, event) for ms, event in enumerate(steps)]
     first, second = lifecycle(reversed(events))
     assert (first.life, second.life) == ("0-0", "4-0")
     assert [one.attempt for one in first.attempts + second.attempts] == [1, 1]

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle.arrow_rows import attempts, jobs
-from bulltask.spark.lifecycle.fold import EVENTS, Event, lifecycle
+from bulltask.spark.lifecycle.fold import STATE_AFTER, LifecycleEvent, lifecycle
 from tests.support.job_histories import REASONS, cut, far, histories, noise
 from tests.support.silver_rows import COLUMNS, arrow_rows, assert_same, attempt_row, events_table, job_row
 
 ANY_EVENT = st.builds(
-    Event,
+    LifecycleEvent,
     queue=st.sampled_from(["mail", "photos"]),
     job_id=st.sampled_from(["a", "b"]),
     event_ms=st.integers(0, 50),
     event_seq=st.integers(0, 1200),
-    event=st.sampled_from([*EVENTS, "progress"]),
+    event=st.sampled_from([*STATE_AFTER, "progress"]),
     name=st.sampled_from([None, "send"]),
     prev=st.sampled_from([None, "active", "waiting", "completed"]),
     failed_reason=st.sampled_from([None, *REASONS]),
 )
 
 
-def assert_arrays_are_fold(events: list[Event], table: pa.Table | None = None) -> tuple[int, int]:
+def assert_arrays_are_fold(events: list[LifecycleEvent], table: pa.Table | None = None) -> tuple[int, int]:
     table = events_table(events) if table is None else table
     told = lifecycle(events)
     tried = [attempt_row(one) for job in told for one in job.attempts]
@@ -58,7 +58,7 @@ def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callabl
 
 @pytest.mark.slow
 @given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda one: (one.queue, one.event_ms, one.event_seq)))
-def test_arrays_and_fold_agree_on_any_events(events: list[Event]) -> None:
+def test_arrays_and_fold_agree_on_any_events(events: list[LifecycleEvent]) -> None:
     assert_arrays_are_fold(events)
 
 

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from bulltask.errors import ConfigError
+from bulltask.spark.source.offsets import LAST_SEQ, StreamId
 from bulltask.spark.source.options import (
     OPTIONS,
     REQUIRED,
@@ -23,7 +24,6 @@ from bulltask.spark.source.options import (
     read_options,
     table_of,
 )
-from bulltask.spark.source.positions import LAST_SEQ, StreamId
 
 KINDS = [JobsOptions, EventsOptions, CountsOptions, StreamOptions, WriteOptions]
 

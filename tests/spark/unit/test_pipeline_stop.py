@@ -11,7 +11,7 @@ import pytest
 from bulltask.clock import mono_ms
 from bulltask.errors import ConfigError
 from bulltask.spark import pipeline as module
-from bulltask.spark.pipeline import Pipeline, end_behind_batch
+from bulltask.spark.pipeline import Pipeline, stop_after_batch
 
 
 class Query:
@@ -50,7 +50,7 @@ def looked(query: Query, *, hurried_at: int = 99) -> int:
         last = next(looks)
         return last >= hurried_at
 
-    end_behind_batch(query, hurried)  # type: ignore[arg-type]
+    stop_after_batch(query, hurried)  # type: ignore[arg-type]
     assert query.stops == 1
     return last
 
@@ -79,7 +79,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 def feeding(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query: Query) -> None:
     fed: Any = {pipeline.layout.root: (query, None)}
-    monkeypatch.setattr(module, "_FEEDING", fed)
+    monkeypatch.setattr(module, "_RUNNING", fed)
 
 
 def test_stop_ends_the_stream_of_its_lake_and_of_no_other(

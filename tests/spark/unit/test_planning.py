@@ -12,10 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.source.planning import Rules, plan, shares
-from bulltask.spark.source.positions import START, Facts, Gap, Position, StreamId, decode, encode, starting
-from bulltask.spark.source.spans import spans_of
-from tests.support.event_rings import Entry, Ring, Rings
+from bulltask.spark.source.offsets import (
+    START,
+    EventGap,
+    QueueOffset,
+    StreamId,
+    StreamState,
+    decode_offsets,
+    encode_offsets,
+    first_offset,
+)
+from bulltask.spark.source.planning import BatchLimits, plan_batch, split_budget
+from bulltask.spark.source.ranges import split_range
+from tests.support.memory_streams import Entry, MemoryStream, MemoryStreams
 
 QUEUES = ("emails", "images", "reports")
 
@@ -24,21 +33,21 @@ QUEUES = ("emails", "images", "reports")
 class Reader:
     """Reads batch after batch as Spark does: offsets travel as JSON, a batch may be planned, lost and read again."""
 
-    rings: Rings
-    offsets: Mapping[str, Position] = field(default_factory=dict)
+    streams: MemoryStreams
+    offsets: Mapping[str, QueueOffset] = field(default_factory=dict)
     rows: list[Entry] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[EventGap] = field(default_factory=list)
 
     def batch(
-        self, rules: Rules, *, between: Any = lambda: None, late: Any = lambda: None, twice: bool = False
+        self, rules: BatchLimits, *, between: Any = lambda: None, late: Any = lambda: None, twice: bool = False
     ) -> bool:
         """Read a batch; ``between`` is what happens between planning and reading, ``late`` while tasks start.
 
         Returns:
             Whether anything was new.
         """
-        planned = plan(self.offsets, self.rings, list(self.rings.rings), rules)
-        end = decode(json.loads(json.dumps(encode(planned.end))))
+        planned = plan_batch(self.offsets, self.streams, list(self.streams.streams), rules)
+        end = decode_offsets(json.loads(json.dumps(encode_offsets(planned.end))))
         assert end == planned.end
         between()
         if twice:
@@ -50,12 +59,12 @@ class Reader:
         moved, self.offsets = end != dict(self.offsets), end
         return moved
 
-    def _read(self, end: Mapping[str, Position], late: Any) -> tuple[list[Entry], list[Gap]]:
+    def _read(self, end: Mapping[str, QueueOffset], late: Any) -> tuple[list[Entry], list[EventGap]]:
         rows: list[Entry] = []
-        gaps: list[Gap] = []
+        gaps: list[EventGap] = []
         for queue, upto in end.items():
-            ring = self.rings.rings[queue]
-            lost, span = spans_of(queue, self.offsets.get(queue), upto, ring.facts())
+            ring = self.streams.streams[queue]
+            lost, span = split_range(queue, self.offsets.get(queue), upto, ring.state())
             gaps += lost
             if span is not None:
                 late()
@@ -67,7 +76,7 @@ class Reader:
 
     def catch_up(self) -> None:
         for _ in range(1_000):
-            if not self.batch(Rules()):
+            if not self.batch(BatchLimits()):
                 return
         raise AssertionError("the reader never comes to an end")
 
@@ -94,8 +103,8 @@ class History:
     def __init__(self, page: int, counts: bool = True) -> None:
         self.ms = 1_000
         self.disturbances: list[Any] = []
-        self.streams = {queue: Ring(queue, counts) for queue in QUEUES}
-        self.reader = Reader(Rings(self.streams, page, self._disturb))
+        self.streams = {queue: MemoryStream(queue, counts) for queue in QUEUES}
+        self.reader = Reader(MemoryStreams(self.streams, page, self._disturb))
 
     def play(self, steps: list[Any]) -> History:
         for step in steps:
@@ -112,9 +121,9 @@ class History:
     def delete(self, queue: str) -> None:
         self.streams[queue].delete()
 
-    def batch(self, most: int | None, align: bool, twice: bool, disturbances: list[Any]) -> None:
+    def batch(self, max_entries: int | None, align: bool, twice: bool, disturbances: list[Any]) -> None:
         self.disturbances = list(disturbances)
-        self.reader.batch(Rules(most, align), between=self._disturb, late=self._disturb, twice=twice)
+        self.reader.batch(BatchLimits(max_entries, align), between=self._disturb, late=self._disturb, twice=twice)
         self.disturbances = []
 
     def _disturb(self) -> None:
@@ -140,7 +149,7 @@ def test_lost_in_the_offset_is_what_plans_saw_and_never_more_than_was_lost(steps
     reader.catch_up()
     for queue in QUEUES:
         assert 0 <= reader.offsets[queue].lost <= reader.lost(queue)
-        assert reader.offsets[queue].life == 0
+        assert reader.offsets[queue].generation == 0
 
 
 @given(steps, st.integers(1, 9), queues, st.integers(0, 20), steps)
@@ -156,7 +165,7 @@ def test_a_stream_that_is_made_again_is_read_from_its_beginning_and_nothing_twic
     if had.ordinal:  # a trim up to what was read leaves no trace of the first stream
         history.trim(queue, min(again, had.ordinal - 1))
     lost_before = reader.lost(queue)
-    reader.batch(Rules())
+    reader.batch(BatchLimits())
     assert [gap.exact for gap in reader.gaps if not gap.exact] == [False] * bool(had.ordinal)
     history.play(after)
     reader.catch_up()
@@ -182,32 +191,32 @@ def test_without_counts_nothing_is_read_twice_and_all_that_is_there_is_read(step
 def test_an_idle_reader_keeps_its_offset_to_the_letter(steps: list[Any], page: int) -> None:
     reader = History(page).play(steps).reader
     reader.catch_up()
-    before = json.dumps(encode(reader.offsets))
+    before = json.dumps(encode_offsets(reader.offsets))
     rows = len(reader.rows)
-    for rules in (Rules(), Rules(most=1), Rules(align=False)):
-        planned = plan(reader.offsets, reader.rings, list(reversed(QUEUES)), rules)
-        assert json.dumps(encode(planned.end)) == before
+    for rules in (BatchLimits(), BatchLimits(max_entries=1), BatchLimits(align=False)):
+        planned = plan_batch(reader.offsets, reader.streams, list(reversed(QUEUES)), rules)
+        assert json.dumps(encode_offsets(planned.end)) == before
         assert planned.gaps == ()
     assert len(reader.rows) == rows
-    assert list(encode(reader.offsets)["queues"]) == sorted(QUEUES)
+    assert list(encode_offsets(reader.offsets)["queues"]) == sorted(QUEUES)
 
 
-def read_until(position: Position) -> int:
+def read_until(position: QueueOffset) -> int:
     return (position.ordinal or 0) - position.lost
 
 
 @given(steps, st.integers(1, 9), st.integers(1, 20))
-def test_nothing_is_read_that_is_newer_than_what_is_left(steps: list[Any], page: int, most: int) -> None:
+def test_nothing_is_read_that_is_newer_than_what_is_left(steps: list[Any], page: int, max_entries: int) -> None:
     reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
-    moved = reader.batch(Rules(most))
+    moved = reader.batch(BatchLimits(max_entries))
     while moved:
         start = reader.offsets
-        moved = reader.batch(Rules(most))
+        moved = reader.batch(BatchLimits(max_entries))
         ends = reader.offsets
         read = [ends[queue].id.ms for queue in QUEUES if read_until(ends[queue]) > read_until(start[queue])]
         left = [
             entry_id.ms
-            for queue, ring in reader.rings.rings.items()
+            for queue, ring in reader.streams.streams.items()
             for entry_id, _ in ring.kept
             if entry_id > ends[queue].id
         ]
@@ -216,58 +225,58 @@ def test_nothing_is_read_that_is_newer_than_what_is_left(steps: list[Any], page:
 
 @given(steps, st.integers(1, 9), st.integers(1, 20), st.booleans())
 def test_a_batch_keeps_to_its_budget_and_always_comes_forward(
-    steps: list[Any], page: int, most: int, align: bool
+    steps: list[Any], page: int, max_entries: int, align: bool
 ) -> None:
     reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
-    reader.batch(Rules(most, align))
-    while reader.batch(Rules(most, align)):
+    reader.batch(BatchLimits(max_entries, align))
+    while reader.batch(BatchLimits(max_entries, align)):
         assert reader.rows or reader.gaps
-        assert len(reader.rows) <= max(most, len(QUEUES))
+        assert len(reader.rows) <= max(max_entries, len(QUEUES))
         reader.rows.clear()
         reader.gaps.clear()
-    for queue, ring in reader.rings.rings.items():
+    for queue, ring in reader.streams.streams.items():
         assert reader.offsets[queue].id == ring.last
 
 
 @given(steps, steps, st.integers(1, 9), st.integers(1, 20))
 def test_available_now_ends_at_what_was_there_when_it_began(
-    before: list[Any], during: list[Any], page: int, most: int
+    before: list[Any], during: list[Any], page: int, max_entries: int
 ) -> None:
     history = History(page).play(before)
     reader = history.reader
     reader.catch_up()
     history.play([step for step in during if step[0] == "add"])
-    target = reader.rings.facts(QUEUES)
+    target = reader.streams.states(QUEUES)
     rows = len(reader.rows)
     for step in during:
         history.play([step] if step[0] != "batch" else [])
-        reader.batch(Rules(most, target=target))
-    while reader.batch(Rules(most, target=target)):
+        reader.batch(BatchLimits(max_entries, target=target))
+    while reader.batch(BatchLimits(max_entries, target=target)):
         pass
     assert Counter(reader.rows[rows:]) <= Counter(
         entry for ring in history.streams.values() for entry in all_entries(ring, target[ring.queue])
     )
-    for queue, facts in target.items():
-        if facts is not None:
-            assert (reader.offsets[queue].id, reader.offsets[queue].ordinal) == (facts.last, facts.added)
+    for queue, state in target.items():
+        if state is not None:
+            assert (reader.offsets[queue].id, reader.offsets[queue].ordinal) == (state.last, state.added)
     reader.catch_up()
     for queue, ring in history.streams.items():
         assert reader.read(queue) + reader.lost(queue) == ring.added
 
 
-def all_entries(ring: Ring, facts: Facts | None) -> list[Entry]:
-    return [] if facts is None else [(ring.queue, 1, number + 1) for number in range(facts.added or 0)]
+def all_entries(ring: MemoryStream, state: StreamState | None) -> list[Entry]:
+    return [] if state is None else [(ring.queue, 1, number + 1) for number in range(state.added or 0)]
 
 
 @pytest.mark.parametrize("again_at", [1, 5_000])
 def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_ending(again_at: int) -> None:
     history = History(5).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
     reader = history.reader
-    target = reader.rings.facts(QUEUES)
+    target = reader.streams.states(QUEUES)
     history.delete("emails")
     history.streams["emails"].add(again_at, 30)
     for _ in range(20):
-        if not reader.batch(Rules(3, target=target)):
+        if not reader.batch(BatchLimits(3, target=target)):
             break
     else:
         raise AssertionError("it does not end")
@@ -278,10 +287,10 @@ def test_a_stream_that_is_deleted_during_available_now_does_not_keep_it_from_end
 def test_what_cannot_be_counted_and_is_gone_does_not_keep_available_now_from_ending() -> None:
     history = History(5, counts=False).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
     reader = history.reader
-    reader.batch(Rules())
-    target = reader.rings.facts(QUEUES)
+    reader.batch(BatchLimits())
+    target = reader.streams.states(QUEUES)
     history.play([("trim", "emails", 9), ("add", "emails", 30, 1)])
-    while reader.batch(Rules(3, target=target)):
+    while reader.batch(BatchLimits(3, target=target)):
         pass
     assert (reader.read("emails"), reader.read("images")) == (0, 9)
 
@@ -289,11 +298,11 @@ def test_what_cannot_be_counted_and_is_gone_does_not_keep_available_now_from_end
 def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
     history = History(5).play([("add", "emails", 3, 1)])
     reader = history.reader
-    late = reader.rings.rings = {"emails": history.streams["emails"]}
-    target = reader.rings.facts(["emails"])
-    late["images"] = Ring("images")
+    late = reader.streams.streams = {"emails": history.streams["emails"]}
+    target = reader.streams.states(["emails"])
+    late["images"] = MemoryStream("images")
     late["images"].add(5_000, 4)
-    while reader.batch(Rules(target=target)):
+    while reader.batch(BatchLimits(target=target)):
         pass
     assert (reader.read("emails"), reader.read("images")) == (3, 0)
     assert set(reader.offsets) == {"emails"}
@@ -301,8 +310,8 @@ def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
 
 def test_a_queue_that_comes_up_while_reading_counts_what_it_lost_before() -> None:
     reader = History(5).reader
-    reader.batch(Rules())
-    ring = reader.rings.rings["emails"]
+    reader.batch(BatchLimits())
+    ring = reader.streams.streams["emails"]
     ring.add(2_000, 10)
     ring.trim(4)
     reader.catch_up()
@@ -312,49 +321,49 @@ def test_a_queue_that_comes_up_while_reading_counts_what_it_lost_before() -> Non
 def test_a_queue_that_is_new_to_the_list_begins_with_what_is_there_and_lost_nothing() -> None:
     history = History(5).play([("add", "emails", 10, 1), ("trim", "emails", 4)])
     reader = history.reader
-    reader.batch(Rules(count_missed=False))
+    reader.batch(BatchLimits(count_missed=False))
     reader.catch_up()
     assert (reader.read("emails"), reader.lost("emails")) == (6, 0)
-    assert reader.offsets["emails"] == Position(StreamId(1_001, 9), 10)
+    assert reader.offsets["emails"] == QueueOffset(StreamId(1_001, 9), 10)
 
 
 def test_a_queue_that_is_no_longer_asked_for_keeps_its_position() -> None:
-    rings = Rings({"emails": Ring("emails")})
-    start = {"emails": START, "gone": Position(StreamId(7, 1), 8, 2, 1)}
-    rings.rings["emails"].add(5)
-    planned = plan(start, rings, ["emails"], Rules())
-    assert planned.end == {"emails": Position(StreamId(5, 0), 1), "gone": Position(StreamId(7, 1), 8, 2, 1)}
+    rings = MemoryStreams({"emails": MemoryStream("emails")})
+    start = {"emails": START, "gone": QueueOffset(StreamId(7, 1), 8, 2, 1)}
+    rings.streams["emails"].add(5)
+    planned = plan_batch(start, rings, ["emails"], BatchLimits())
+    assert planned.end == {"emails": QueueOffset(StreamId(5, 0), 1), "gone": QueueOffset(StreamId(7, 1), 8, 2, 1)}
 
 
 @pytest.mark.parametrize("behind", [0, 3, 9, 10, 99])
 def test_a_start_at_an_id_reads_what_comes_behind_it_and_counts_again_when_it_has_caught_up(behind: int) -> None:
-    ring = Ring("emails")
+    ring = MemoryStream("emails")
     for ms in range(1, 11):
         ring.add(ms)
     ring.trim(2)
-    reader = Reader(Rings({"emails": ring}), {"emails": starting(ring.facts(), StreamId(behind, 0))})
+    reader = Reader(MemoryStreams({"emails": ring}), {"emails": first_offset(ring.state(), StreamId(behind, 0))})
     reader.catch_up()
     assert [number for _, _, number in reader.rows] == list(range(max(2, behind) + 1, 11))
-    assert reader.offsets["emails"] == Position(StreamId(10, 0), 10)
+    assert reader.offsets["emails"] == QueueOffset(StreamId(10, 0), 10)
 
 
 @given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
-def test_shares_spend_the_budget_and_starve_nobody(waiting: dict[str, int], most: int) -> None:
-    given = shares(waiting, most)
-    assert all(1 <= given[queue] <= waiting[queue] for queue in waiting)
-    if most >= len(waiting):
-        assert sum(given.values()) == min(most, sum(waiting.values()))
-    cut = [given[queue] for queue in waiting if given[queue] < waiting[queue]]
+def test_shares_spend_the_budget_and_starve_nobody(pending: dict[str, int], max_entries: int) -> None:
+    given = split_budget(pending, max_entries)
+    assert all(1 <= given[queue] <= pending[queue] for queue in pending)
+    if max_entries >= len(pending):
+        assert sum(given.values()) == min(max_entries, sum(pending.values()))
+    cut = [given[queue] for queue in pending if given[queue] < pending[queue]]
     assert max(cut, default=0) - min(cut, default=0) <= 1, "who is cut gives as much as the others who are"
-    assert shares(waiting, None) == waiting
+    assert split_budget(pending, None) == pending
 
 
 def test_what_is_deleted_while_a_batch_is_planned_is_lost_as_far_as_the_plan_has_seen_it() -> None:
-    ring = Ring("emails")
+    ring = MemoryStream("emails")
     ring.add(1_000, 10)
-    reader = Reader(Rings({"emails": ring}, meanwhile=ring.delete))
-    reader.batch(Rules())
+    reader = Reader(MemoryStreams({"emails": ring}, meanwhile=ring.delete))
+    reader.batch(BatchLimits())
     ring.add(2_000, 5)
-    planned = plan(reader.offsets, reader.rings, ["emails"], Rules(most=3))
+    planned = plan_batch(reader.offsets, reader.streams, ["emails"], BatchLimits(max_entries=3))
     assert [(gap.lost, gap.exact) for gap in planned.gaps] == [(15, False)]
-    assert planned.end == {"emails": Position(lost=15, life=1)}
+    assert planned.end == {"emails": QueueOffset(lost=15, generation=1)}

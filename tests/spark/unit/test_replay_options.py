@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.spark.tables.replay import Selection, replay_options
+from bulltask.spark.tables.replay import ReplaySelection, replay_options
 
 
 def test_what_says_how_the_job_is_run_comes_along_as_it_was_stored() -> None:
@@ -41,8 +41,15 @@ def test_options_that_nobody_can_read_are_an_error_and_not_left_out(broken: str)
 
 
 def test_the_same_condition_is_the_same_write_however_it_is_spaced() -> None:
-    one = Selection("state = 'failed'  and\n name = 'x'").write_id
-    assert Selection("state = 'failed' and name = 'x'", limit=7).write_id == one
+    one = ReplaySelection("state = 'failed'  and\n name = 'x'").write_id
+    assert ReplaySelection("state = 'failed' and name = 'x'", limit=7).write_id == one
     assert (
-        len({one, Selection("state = 'failed' and name = 'x'", queue="mail").write_id, Selection("true").write_id}) == 3
+        len(
+            {
+                one,
+                ReplaySelection("state = 'failed' and name = 'x'", queue="mail").write_id,
+                ReplaySelection("true").write_id,
+            }
+        )
+        == 3
     )

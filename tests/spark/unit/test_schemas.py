@@ -8,7 +8,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bulltask.errors import ConfigError
-from bulltask.spark.source.schemas import EVENT_FIELDS, JOB_FIELDS, TABLES, arrow_schema, chosen
+from bulltask.spark.source.schemas import EVENT_FIELDS, JOB_FIELDS, TABLES, arrow_schema, select_columns
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -33,26 +33,26 @@ def test_every_column_comes_from_somewhere() -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_without_a_schema_all_columns_are_read(table: str) -> None:
-    assert chosen(table, None) is TABLES[table]
+    assert select_columns(table, None) is TABLES[table]
 
 
 def test_a_schema_of_ones_own_chooses_columns_and_their_order() -> None:
     wanted = StructType([StructField("id", StringType(), nullable=False), StructField("delay_ms", LongType())])
-    found = chosen("jobs", wanted)
+    found = select_columns("jobs", wanted)
     assert found.fieldNames() == ["id", "delay_ms"]
     assert arrow_schema(found).equals(to_arrow_schema(found, timezone="UTC"))
 
 
 def test_a_column_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:
     with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] jobs have no column 'job_name'; did you mean 'name'"):
-        chosen("jobs", StructType([StructField("job_name", StringType())]))
+        select_columns("jobs", StructType([StructField("job_name", StringType())]))
 
 
 def test_a_column_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"column event_ms of events is of type bigint, not string"):
-        chosen("events", StructType([StructField("event_ms", StringType())]))
+        select_columns("events", StructType([StructField("event_ms", StringType())]))
 
 
 def test_a_schema_without_columns_is_refused() -> None:
     with pytest.raises(ConfigError, match="names no column"):
-        chosen("counts", StructType([]))
+        select_columns("counts", StructType([]))

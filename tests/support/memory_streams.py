@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bulltask.spark.source.planning import Question, Reach
-from bulltask.spark.source.positions import BEGINNING, Facts, StreamId
+from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
+from bulltask.spark.source.planning import ScanRequest, ScanResult
 
 Entry = tuple[str, int, int]
 """A queue, which of its streams, and the entry's number in it from 1 on."""
 
 
 @dataclass
-class Ring:
+class MemoryStream:
     """One queue's stream; it may be trimmed, deleted and made again."""
 
     queue: str
@@ -38,19 +38,19 @@ class Ring:
         """Delete the stream; what is added next makes another one."""
         self.made, self.kept, self.added, self.last = self.made + 1, [], 0, BEGINNING
 
-    def facts(self) -> Facts | None:
+    def state(self) -> StreamState | None:
         """What Redis would say."""
         if not self.added:
             return None
         first = self.kept[0][0] if self.kept else None
-        return Facts(first, self.last, len(self.kept), self.added if self.counts else None)
+        return StreamState(first, self.last, len(self.kept), self.added if self.counts else None)
 
     def read(self, after: StreamId, upto: StreamId) -> list[Entry]:
         """The entries of a range."""
         return [entry for entry_id, entry in self.kept if after < entry_id <= upto]
 
 
-class Rings:
+class MemoryStreams:
     """Some queues' streams, and the server that answers a plan's questions about them.
 
     Args:
@@ -60,20 +60,20 @@ class Rings:
     """
 
     def __init__(
-        self, rings: Mapping[str, Ring], page: int = 10_000, meanwhile: Callable[[], None] = lambda: None
+        self, streams: Mapping[str, MemoryStream], page: int = 10_000, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        self.rings, self.page, self.meanwhile = rings, page, meanwhile
+        self.streams, self.page, self.meanwhile = streams, page, meanwhile
 
-    def facts(self, queues: Sequence[str]) -> Mapping[str, Facts | None]:
-        return {queue: self.rings[queue].facts() for queue in queues}
+    def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
+        return {queue: self.streams[queue].state() for queue in queues}
 
-    def reach(self, questions: Sequence[Question]) -> Sequence[Reach]:
+    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
         answers = []
         for question in questions:
             self.meanwhile()
-            ring = self.rings[question.queue]
-            most = self.page if question.most is None else min(self.page, question.most)
-            found = [one for one, _ in ring.kept if question.after < one <= question.until][:most]
-            more = len(found) == self.page != question.most
-            answers.append(Reach(found[-1] if found else None, len(found), ring.facts(), more))
+            stream = self.streams[question.queue]
+            max_entries = self.page if question.max_entries is None else min(self.page, question.max_entries)
+            found = [one for one, _ in stream.kept if question.after < one <= question.until][:max_entries]
+            more = len(found) == self.page != question.max_entries
+            answers.append(ScanResult(found[-1] if found else None, len(found), stream.state(), more))
         return answers

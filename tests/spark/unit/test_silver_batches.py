@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bulltask.spark.lifecycle.fold import Event, lifecycle
+from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
 from tests.support.batch_lake import AT_ONCE, NEVER, BatchLake, many, slices
 from tests.support.job_histories import cut, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same, attempt_row, job_row
 
 
-def tell_in_batches(told: list[list[Event]], pieces: int, dice: random.Random) -> BatchLake:
+def tell_in_batches(told: list[list[LifecycleEvent]], pieces: int, dice: random.Random) -> BatchLake:
     """Cut each history into pieces; a batch has one of each, and may give jobs up."""
     lake = BatchLake()
     for batch in zip(*(slices(events, pieces, dice) for events in told), strict=True):
@@ -29,7 +29,7 @@ def tell_in_batches(told: list[list[Event]], pieces: int, dice: random.Random) -
     return lake
 
 
-def assert_is_fold(lake: BatchLake, events: list[Event]) -> tuple[int, int]:
+def assert_is_fold(lake: BatchLake, events: list[LifecycleEvent]) -> tuple[int, int]:
     """Assert that the rows that count are those of all events; return how many they are."""
     assert lake.carried == 0
     told = lifecycle(events)
@@ -72,13 +72,13 @@ def test_a_lakes_first_batch_may_say_nothing_of_any_job() -> None:
     assert (lake.latest_attempts().num_rows, lake.latest_jobs().num_rows) == (0, 0)
 
 
-def story(*steps: str) -> list[Event]:
+def story(*steps: str) -> list[LifecycleEvent]:
     """The events of one job: a step is ``event`` or ``event<prev``, 10 ms after the one before."""
     told = []
     for number, step in enumerate(steps):
         event, _, prev = step.partition("<")
         reason = "boom" if event == "failed" else None
-        told.append(Event("q", "a", 1_000 + 10 * number, 0, event, prev=prev or None, failed_reason=reason))
+        told.append(LifecycleEvent("q", "a", 1_000 + 10 * number, 0, event, prev=prev or None, failed_reason=reason))
     return told
 
 
@@ -145,7 +145,7 @@ def test_a_row_is_of_the_day_in_which_it_ended_or_of_its_last_event() -> None:
 def test_only_the_last_life_of_a_job_is_left_to_the_next_batch() -> None:
     lake = BatchLake()
     lake.take(story("added", "waiting", "active", "added", "waiting"))
-    assert columns(lake.carry, "event_ms") == [(1_030,), (1_040,)]
+    assert columns(lake.open_events, "event_ms") == [(1_030,), (1_040,)]
 
 
 def test_a_retry_by_hand_tells_nothing_of_a_life_before() -> None:
@@ -170,7 +170,7 @@ def test_an_open_job_of_which_a_batch_says_nothing_is_passed_on_as_it_is() -> No
     lake = BatchLake()
     events = story("added", "waiting", "active")
     lake.take(events)
-    before = lake.carry
+    before = lake.open_events
     lake.take([replace(one, job_id="b") for one in story("added", "waiting", "active", "completed<active")])
-    assert lake.carry is not None
-    assert lake.carry.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it
+    assert lake.open_events is not None
+    assert lake.open_events.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it

@@ -6,7 +6,7 @@ and Redis says (from 7.0 on) how many were ever added and how many are left: the
 
 A position is a cut, which makes both halves agree: *exactly ``ordinal`` entries were ever added whose id is not behind
 ``id``*. Where a stream contradicts that, it is not the one that was read: it was deleted and made again, or a fail-over
-brought an older copy. The ``life`` counts these, and is what makes the numbers of one stream comparable.
+brought an older copy. The ``generation`` counts these, and is what makes the numbers of one stream comparable.
 
 Of a stream that is gone nobody can say what it had. So a position that does not stand at the end of its stream keeps
 that end too, a second cut: what lay between the two is lost for certain when the stream is.
@@ -29,21 +29,21 @@ __all__ = [
     "BEGINNING",
     "LAST_SEQ",
     "START",
-    "Cut",
-    "Facts",
-    "Gap",
+    "EventGap",
     "LossReason",
     "Offsets",
-    "Position",
+    "QueueOffset",
     "StartAt",
+    "StreamEnd",
     "StreamId",
-    "begin_of",
-    "decode",
-    "encode",
+    "StreamState",
+    "batch_start",
+    "decode_offsets",
+    "encode_offsets",
+    "first_offset",
+    "reconcile",
     "same_stream",
-    "seeing",
-    "settle",
-    "starting",
+    "with_stream_end",
 ]
 
 LAST_SEQ: Final = 2**64 - 1
@@ -85,7 +85,7 @@ BEGINNING: Final = StreamId(0, 0)
 """Comes before every entry."""
 
 
-class Cut(NamedTuple):
+class StreamEnd(NamedTuple):
     """Exactly ``ordinal`` entries were ever added whose id is not behind ``id``."""
 
     id: StreamId
@@ -93,7 +93,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class QueueOffset:
     """How far one queue's events have been read.
 
     Attributes:
@@ -108,27 +108,27 @@ class Position:
     id: StreamId = BEGINNING
     ordinal: int | None = 0
     lost: int = 0
-    life: int = 0
-    seen: Cut | None = None
+    generation: int = 0
+    seen: StreamEnd | None = None
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         """How many entries are known to have been there behind ``id``."""
         return 0 if self.seen is None or self.ordinal is None else max(0, self.seen.ordinal - self.ordinal)
 
 
-START: Final = Position()
+START: Final = QueueOffset()
 """Before the first entry that a stream will ever have: of a queue that is newer than the reader."""
 
 StartAt = Literal["earliest", "latest"] | StreamId
 """Where to begin: with the oldest entry, with the next one, or behind an id."""
 
-Offsets = Mapping[str, Position]
+Offsets = Mapping[str, QueueOffset]
 """The position of each queue, by BullMQ's spelling of its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StreamState:
     """What a stream says of itself at one moment (``XINFO STREAM``).
 
     Attributes:
@@ -149,9 +149,9 @@ class Facts:
         return None if self.added is None else self.added - self.length
 
     @property
-    def end(self) -> Position:
+    def end(self) -> QueueOffset:
         """Behind everything that was ever added, in the first life."""
-        return Position(self.last, self.added)
+        return QueueOffset(self.last, self.added)
 
 
 class LossReason(StrEnum):
@@ -165,7 +165,7 @@ class LossReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class EventGap:
     """Entries of one queue that nobody can read any more.
 
     Attributes:
@@ -204,117 +204,117 @@ _HAPPENED: Final[Mapping[LossReason, str]] = {
 }
 
 
-def settle(queue: str, position: Position, facts: Facts | None) -> tuple[Position, Gap | None]:
+def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tuple[QueueOffset, EventGap | None]:
     """Bring a position to the stream as it is now: behind what was trimmed, or into the stream's next life.
 
     Args:
         queue: BullMQ's spelling of its name.
         position: how far was read.
-        facts: the stream now; ``None`` when there is none.
+        state: the stream now; ``None`` when there is none.
 
     Returns:
         From where to read on, and what cannot be read. In a new life nothing was read yet.
     """
-    if facts is None:
-        if position.id == BEGINNING and position.seen is None:
-            return position, None
-        lost = position.waiting
-        return _next_life(position), Gap(queue, position.id, None, lost, exact=False, reason=LossReason.GONE)
-    if not same_stream(position, facts):
-        return _reborn(queue, position, facts)
-    return _trimmed(queue, position, facts)
+    if state is None:
+        if offset.id == BEGINNING and offset.seen is None:
+            return offset, None
+        lost = offset.pending
+        return _next_generation(offset), EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.GONE)
+    if not same_stream(offset, state):
+        return _recreated(queue, offset, state)
+    return _trimmed(queue, offset, state)
 
 
-def same_stream(position: Position, facts: Facts) -> bool:
+def same_stream(offset: QueueOffset, state: StreamState) -> bool:
     """False when the stream cannot be the one in which ``ordinal`` entries come up to ``id``, and others behind it."""
-    if not _fits(position.id, position.ordinal, facts):
+    if not _is_consistent(offset.id, offset.ordinal, state):
         return False
-    seen = position.seen
+    seen = offset.seen
     # Where nothing was read yet any stream fits. Of an older copy some of what was seen may be left, and is read on.
-    return seen is None or _fits(*seen, facts) or (facts.first is not None and facts.first <= seen.id)
+    return seen is None or _is_consistent(*seen, state) or (state.first is not None and state.first <= seen.id)
 
 
-def _fits(entry: StreamId, ordinal: int | None, facts: Facts) -> bool:
+def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> bool:
     """False when there cannot be ``ordinal`` entries up to this one."""
-    if entry > facts.last:
+    if entry > state.last:
         return False
-    added, trimmed = facts.added, facts.trimmed
+    added, trimmed = state.added, state.trimmed
     if ordinal is None or added is None or trimmed is None:
         return True
-    if entry == facts.last or ordinal >= added:
-        return entry == facts.last and ordinal == added
+    if entry == state.last or ordinal >= added:
+        return entry == state.last and ordinal == added
     # Behind the first entry that is left come entries that are read; before it, only trimmed ones.
-    return facts.first is None or (entry >= facts.first) == (ordinal > trimmed)
+    return state.first is None or (entry >= state.first) == (ordinal > trimmed)
 
 
-def _reborn(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap]:
+def _recreated(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
     """A position in another stream: the same one, but older, if it has entries that were read; else a new one."""
-    new, lost = _next_life(position), position.waiting
-    if facts.first is None or facts.first > position.id:
-        return new, Gap(queue, position.id, facts.first, lost, exact=False, reason=LossReason.RECREATED)
-    if facts.last <= position.id:
-        new = replace(new, id=facts.last, ordinal=facts.added)
+    new, lost = _next_generation(offset), offset.pending
+    if state.first is None or state.first > offset.id:
+        return new, EventGap(queue, offset.id, state.first, lost, exact=False, reason=LossReason.RECREATED)
+    if state.last <= offset.id:
+        new = replace(new, id=state.last, ordinal=state.added)
     else:
-        new = replace(new, id=position.id, ordinal=None)
-    return new, Gap(queue, position.id, None, lost, exact=False, reason=LossReason.ROLLED_BACK)
+        new = replace(new, id=offset.id, ordinal=None)
+    return new, EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.ROLLED_BACK)
 
 
-def _next_life(position: Position) -> Position:
-    return Position(lost=position.lost + position.waiting, life=position.life + 1)
+def _next_generation(offset: QueueOffset) -> QueueOffset:
+    return QueueOffset(lost=offset.lost + offset.pending, generation=offset.generation + 1)
 
 
-def _trimmed(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap | None]:
+def _trimmed(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
     """A position behind what was trimmed, in the same stream."""
-    if facts.added is None or position.ordinal is None:
-        return _uncounted(queue, position, facts)
-    trimmed = facts.added - facts.length
-    if trimmed <= position.ordinal:
-        return position, None
-    lost = trimmed - position.ordinal
-    settled = replace(position, id=_before_first(facts), ordinal=trimmed, lost=position.lost + lost)
-    return settled, Gap(queue, position.id, facts.first, lost, exact=True, reason=LossReason.TRIMMED)
+    if state.added is None or offset.ordinal is None:
+        return _uncounted(queue, offset, state)
+    trimmed = state.added - state.length
+    if trimmed <= offset.ordinal:
+        return offset, None
+    lost = trimmed - offset.ordinal
+    settled = replace(offset, id=_before_first(state), ordinal=trimmed, lost=offset.lost + lost)
+    return settled, EventGap(queue, offset.id, state.first, lost, exact=True, reason=LossReason.TRIMMED)
 
 
-def _uncounted(queue: str, position: Position, facts: Facts) -> tuple[Position, Gap | None]:
+def _uncounted(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
     """Where ordinals say nothing: an entry at or before the position proves that none behind it was trimmed."""
-    position = replace(position, ordinal=None, seen=None)
-    if position.id == facts.last:
-        return replace(position, ordinal=facts.added), None
-    if facts.first is not None and (position.id == BEGINNING or facts.first <= position.id):
-        return position, None
-    settled = replace(position, id=_before_first(facts))
-    return settled, Gap(queue, position.id, facts.first, 0, exact=False, reason=LossReason.TRIMMED)
+    offset = replace(offset, ordinal=None, seen=None)
+    if offset.id == state.last:
+        return replace(offset, ordinal=state.added), None
+    if state.first is not None and (offset.id == BEGINNING or state.first <= offset.id):
+        return offset, None
+    settled = replace(offset, id=_before_first(state))
+    return settled, EventGap(queue, offset.id, state.first, 0, exact=False, reason=LossReason.TRIMMED)
 
 
-def _before_first(facts: Facts) -> StreamId:
-    return facts.last if facts.first is None else facts.first.before
+def _before_first(state: StreamState) -> StreamId:
+    return state.last if state.first is None else state.first.before
 
 
-def starting(facts: Facts | None, where: StartAt) -> Position:
+def first_offset(state: StreamState | None, where: StartAt) -> QueueOffset:
     """Where to begin with a queue that was there before the reader; what was trimmed until now does not count as lost.
 
     Args:
-        facts: the stream now; ``None`` when there is none.
+        state: the stream now; ``None`` when there is none.
         where: before its oldest entry, behind its newest, or behind an id.
     """
-    if facts is None:
+    if state is None:
         return START
-    if where == "latest" or (isinstance(where, StreamId) and where >= facts.last):
-        return facts.end
-    if where == "earliest" or facts.first is None or where < facts.first:
-        return Position(_before_first(facts), facts.trimmed)
-    return Position(where, None)
+    if where == "latest" or (isinstance(where, StreamId) and where >= state.last):
+        return state.end
+    if where == "earliest" or state.first is None or where < state.first:
+        return QueueOffset(_before_first(state), state.trimmed)
+    return QueueOffset(where, None)
 
 
-def seeing(position: Position, facts: Facts | None) -> Position:
+def with_stream_end(offset: QueueOffset, state: StreamState | None) -> QueueOffset:
     """Return the position with the end of its stream in ``seen``."""
-    ordinal, added = position.ordinal, None if facts is None else facts.added
-    if facts is None or ordinal is None or added is None or added <= ordinal:
-        return replace(position, seen=None)
-    return replace(position, seen=Cut(facts.last, added))
+    ordinal, added = offset.ordinal, None if state is None else state.added
+    if state is None or ordinal is None or added is None or added <= ordinal:
+        return replace(offset, seen=None)
+    return replace(offset, seen=StreamEnd(state.last, added))
 
 
-def encode(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
+def encode_offsets(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
     """Return the offset that Spark stores.
 
     Spark compares offsets as texts, so equal positions always give the same text: queues are sorted.
@@ -325,31 +325,31 @@ def encode(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
             only, and asks anew where the first one begins whenever it needs to know; the stream may have been trimmed
             since.
     """
-    made = {"version": _VERSION, "queues": _encoded_all(offsets)}
-    return made if begin is None else {**made, "begin": _encoded_all(begin)}
+    made = {"version": _VERSION, "queues": _encoded_offsets(offsets)}
+    return made if begin is None else {**made, "begin": _encoded_offsets(begin)}
 
 
-def _encoded_all(offsets: Offsets) -> dict[str, Any]:
-    return {name: _encoded(offsets[name]) for name in sorted(offsets)}
+def _encoded_offsets(offsets: Offsets) -> dict[str, Any]:
+    return {name: _encoded_offset(offsets[name]) for name in sorted(offsets)}
 
 
-def _encoded(position: Position) -> dict[str, Any]:
-    made = {"id": str(position.id), "ordinal": position.ordinal, "lost": position.lost, "life": position.life}
-    if position.seen is None:
+def _encoded_offset(offset: QueueOffset) -> dict[str, Any]:
+    made = {"id": str(offset.id), "ordinal": offset.ordinal, "lost": offset.lost, "life": offset.generation}
+    if offset.seen is None:
         return made
-    return {**made, "seen": {"id": str(position.seen.id), "ordinal": position.seen.ordinal}}
+    return {**made, "seen": {"id": str(offset.seen.id), "ordinal": offset.seen.ordinal}}
 
 
-def decode(stored: Mapping[str, Any]) -> dict[str, Position]:
-    """Read what :func:`encode` returned.
+def decode_offsets(stored: Mapping[str, Any]) -> dict[str, QueueOffset]:
+    """Read what :func:`encode_offsets` returned.
 
     Raises:
         DecodeError: it is something else, or was written by a newer bulltask.
     """
-    return _decoded_all(stored, "queues")
+    return _decoded_offsets(stored, "queues")
 
 
-def begin_of(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict[str, Position] | None:
+def batch_start(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict[str, QueueOffset] | None:
     """Return where a batch begins.
 
     Args:
@@ -360,28 +360,28 @@ def begin_of(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict[st
         The positions; ``None`` of a first batch that an older bulltask planned.
 
     Raises:
-        DecodeError: as :func:`decode`.
+        DecodeError: as :func:`decode_offsets`.
     """
     if "begin" in end and start != end:
-        return _decoded_all(end, "begin")
-    return None if start is None else decode(start)
+        return _decoded_offsets(end, "begin")
+    return None if start is None else decode_offsets(start)
 
 
-def _decoded_all(stored: Mapping[str, Any], part: str) -> dict[str, Position]:
+def _decoded_offsets(stored: Mapping[str, Any], part: str) -> dict[str, QueueOffset]:
     if stored.get("version") != _VERSION:
         raise DecodeError(f"the checkpoint's offset has version {stored.get('version')!r}; this bulltask reads 1")
     try:
-        return {str(name): _decoded(fields) for name, fields in stored[part].items()}
+        return {str(name): _decoded_offset(fields) for name, fields in stored[part].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise DecodeError(f"the checkpoint's offset is no offset of bulltask: {exc}") from exc
 
 
-def _decoded(fields: Mapping[str, Any]) -> Position:
+def _decoded_offset(fields: Mapping[str, Any]) -> QueueOffset:
     ordinal, seen = fields["ordinal"], fields.get("seen")
-    return Position(
+    return QueueOffset(
         StreamId.parse(fields["id"]),
         None if ordinal is None else int(ordinal),
         int(fields["lost"]),
         int(fields["life"]),
-        None if seen is None else Cut(StreamId.parse(seen["id"]), int(seen["ordinal"])),
+        None if seen is None else StreamEnd(StreamId.parse(seen["id"]), int(seen["ordinal"])),
     )

@@ -13,8 +13,8 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import EVENTS
-from bulltask.spark.lifecycle.fold import LIFE, Event
-from bulltask.spark.tables.state import earlier_events, read_carry
+from bulltask.spark.lifecycle.fold import LIFECYCLE_COLUMNS, LifecycleEvent
+from bulltask.spark.tables.state import earlier_events, read_open_events
 from tests.support.silver_rows import events_table
 
 
@@ -23,7 +23,7 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path)
 
 
-def put(layout: Layout, batch: int, *events: Event) -> list[Path]:
+def put(layout: Layout, batch: int, *events: LifecycleEvent) -> list[Path]:
     """Write a batch of events; return its files."""
     staging = Staging(layout, f"3f0c2a91-{batch:08d}")
     rows = []
@@ -35,14 +35,18 @@ def put(layout: Layout, batch: int, *events: Event) -> list[Path]:
     return [file for place in layout.written(EVENTS, f"3f0c2a91-{batch:08d}") for file in place.iterdir()]
 
 
-def event(job_id: str | None, ms: int, queue: str = "mail") -> Event:
-    return Event(queue, job_id, 1_760_000_000_000 + ms, 0, "active", prev="waiting")  # type: ignore[arg-type]  # drained has none
+def event(job_id: str | None, ms: int, queue: str = "mail") -> LifecycleEvent:
+    return LifecycleEvent(queue, job_id, 1_760_000_000_000 + ms, 0, "active", prev="waiting")  # type: ignore[arg-type]  # drained has none
 
 
-def asked(layout: Layout, *jobs: tuple[str, str]) -> list[Event] | None:
+def asked(layout: Layout, *jobs: tuple[str, str]) -> list[LifecycleEvent] | None:
     keys = pa.table({"queue": [queue for queue, _ in jobs], "job_id": [job_id for _, job_id in jobs]})
     found = earlier_events(layout, keys)
-    return None if found is None else sorted((Event(**row) for row in found.to_pylist()), key=lambda one: one.event_ms)
+    return (
+        None
+        if found is None
+        else sorted((LifecycleEvent(**row) for row in found.to_pylist()), key=lambda one: one.event_ms)
+    )
 
 
 def spoil(file: Path) -> None:
@@ -81,6 +85,6 @@ def test_a_carry_is_read_whoever_wrote_it(layout: Layout) -> None:
     events = [event("a", 0), event("b", 1)]
     write_file(layout.carry / "one", events_table(events))
     (layout.carry / "one" / "_SUCCESS").touch()
-    found = read_carry(layout, "one")
-    assert found.column_names == list(LIFE)
-    assert [Event(**row) for row in found.to_pylist()] == events
+    found = read_open_events(layout, "one")
+    assert found.column_names == list(LIFECYCLE_COLUMNS)
+    assert [LifecycleEvent(**row) for row in found.to_pylist()] == events

@@ -1,0 +1,294 @@
+"""What a position becomes when its stream was trimmed, deleted, made again or rolled back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask.errors import DecodeError
+from bulltask.spark.source.offsets import (
+    BEGINNING,
+    LAST_SEQ,
+    START,
+    EventGap,
+    LossReason,
+    QueueOffset,
+    StreamEnd,
+    StreamId,
+    StreamState,
+    decode_offsets,
+    encode_offsets,
+    first_offset,
+    reconcile,
+    with_stream_end,
+)
+from bulltask.spark.source.ranges import EntryRange, split_range
+
+
+def at(ms: int, seq: int = 0) -> StreamId:
+    return StreamId(ms, seq)
+
+
+def stream(first: int | None, last: int, length: int, added: int | None) -> StreamState:
+    return StreamState(None if first is None else at(first), at(last), length, added)
+
+
+READ = QueueOffset(at(50), 5, lost=1, generation=2)
+"""Five entries up to 50; one of them was lost, in the stream's third life."""
+
+
+def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:
+    assert StreamId.parse("1760010061025-10") > StreamId.parse("1760010061025-9")
+    assert str(StreamId.parse("1760010061025-10")) == "1760010061025-10"
+
+
+@pytest.mark.parametrize("text", ["", "5", "5-", "-5", "5-x", "5-1-1", "5 -1", "5-1x"])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(DecodeError, match="is no id"):
+        StreamId.parse(text)
+
+
+def test_nothing_comes_between_an_id_and_the_one_before_it() -> None:
+    assert at(5, 3).before == at(5, 2)
+    assert at(5).before == StreamId(4, LAST_SEQ)
+    assert BEGINNING.before == BEGINNING
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(stream(10, 90, 9, 9), id="nothing trimmed"),
+        pytest.param(stream(50, 90, 5, 9), id="trimmed up to the position"),
+        pytest.param(stream(60, 90, 4, 9), id="trimmed with the position"),
+        pytest.param(stream(50, 50, 1, 5), id="caught up"),
+        pytest.param(stream(None, 50, 0, 5), id="caught up, and all trimmed"),
+    ],
+)
+def test_a_position_stays_while_nothing_behind_it_is_gone(state: StreamState) -> None:
+    assert reconcile("emails", READ, state) == (READ, None)
+
+
+def test_what_was_trimmed_unread_is_counted_and_the_position_stands_before_what_is_left() -> None:
+    settled, gap = reconcile("emails", READ, stream(80, 90, 2, 9))
+    assert settled == QueueOffset(StreamId(79, LAST_SEQ), 7, lost=3, generation=2)
+    assert gap == EventGap("emails", at(50), at(80), 2, exact=True, reason=LossReason.TRIMMED)
+
+
+def test_a_stream_of_which_nothing_is_left_is_done() -> None:
+    settled, gap = reconcile("emails", READ, stream(None, 90, 0, 9))
+    assert settled == QueueOffset(at(90), 9, lost=5, generation=2)
+    assert gap == EventGap("emails", at(50), None, 4, exact=True, reason=LossReason.TRIMMED)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(stream(60, 70, 2, 2), id="fewer were added than were read"),
+        pytest.param(stream(60, 99, 5, 5), id="as many were added as were read"),
+        pytest.param(stream(60, 99, 20, 20), id="more were added, none of them is old enough"),
+        pytest.param(stream(80, 99, 16, 20), id="more were added, one less trimmed than read"),
+        pytest.param(stream(None, 40, 0, 4), id="it is empty and behind"),
+    ],
+)
+def test_another_stream_is_read_from_its_beginning_in_a_life_of_its_own(state: StreamState) -> None:
+    settled, gap = reconcile("emails", READ, state)
+    assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
+    assert gap == EventGap("emails", at(50), state.first, 0, exact=False, reason=LossReason.RECREATED)
+
+
+def test_a_deleted_stream_is_told_once() -> None:
+    settled, gap = reconcile("emails", READ, None)
+    assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
+    assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.GONE)
+    assert reconcile("emails", settled, None) == (settled, None)
+
+
+def test_of_a_stream_that_is_gone_what_was_seen_behind_the_position_is_lost() -> None:
+    behind = with_stream_end(READ, stream(10, 90, 9, 9))
+    assert (behind.seen, behind.pending) == (StreamEnd(at(90), 9), 4)
+    for state, reason in ((None, LossReason.GONE), (stream(91, 95, 12, 12), LossReason.RECREATED)):
+        settled, gap = reconcile("emails", behind, state)
+        assert settled == QueueOffset(BEGINNING, 0, lost=5, generation=3)
+        assert gap == EventGap("emails", at(50), state.first if state else None, 4, exact=False, reason=reason)
+    older, gap = reconcile("emails", behind, stream(10, 30, 3, 3))
+    assert (older, gap and gap.lost) == (QueueOffset(at(30), 3, lost=5, generation=3), 4)
+
+
+@pytest.mark.parametrize(
+    "state", [stream(10, 90, 9, 9), stream(80, 99, 5, 12), stream(95, 99, 2, 12), stream(10, 90, 8, None)]
+)
+def test_what_was_seen_does_not_make_another_stream_of_one_that_was_trimmed(state: StreamState) -> None:
+    behind = with_stream_end(READ, stream(10, 90, 9, 9))
+    settled, gap = reconcile("emails", behind, state)
+    assert settled.generation == READ.generation
+    assert gap is None or gap.exact
+
+
+def test_where_nothing_was_read_another_stream_is_known_by_what_was_seen() -> None:
+    unread = with_stream_end(START, stream(10, 30, 3, 3))
+    assert reconcile("emails", unread, None)[0] == QueueOffset(lost=3, generation=1)
+    assert reconcile("emails", unread, stream(40, 90, 9, 9))[0] == QueueOffset(lost=3, generation=1)
+    assert reconcile("emails", unread, stream(None, 90, 0, 2))[0] == QueueOffset(lost=3, generation=1)
+    assert reconcile("emails", unread, stream(10, 90, 9, 9)) == (unread, None)
+
+
+@pytest.mark.parametrize("state", [None, stream(10, 50, 5, 5), stream(10, 90, 9, None), stream(10, 30, 3, 3)])
+def test_nothing_is_seen_behind_a_position_at_the_end_or_where_nobody_counts(state: StreamState | None) -> None:
+    assert with_stream_end(READ, state) == READ
+    assert with_stream_end(QueueOffset(at(5), None), stream(10, 90, 9, 9)).seen is None
+
+
+def test_an_older_copy_of_the_stream_is_not_read_again() -> None:
+    settled, gap = reconcile("emails", READ, stream(10, 30, 3, 3))
+    assert settled == QueueOffset(at(30), 3, lost=1, generation=3)
+    assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.ROLLED_BACK)
+
+
+def test_an_older_copy_that_went_on_is_read_behind_the_position_without_a_count() -> None:
+    settled, gap = reconcile("emails", READ, stream(10, 60, 4, 4))
+    assert settled == QueueOffset(at(50), None, lost=1, generation=3)
+    assert gap is not None
+    assert gap.reason is LossReason.ROLLED_BACK
+
+
+@pytest.mark.parametrize("state", [stream(10, 40, 9, 9), stream(10, 40, 4, None)])
+def test_a_stream_that_ends_before_the_position_is_an_older_copy_however_much_it_counts(state: StreamState) -> None:
+    settled, gap = reconcile("emails", READ, state)
+    assert settled == QueueOffset(at(40), state.added, lost=1, generation=3)
+    assert gap is not None
+    assert gap.reason is LossReason.ROLLED_BACK
+
+
+def test_without_counts_a_loss_is_seen_but_no_number_is_given() -> None:
+    here = QueueOffset(at(50), None)
+    assert reconcile("emails", here, stream(40, 90, 5, None)) == (here, None)
+    settled, gap = reconcile("emails", here, stream(60, 90, 4, None))
+    assert settled == QueueOffset(StreamId(59, LAST_SEQ), None)
+    assert gap == EventGap("emails", at(50), at(60), 0, exact=False, reason=LossReason.TRIMMED)
+
+
+def test_counting_begins_again_where_the_reader_has_caught_up() -> None:
+    assert reconcile("emails", QueueOffset(at(90), None), stream(60, 90, 4, 9)) == (QueueOffset(at(90), 9), None)
+
+
+def test_a_reader_begins_with_the_oldest_entry_the_next_one_or_behind_an_id() -> None:
+    state = stream(60, 90, 4, 9)
+    assert first_offset(state, "earliest") == QueueOffset(StreamId(59, LAST_SEQ), 5)
+    assert first_offset(state, "latest") == QueueOffset(at(90), 9)
+    assert first_offset(state, at(70)) == QueueOffset(at(70), None)
+    assert first_offset(state, at(10)) == first_offset(state, "earliest")
+    assert first_offset(state, at(10**15)) == first_offset(state, "latest")
+    assert first_offset(None, "latest") == first_offset(None, at(5)) == START
+
+
+def test_the_message_of_a_gap_says_where_what_how_much_and_what_to_do() -> None:
+    gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, reason=LossReason.TRIMMED)
+    assert gap.message.startswith(
+        "[BULLTASK_EVENTS_LOST] queue={emails} after=50-0: trimmed before they were read; 3155 events lost, "
+        "the first one left is 80-0. Set failOnDataLoss=false"
+    )
+    gone = EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.GONE)
+    assert "the stream was deleted; at least 0 events lost, none is left." in gone.message
+
+
+positions = st.builds(
+    QueueOffset,
+    st.builds(StreamId, st.integers(0, 2**48), st.integers(0, LAST_SEQ)),
+    st.none() | st.integers(0, 2**53),
+    st.integers(0, 2**53),
+    st.integers(0, 99),
+    st.none()
+    | st.builds(StreamEnd, st.builds(StreamId, st.integers(0, 2**48), st.integers(0, 9)), st.integers(0, 2**53)),
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), positions, max_size=5), st.randoms())
+def test_offsets_survive_sparks_json_and_are_the_same_text_in_any_order(
+    offsets: dict[str, QueueOffset], luck: Any
+) -> None:
+    text = json.dumps(encode_offsets(offsets))
+    assert decode_offsets(json.loads(text)) == offsets
+    names = list(offsets)
+    luck.shuffle(names)
+    assert json.dumps(encode_offsets({name: offsets[name] for name in names})) == text
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"version": 2, "queues": {}},
+        {"version": 1},
+        {"version": 1, "queues": []},
+        {"version": 1, "queues": {"a": "5-0|5"}},
+        {"version": 1, "queues": {"a": {"id": "x", "ordinal": 0, "lost": 0, "life": 0}}},
+        {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0}}},
+        {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "life": 0, "seen": {"id": "6-0"}}}},
+    ],
+)
+def test_an_offset_that_is_none_of_ours_is_refused(stored: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError, match="offset"):
+        decode_offsets(stored)
+
+
+def test_a_batch_that_is_whole_is_one_span() -> None:
+    end = QueueOffset(at(90), 9, lost=1, generation=2)
+    assert split_range("emails", READ, end, stream(50, 95, 6, 10)) == ([], EntryRange("emails", at(50), at(90), 4))
+
+
+def test_a_batch_that_takes_a_queue_in_or_has_nothing_of_it_has_no_span() -> None:
+    state = stream(50, 95, 6, 10)
+    assert split_range("emails", None, READ, state) == ([], None)
+    assert split_range("emails", READ, READ, state) == ([], None)
+    assert split_range("emails", READ, with_stream_end(READ, state), stream(80, 95, 2, None)) == ([], None)
+
+
+def test_what_was_trimmed_since_the_plan_is_told_apart_from_what_the_plan_knew() -> None:
+    end = QueueOffset(at(90), 9, lost=2, generation=2)
+    gaps, span = split_range("emails", READ, end, stream(80, 95, 3, 10))
+    assert [(gap.reason, gap.lost, gap.first) for gap in gaps] == [
+        (LossReason.TRIMMED, 1, at(80)),
+        (LossReason.AT_READ, 1, at(80)),
+    ]
+    assert span == EntryRange("emails", at(50), at(90), 2)
+
+
+@pytest.mark.parametrize("state", [None, stream(200, 300, 3, 3), stream(None, 95, 0, 10)])
+def test_of_a_stream_that_is_gone_since_the_plan_all_is_lost(state: StreamState | None) -> None:
+    gaps, span = split_range("emails", READ, QueueOffset(at(90), 9, lost=1, generation=2), state)
+    assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(LossReason.AT_READ, 4, True)]
+    assert span is None
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        (QueueOffset(BEGINNING, 0, 1, 3), None, LossReason.GONE),
+        (QueueOffset(BEGINNING, 0, 1, 3), stream(60, 70, 2, 2), LossReason.RECREATED),
+        (QueueOffset(at(30), 3, 1, 3), stream(10, 30, 3, 3), LossReason.ROLLED_BACK),
+    ],
+)
+def test_the_batch_between_two_lives_is_a_gap_of_no_known_size(
+    end: QueueOffset, state: StreamState | None, reason: LossReason
+) -> None:
+    gaps, span = split_range("emails", READ, end, state)
+    assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(reason, 0, False)]
+    assert span is None
+
+
+def test_without_counts_a_span_expects_nothing() -> None:
+    end = QueueOffset(at(90), None, lost=1, generation=2)
+    gaps, span = split_range("emails", READ, end, stream(50, 95, 6, None))
+    assert (gaps, span) == ([], EntryRange("emails", at(50), at(90), None))
+    assert span is not None
+    assert span.gap(0) is None
+
+
+def test_a_span_of_which_less_was_read_tells_the_rest_as_lost() -> None:
+    span = EntryRange("emails", at(50), at(90), 4)
+    assert span.gap(4) is span.gap(5) is None
+    assert span.gap(1, at(80)) == EventGap("emails", at(50), at(80), 3, exact=True, reason=LossReason.AT_READ)
