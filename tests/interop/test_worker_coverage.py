@@ -90,9 +90,9 @@ def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() ->
 
 @pytest.mark.parametrize("name", ["WorkerOptions", "Worker"])
 def test_what_is_not_here_says_why(name: str) -> None:
-    lines = [right for _, right in rows(WORKERS, name) if right.startswith("not here")]
+    lines = [right for _, right in rows(WORKERS, name) if right.startswith("not available")]
     assert lines
-    assert all(re.match(r"not here: .{10}", line) for line in lines)
+    assert all(re.match(r"not available: .{10}", line) for line in lines)
 
 
 # ---- QueueEvents ----------------------------------------------------------------------------------------------------

@@ -429,6 +429,14 @@ def test_every_name_of_ours_that_a_page_mentions_exists(page: Path) -> None:
     assert sorted(name for name in names if not resolves(name)) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_a_page_links_to_exists(page: Path) -> None:
+    targets = {
+        target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in target
+    }
+    assert sorted(target for target in targets if not (page.parent / target).is_file() and target) == []
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_so_every_link_and_anchor_leads_somewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "dummy", "-n", "-c", "docs", ".", str(tmp_path)]
