@@ -22,7 +22,7 @@ WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo demo-spark test test-quick lint docs bench clean lock
+.PHONY: help demo demo-spark test test-quick lint docs bench mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -65,6 +65,9 @@ docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a 
 
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## measure speed against Celery and Node.js in one run; ARGS="--rounds 1" for a short one
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
+
+mutants: $(VENV)/dev.stamp  ## mutation testing of worker, transport and jobs, an hour or two; ARGS="--resume" continues
+	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
 # An environment of its own, so that Celery and its dependencies do not mix with the developer's tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python

@@ -1,0 +1,180 @@
+"""Mutation testing: change the code in one place, run the tests that reach the place, and expect one to fail.
+
+A mutant that no test detects has survived: either a test is missing, or the change is equivalent, as no caller can
+see it. `equivalent.txt` lists those with the reason; they do not count.
+
+The first run records for half an hour which test reaches which line, in all processes. ``build/mutants`` keeps that and
+the results; ``--resume`` continues with both, and runs survivors again.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import json
+import queue
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tests.mutants.mutations import Mutant, find_mutants
+from tests.mutants.record import Reach, record
+from tests.mutants.tree import ROOT, Tree
+
+FOLDERS = ("bulltask/worker", "bulltask/transport", "bulltask/jobs")
+TESTS = ("tests/unit", "tests/redis", "tests/process")
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+DATA = ROOT / "build" / "mutants"
+RESULTS = DATA / "results.jsonl"
+BUDGET_S = 60.0  # recorded seconds of the tests of one mutant
+LIMIT_S, PACE = 30.0, 3.0  # a mutant is killed after LIMIT_S plus PACE times these seconds
+
+
+def sample(paths: list[str], seed: int, count: int) -> list[Mutant]:
+    """Choose ``count`` mutants of these files and folders: for one seed the same ones where code has not changed."""
+    files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
+    found = [mutant for file in files for mutant in find_mutants(str(file.relative_to(ROOT)), file.read_text())]
+    found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
+    return found[:count]
+
+
+def choose(reach: Reach, mutant: Mutant) -> list[str]:
+    """Choose the tests to run: some of each file that reaches the changed lines, fastest first."""
+    first, last = _statement(mutant)
+    found = reach.tests(mutant.file, first, last)
+    if not mutant.within or not found:  # runs at import
+        found = reach.tests(mutant.file, 1, 10**6)
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for test in sorted(found, key=reach.seconds.__getitem__):
+        by_file[test.partition("::")[0]].append(test)
+    ranked = [(rank // 4, reach.seconds[test], test) for tests in by_file.values() for rank, test in enumerate(tests)]
+    chosen: list[str] = []
+    spent = 0.0
+    for _, seconds, test in sorted(ranked):
+        if not chosen or spent + seconds <= BUDGET_S:
+            chosen.append(test)
+            spent += seconds
+    return sorted(chosen, key=reach.seconds.__getitem__)
+
+
+def _statement(mutant: Mutant) -> tuple[int, int]:
+    """Return the lines of the smallest statement around the change, without the body of a compound statement."""
+    text = (ROOT / mutant.file).read_text()
+    spans = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt) and node.lineno <= mutant.first and (node.end_lineno or 0) >= mutant.last
+    ]
+    first, last = max(spans, key=lambda span: (span[0], -span[1]))
+    return first, max(first, min(last, mutant.last))
+
+
+def attempt(tree: Tree, mutant: Mutant, reach: Reach) -> dict[str, Any]:
+    """Run the tests of one mutant; return its line of the results."""
+    tests = choose(reach, mutant)
+    line = {"key": mutant.key, "file": mutant.file, "line": mutant.first, "kind": mutant.kind, "within": mutant.within}
+    line |= {"diff": diff(mutant), "tests": len(tests)}
+    if not tests:
+        return line | {"outcome": "unreached"}
+    names = tree.directory / "names"
+    names.write_text("\n".join(tests))
+    began = time.monotonic()
+    limit_s = LIMIT_S + PACE * sum(map(reach.seconds.__getitem__, tests))
+    with tree.changed(mutant.file, mutant.source):
+        code, output = tree.pytest(["-x", "-q", "--tb", "no", f"@{names}"], limit_s)
+    failed = [text.split(" ")[1] for text in output.splitlines() if text.startswith(("FAILED ", "ERROR "))]
+    outcome = {0: "survived", -1: "timeout"}.get(code, "killed")
+    return line | {"outcome": outcome, "by": failed[:1], "seconds": round(time.monotonic() - began, 1)}
+
+
+def diff(mutant: Mutant) -> str:
+    """Return the change as a patch without context."""
+    before, after = (ROOT / mutant.file).read_text().splitlines(), mutant.source.splitlines()
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+    return "\n".join(lines)
+
+
+def try_all(mutants: list[Mutant], reach: Reach, processes: int) -> Iterator[dict[str, Any]]:
+    """Run all mutants; yield each result when it is there."""
+    home = Path(tempfile.mkdtemp(prefix="mutants-"))
+    trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+    for number in range(processes):
+        trees.put(Tree(home / str(number)))
+
+    def one(mutant: Mutant) -> dict[str, Any]:
+        tree = trees.get()
+        try:
+            return attempt(tree, mutant, reach)
+        finally:
+            trees.put(tree)
+
+    pool = ThreadPoolExecutor(processes)
+    try:
+        for future in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def report(results: list[dict[str, Any]], equivalent: dict[str, str]) -> None:
+    """Print survivors and score."""
+    counts = Counter(line["outcome"] for line in results)
+    survivors = [line for line in results if line["outcome"] in {"survived", "unreached"}]
+    named = [line for line in survivors if line["key"] in equivalent]
+    for line in sorted(survivors, key=lambda line: (line["file"], line["line"])):
+        reason = equivalent.get(line["key"])
+        note = f"equivalent: {reason}" if reason else f"{line['outcome']}, {line['tests']} tests"
+        click.echo(
+            f"\n{line['key']} {line['file']}:{line['line']} {line['within']}: {line['kind']} ({note})\n{line['diff']}"
+        )
+    detected = counts["killed"] + counts["timeout"]
+    click.echo(f"\n{len(results)} mutants: {dict(counts)}, {len(named)} of them equivalent")
+    counted = len(results) - len(named)
+    click.echo(f"score: {100.0 * detected / max(1, counted):.1f} % ({detected} of {counted})")
+
+
+def read_equivalent() -> dict[str, str]:
+    """Read the reasons, by mutant."""
+    lines = (line.partition(" ") for line in EQUIVALENT.read_text().splitlines() if not line.startswith("#"))
+    return {key: reason for key, _, reason in lines if key}
+
+
+@click.command(help=__doc__)
+@click.option("--seed", default=1, help="Chooses the mutants.")
+@click.option("--count", default=300, help="Number of mutants.")
+@click.option("--only", multiple=True, metavar="PATH", help="A file or folder, instead of worker, transport and jobs.")
+@click.option("--resume", is_flag=True, help="Reuse the recording and the killed mutants of the last run.")
+@click.option("--processes", default=2, help="Mutants that run at the same time.")
+def main(seed: int, count: int, only: tuple[str, ...], resume: bool, processes: int) -> None:
+    """Run mutation testing."""
+    if not resume:
+        shutil.rmtree(DATA, ignore_errors=True)
+    mutants = sample(list(only or filter(lambda path: (ROOT / path).exists(), FOLDERS)), seed, count)
+    if not (DATA / "reach.json").exists():
+        click.echo("recording which test reaches what")
+        record(Tree(DATA / "recorded"), DATA, [*TESTS], 2 * processes)
+    reach = Reach.read(DATA / "reach.json")
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    results = {line["key"]: line for line in lines}
+    wanted = [one for one in mutants if results.get(one.key, {}).get("outcome") not in {"killed", "timeout"}]
+    with RESULTS.open("a") as file:
+        for number, line in enumerate(try_all(wanted, reach, processes), 1):
+            results[line["key"]] = line
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            click.echo(f"{number} of {len(wanted)} {line['file']}:{line['line']} {line['kind']}: {line['outcome']}")
+    report([results[mutant.key] for mutant in mutants], read_equivalent())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
