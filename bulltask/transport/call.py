@@ -55,13 +55,13 @@ class Call(Generic[R_co]):
     steady: int = 0
 
     @property
-    def places(self) -> tuple[Arg, ...]:
+    def keys(self) -> tuple[Arg, ...]:
         """The keys of a script's call."""
         assert self.script is not None
         return self.args[1 : self.script.key_count + 1]
 
     @property
-    def words(self) -> tuple[Arg, ...]:
+    def argv(self) -> tuple[Arg, ...]:
         """The arguments of a script's call."""
         assert self.script is not None
         return self.args[self.script.key_count + 1 :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from bulltask.errors import (
@@ -20,9 +20,10 @@ from bulltask.errors import (
     SchedulerCollisionError,
     SchedulerJobError,
 )
+from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
 
-__all__ = ["NO_JOB", "Fetched", "parse_fetched", "raise_for", "text", "texts"]
+__all__ = ["NO_JOB", "Fetched", "error_parser", "parse_fetched", "raise_for", "text", "texts"]
 
 JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
     -1: JobNotFoundError,
@@ -83,6 +84,15 @@ def raise_for(reply: Any, job_id: str, queue: str) -> None:
         if kind is None:
             raise BrokerError(f"a script answered {reply} for job {job_id} in queue {queue}; this code is not known")
         raise kind(job_id, queue)
+
+
+def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
+    """Return the parser for scripts that return nothing but an error code."""
+
+    def parse_reply(reply: Any) -> None:
+        raise_for(reply, job_id, keys.name)
+
+    return parse_reply
 
 
 def text(raw: bytes | str | int) -> str:

@@ -76,7 +76,7 @@ def test_jobs_that_vanish_or_stay_active_in_node_end_here(mail: SideBySide) -> N
     for state, jobs in ours.items():
         for job in jobs:
             wait_until(partial(is_in, mail, job, state), 20, f"{job} is {state}")
-    assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("the job was set aside")
+    assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("the job was quarantined")
 
 
 def test_numbers_that_node_stores_end_no_child(mail: SideBySide) -> None:

@@ -35,7 +35,7 @@ def short(self, number):
 
 def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
     """The script runs, and whoever called it hears nothing more."""
-    proxy.drop_replies(1, match=wrappers.guarded(script, "promoting").sha, then="freeze")
+    proxy.drop_replies(1, match=wrappers.guarded(script, "promotionGuard").sha, then="freeze")
 
 
 def worker_that_knows_its_scripts(stage: Stage, via: FlakyProxy) -> int:

@@ -169,7 +169,7 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(stage: Stage) -> 
     first = stage.hold()
     stage.started(first)
     following = stage.app.send_task("quick")
-    proxy.drop_replies(1, match=wrappers.guarded("moveToFinished", "promoting").sha)
+    proxy.drop_replies(1, match=wrappers.guarded("moveToFinished", "promotionGuard").sha)
     stage.open_gate()
     proxy.wait_for(lambda way: way.dropped == 1)
     assert stage.redis.lrange(stage.keys.active, 0, -1) == [following.id], "taken together with settling the first"

@@ -1,9 +1,9 @@
 --[[
-  Adds the job that a newer BullMQ has put aside until the job that owns its deduplication id has ended.
+  Adds the job that a newer BullMQ has kept until the owner of its deduplication id finished.
 
   With `keepLastIfActive` (BullMQ 5.72) the last job that is refused while the owner runs is kept in a hash, and the
-  script that ends the owner adds it. BullMQ 5.62's script does not know that hash: the job would never run. This one is
-  called after it, and does nothing where no job is kept, so it may be called again.
+  script that finishes the owner adds it. BullMQ 5.62's script does not know that hash: the job would never run. This
+  script is called after it. It does nothing if no job is kept, so it is safe to call again.
 
   KEYS[1]   the kept job
   KEYS[2]   owner of the deduplication id
@@ -17,9 +17,9 @@
   KEYS[10]  meta
   KEYS[11]  events
   ARGV[1]   key prefix of the queue, with the trailing colon
-  ARGV[2]   id of the job that has ended
+  ARGV[2]   id of the job that has finished
   ARGV[3]   now in milliseconds
-  returns   id of the job that was added; "": none
+  returns   id of the job that was added; "" if none was kept
   event     added, then waiting or delayed
 ]]
 local kept, marker, events = KEYS[1], KEYS[9], KEYS[11]
@@ -28,17 +28,17 @@ local name, data, opts, id, parent, parent_map, dependencies, rule =
 if not (name and id) then
   return ""
 end
--- Somebody else may have taken the deduplication id by now: then the end of that job brings the kept one.
+-- If another job owns the deduplication id by now, the kept job is added when that one finishes.
 local owner = redis.call("GET", KEYS[2])
 if (owner and owner ~= ARGV[2]) or redis.call("EXISTS", ARGV[1] .. id) == 1 then
   return ""
 end
 
-local said = cjson.decode(opts)
-local delay, priority = tonumber(said.delay) or 0, tonumber(said.priority) or 0
+local options = cjson.decode(opts)
+local delay, priority = tonumber(options.delay) or 0, tonumber(options.priority) or 0
 local job = ARGV[1] .. id
 redis.call("HSET", job, "name", name, "data", data, "opts", opts, "timestamp", ARGV[3])
-redis.call("HSET", job, "delay", delay, "priority", priority, "deid", said.de.id)
+redis.call("HSET", job, "delay", delay, "priority", priority, "deid", options.de.id)
 if rule then
   redis.call("HSET", job, "rjk", rule)
 end
@@ -54,7 +54,7 @@ redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
 local meta = redis.call("HMGET", KEYS[10], "paused", "concurrency", "opts.maxLenEvents")
 local paused, most, length = meta[1], tonumber(meta[2]), meta[3] or 10000
 if delay > 0 then
-  -- Milliseconds times 4096, and a number that keeps jobs of one millisecond in order.
+  -- A score is milliseconds times 4096, plus a number that keeps jobs of one millisecond in order.
   local due = tonumber(ARGV[3]) + delay
   local first, last = due * 4096, due * 4096 + 4095
   local taken = redis.call("ZREVRANGEBYSCORE", KEYS[8], last, first, "WITHSCORES", "LIMIT", 0, 1)[2]
@@ -67,7 +67,7 @@ else
     local count = redis.call("INCR", KEYS[7])
     redis.call("ZADD", KEYS[6], priority * 4294967296 + count % 4294967296, id)
   else
-    redis.call(said.lifo and "RPUSH" or "LPUSH", paused and KEYS[5] or KEYS[4], id)
+    redis.call(options.lifo and "RPUSH" or "LPUSH", paused and KEYS[5] or KEYS[4], id)
   end
   redis.call("XADD", events, "MAXLEN", "~", length, "*", "event", "waiting", "jobId", id)
   if not paused and not (most and redis.call("LLEN", KEYS[3]) >= most) then

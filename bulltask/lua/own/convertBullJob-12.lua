@@ -1,9 +1,9 @@
 --[[
-  Makes one job of a queue of Bull (BullMQ's predecessor) a job of BullMQ in the same queue, under the same keys.
+  Converts a job of a queue of Bull (BullMQ's predecessor) to BullMQ, in the same queue and under the same keys.
 
-  Bull and BullMQ share the names of most keys, so the job stays in its list or sorted set; only one that waits with a
-  priority goes to the sorted set in which BullMQ has those, and one whose worker has died is the next to run. The caller has read the job and says what changes; what
-  its answer rests on is compared first.
+  Bull and BullMQ share the names of most keys, so the job stays in its list or sorted set. Only a waiting job with a
+  priority moves to BullMQ's sorted set for those, and a job whose worker has died is made the next to run. The caller
+  has read the job and says what changes; the fields on which that is based are compared first.
 
   KEYS[1]  the list or sorted set that has the job
   KEYS[2]  job
@@ -18,19 +18,19 @@
   KEYS[11] wait
   KEYS[12] paused
   ARGV[1]  job id
-  ARGV[2]  waiting, delayed, completed, failed, or recovered (it was active, nobody works on it)
+  ARGV[2]  waiting, delayed, completed, failed, or recovered (it was active, but no worker has it)
   ARGV[3]  its field opts as the caller has read it, "" for none
   ARGV[4]  its field attemptsMade, likewise
   ARGV[5]  priority
-  ARGV[6]  where it is probably found in a list, counted from the right end, from 0
-  ARGV[7]  how many names of fields follow that are removed
+  ARGV[6]  its expected position in a list, counted from the right end, from 0
+  ARGV[7]  number of field names that follow, of fields to remove
   ARGV[8…] these names, then field, value, field, value …
-  returns  1: done; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed
+  returns  1: converted; 0: the job is gone; -1: it has no hash; -2: it is locked; -3: it has changed
 ]]
 local id, state, job, place = ARGV[1], ARGV[2], KEYS[2], KEYS[1]
 
 if redis.call("TYPE", place)["ok"] == "list" then
-  -- Looking for it from the end would take longer and longer as more and more of the list is done.
+  -- A search from the end would take longer and longer as more of the list is converted.
   local there = redis.call("LINDEX", place, -tonumber(ARGV[6]) - 1) == id
   if not there and not redis.call("LPOS", place, id, "RANK", -1) then
     return 0
@@ -48,14 +48,14 @@ if (read[1] or "") ~= ARGV[3] or (read[2] or "") ~= ARGV[4] then
   return -3
 end
 
--- What a full Redis refuses comes first, before anything has changed.
+-- Writes that a full Redis refuses come first, before anything has changed.
 local last_drop = 7 + tonumber(ARGV[7])
 redis.call("HSET", job, unpack(ARGV, last_drop + 1))
 if last_drop > 7 then
   redis.call("HDEL", job, unpack(ARGV, 8, last_drop))
 end
 
--- A custom id that is a number: BullMQ's counter must not come to it.
+-- A custom id may be a number: BullMQ's counter must not reach it later.
 if #id <= 15 and string.match(id, "^%d+$") and tonumber(id) > tonumber(redis.call("GET", KEYS[10]) or 0) then
   redis.call("SET", KEYS[10], id)
 end

@@ -1,7 +1,7 @@
 --[[
   Finds the active jobs that are locked with one of the given tokens.
 
-  A child that dies between asking for a job and hearing which one it got leaves a job that nobody can name. Its slot
+  When a child dies between asking for a job and receiving the reply, no process knows the job's id. The child's slot
   has the token, and the token leads to the job.
 
   KEYS[1]  active list
@@ -15,7 +15,7 @@ for i = 2, #ARGV do
 end
 local found = {}
 for _, id in ipairs(redis.call("LRANGE", KEYS[1], 0, -1)) do
-  -- pcall: another job's lock may be no string, and must not hide ours. A table is no token.
+  -- pcall: if the lock of another job is not a string, the search goes on. (An error is a table, and no token.)
   local token = redis.pcall("GET", ARGV[1] .. id .. ":lock")
   if token and wanted[token] then
     found[#found + 1] = token

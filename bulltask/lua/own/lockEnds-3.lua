@@ -1,18 +1,18 @@
 --[[
-  Says when the locks of stalled jobs ran out, and notes when those of the active ones will.
+  Returns when the locks of stalled jobs expired, and records when those of the active jobs will.
 
-  A lock that has run out is gone. But a stalled job was marked by the check before, and not renewed since, or the mark
-  would be gone. So each check notes when the locks of the jobs end that it has marked. Where a lock was gone by then,
-  it is the time of that check.
+  An expired lock is gone. But a stalled job was marked by the previous check, and its lock not renewed since, or the
+  mark would be gone. So each check records when the locks of the jobs end that it has marked. If a lock was gone by
+  then, the time of that check is recorded.
 
-  KEYS[1]  ours: the ends of the locks by job id, a hash with an expiry
+  KEYS[1]  the ends of the locks by job id: a hash of bulltask's, with an expiry
   KEYS[2]  stalled set
   KEYS[3]  stalled check
   ARGV[1]  key prefix of the queue, with the trailing colon
-  ARGV[2]  the time that the check was given: nothing is noted if it was another one that marked the jobs
-  ARGV[3]  how long the notes are kept, in milliseconds
-  ARGV[4…] ids of the jobs that the check has found stalled
-  returns  for each of them epoch milliseconds, or nil where nothing was noted
+  ARGV[2]  the time that was passed to the check; nothing is recorded if another check marked the jobs
+  ARGV[3]  how long the record is kept, in milliseconds
+  ARGV[4…] ids of the jobs that the check found stalled
+  returns  for each of them epoch milliseconds, or nil if nothing was recorded
 ]]
 local ends = {}
 for i = 4, #ARGV do

@@ -1,17 +1,17 @@
 --[[
-  Moves one job of a queue of Bull (BullMQ's predecessor) to another queue, into BullMQ's layout.
+  Moves a job from a queue of Bull (BullMQ's predecessor) to another queue, in BullMQ's layout.
 
-  The caller has read the job and says what differs in BullMQ's hash; all other fields, the data first of all, are
-  copied here as they are. What the caller's answer rests on is compared, so that a job that Bull has changed meanwhile
-  is read again rather than overwritten. Everything that may be refused comes before the first thing that is removed:
-  an error may leave the job in both queues, never in none.
+  The caller has read the job and says what differs in BullMQ's hash; all other fields, above all the data, are copied
+  here unchanged. The fields on which that is based are compared first, so that a job that Bull has changed in between
+  is read again and not overwritten. Everything that may be refused comes before the first removal: an error may leave
+  the job in both queues, never in none.
 
   KEYS[1]  Bull's list, sorted set or set that has the job
   KEYS[2]  Bull's job
   KEYS[3]  its logs
   KEYS[4]  its lock
   KEYS[5]  Bull's sorted set of the priorities of waiting jobs
-  KEYS[6]  the key of its debounce id (the job's own key where it has none)
+  KEYS[6]  the key of its debounce id (the job's own key if it has none)
   KEYS[7]  Bull's counter of ids
   KEYS[8]  wait
   KEYS[9]  paused
@@ -27,25 +27,25 @@
   KEYS[19] events
   KEYS[20] the new job
   KEYS[21] its logs
-  KEYS[22] the key of its deduplication id (the job's own key where it has none)
+  KEYS[22] the key of its deduplication id (the job's own key if it has none)
   ARGV[1]  Bull's job id
   ARGV[2]  the new job id
-  ARGV[3]  what becomes of it: waiting, delayed, completed, failed, or recovered (it was active, nobody works on it)
+  ARGV[3]  its new state: waiting, delayed, completed, failed, or recovered (it was active, but no worker has it)
   ARGV[4]  its field opts as the caller has read it, "" for none
   ARGV[5]  its field attemptsMade, likewise
   ARGV[6]  priority
-  ARGV[7]  when it ended, for a job in one of Bull 1's sets, which have no scores
-  ARGV[8]  where it is probably found in a list, counted from the right end, from 0
-  ARGV[9]  how many names of fields follow that are not copied
+  ARGV[7]  when it finished, for a job in one of Bull 1's sets, which have no scores
+  ARGV[8]  its expected position in a list, counted from the right end, from 0
+  ARGV[9]  number of field names that follow, of fields that are not copied
   ARGV[10…] these names, then field, value, field, value …
-  returns  1: moved; 0: it is not there any more; -1: it has no hash; -2: it is locked; -3: it has changed;
-           -4: the new id is taken
-  events   added, then waiting or delayed; none for jobs that have ended
+  returns  1: moved; 0: the job is gone; -1: it has no hash; -2: it is locked; -3: it has changed; -4: the new id
+           is taken
+  events   added, then waiting or delayed; none for jobs that have finished
 ]]
 local id, new_id, state = ARGV[1], ARGV[2], ARGV[3]
 local job, new_job = KEYS[2], KEYS[20]
 
--- Is it there, is it what the caller has read, and may it be taken?
+-- Does the job exist, is it as the caller has read it, and may it be moved?
 local kind = redis.call("TYPE", KEYS[1])["ok"]
 local score = ARGV[7]
 if kind == "list" then
@@ -77,7 +77,7 @@ if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5
   return -3
 end
 
--- The hash. It is the first thing written: a full Redis refuses here, before anything has changed.
+-- The hash is written first: a full Redis refuses here, before anything has changed.
 local last_drop = 9 + tonumber(ARGV[9])
 for i = 10, last_drop do
   fields[ARGV[i]] = nil
@@ -92,7 +92,7 @@ for name, value in pairs(fields) do
 end
 redis.call("HSET", new_job, unpack(words))
 
--- Ids that BullMQ's counter makes from now on must not be those that Bull's has made.
+-- BullMQ's counter must not reach ids that Bull's has issued.
 local counter = tonumber(redis.call("GET", KEYS[17]) or 0)
 local highest = math.max(counter, tonumber(redis.call("GET", KEYS[7]) or 0))
 if #new_id <= 15 and string.match(new_id, "^%d+$") then
@@ -109,7 +109,7 @@ if not kept then
   redis.call("HSET", KEYS[16], "opts.maxLenEvents", kept)
 end
 
-local function tell(...)
+local function emit(...)
   redis.call("XADD", KEYS[19], "MAXLEN", "~", kept, "*", "event", ...)
 end
 
@@ -123,8 +123,8 @@ local priority = tonumber(ARGV[6])
 local wait = paused and KEYS[9] or KEYS[8]
 if state == "delayed" then
   redis.call("ZADD", KEYS[11], score, new_id)
-  tell("added", "jobId", new_id, "name", fields["name"])
-  tell("delayed", "jobId", new_id, "delay", string.format("%.0f", math.floor(tonumber(score) / 4096)))
+  emit("added", "jobId", new_id, "name", fields["name"])
+  emit("delayed", "jobId", new_id, "delay", string.format("%.0f", math.floor(tonumber(score) / 4096)))
   local head = redis.call("ZRANGE", KEYS[11], 0, 0, "WITHSCORES")
   redis.call("ZADD", KEYS[18], string.format("%.0f", math.floor(tonumber(head[2]) / 4096)), "1")
 elseif state == "completed" then
@@ -140,8 +140,8 @@ else
   else
     redis.call("LPUSH", wait, new_id)
   end
-  tell("added", "jobId", new_id, "name", fields["name"])
-  tell("waiting", "jobId", new_id)
+  emit("added", "jobId", new_id, "name", fields["name"])
+  emit("waiting", "jobId", new_id)
   wake()
 end
 

@@ -1,18 +1,18 @@
 --[[
-  Returns the jobs that are marked to be ended and have not ended, and takes away the marks that are of no use any more.
+  Returns the jobs that are marked as revoked and have not finished, and removes the marks that are obsolete.
 
-  Every worker of a queue asks this once a second. There are marks only while somebody has jobs ended that run.
+  Every worker of a queue calls this once a second. Marks exist only while running jobs are being revoked.
 
-  KEYS[1]  marks: ids by the time of the wish, in milliseconds
+  KEYS[1]  marks: ids by the time of revocation, in milliseconds
   KEYS[2]  completed
   KEYS[3]  failed
   ARGV[1]  key prefix of the queue, with the trailing colon
-  ARGV[2]  marks that are older than this time are taken away
-  ARGV[3]  how many marks are kept, the newest ones
-  ARGV[4]  so many marks, from the oldest one on, are not looked at
-  ARGV[5]  how many are
-  returns  two lists of ids: jobs that somebody has a lock of, and the others; and ARGV[4] of the next call, which is 0
-           when all were looked at; nothing where there are no marks
+  ARGV[2]  marks older than this time are removed
+  ARGV[3]  maximum number of marks; the oldest ones are removed
+  ARGV[4]  number of marks to skip, from the oldest one on
+  ARGV[5]  number of marks to check
+  returns  two lists of ids: jobs with a lock, and the others; then ARGV[4] of the next call, 0 when all were checked.
+           Nothing if there are no marks
 ]]
 local call, marks, held, free, ended = redis.call, KEYS[1], {}, {}, {}
 if call("EXISTS", marks) == 0 then

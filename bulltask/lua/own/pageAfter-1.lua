@@ -1,14 +1,14 @@
 --[[
-  Returns the next page of a list or sorted set, after a place that a caller remembers.
+  Returns the next page of a list or sorted set, after a position that the caller remembers.
 
-  Offsets would skip jobs or show them twice whenever others come or go. So the caller names the last page it has
-  seen: in a sorted set by score and member, in a list by ids, the last of which that is still there is where the next
-  page begins.
+  Offsets would skip jobs or return them twice when others are added or removed. So the caller names the last page it
+  has seen: in a sorted set by score and member, in a list by ids. The next page begins after the last of these that
+  still exists.
 
   KEYS[1]  list or sorted set
-  ARGV[1]  how many ids a page has
+  ARGV[1]  page size
   ARGV[2]  "1": from the end that is next in turn (right end, lowest score); "0": from the other end
-  ARGV[3]  sorted set: score of the last member seen, "" to begin; list: how far from that end it was, "0" to begin
+  ARGV[3]  sorted set: score of the last member seen, "" to begin; list: its distance from that end, "0" to begin
   ARGV[4] … sorted set: the last member seen; list: the ids of the last page, last one first
   returns  sorted set: member, score …; list: distance of the first id from that end, ids …
 ]]
@@ -40,7 +40,7 @@ local function is_past(member, seen)
   return #member == #seen or (#member < #seen) == ascending
 end
 
--- The rank behind (score, member), also when that member is gone.
+-- The rank after (score, member), even if that member is gone.
 local function rank_behind(score, member)
   local now = redis.call("ZSCORE", key, member)
   if now and tonumber(now) == tonumber(score) then
@@ -73,8 +73,8 @@ elseif kind ~= "list" then
   return {}
 end
 
--- How far the last page is from the end changes by what was taken or added there, so it is looked for around the
--- place where it was, farther and farther away.
+-- The last page moves when jobs are added or removed at the end, so it is searched around its former position, in
+-- growing distance.
 local turn = {}
 for i = 4, #ARGV do
   turn[ARGV[i]] = turn[ARGV[i]] or i
@@ -103,7 +103,7 @@ local function place_behind(expected)
     place = place_in(near - width, near - 1) or place_in(far + 1, far + width)
     near, far = near - width, far + width
   end
-  -- 0: all of that page has gone; what is left may begin anywhere.
+  -- The whole page is gone: begin again, as the rest may be anywhere.
   return place or 0
 end
 

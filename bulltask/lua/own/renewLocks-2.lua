@@ -2,10 +2,10 @@
   Renews the locks of all jobs that one worker holds in a queue.
 
   BullMQ's extendLocks uses SET, which a Redis at maxmemory refuses: every running job would lose its lock and run
-  twice. PEXPIRE is allowed there. The effect on the keys is otherwise the same.
+  twice. PEXPIRE is allowed there. Otherwise the effect on the keys is the same.
 
-  A lock that has run out is taken again while the job is still active: nobody else has it then. So a Redis that was
-  away for longer than the locks last does not have every running job run twice.
+  An expired lock is set again while the job is still active: no other worker has it then. So when Redis was away for
+  longer than the locks last, the running jobs do not run twice.
 
   KEYS[1]  stalled set
   KEYS[2]  active list
@@ -18,7 +18,7 @@ local function relock(lock, id, token)
   if not redis.call("LPOS", KEYS[2], id) then
     return false
   end
-  -- First: a full Redis refuses SET, unless the script has written something before.
+  -- SREM first: a full Redis refuses SET unless the script has written before.
   redis.call("SREM", KEYS[1], id)
   redis.call("SET", lock, token, "PX", ARGV[2])
   return true
@@ -28,7 +28,7 @@ local renewed = {}
 for i = 3, #ARGV, 2 do
   local token, id = ARGV[i], ARGV[i + 1]
   local lock = ARGV[1] .. id .. ":lock"
-  local holder = redis.pcall("GET", lock)  -- one that is no string is held by nobody here
+  local holder = redis.pcall("GET", lock)  -- a lock that is not a string counts as lost
   if holder == token then
     redis.call("PEXPIRE", lock, ARGV[2])
     renewed[#renewed + 1] = id

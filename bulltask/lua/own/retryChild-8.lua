@@ -1,9 +1,9 @@
 --[[
-  Lets a failed child of a flow wait again, also when its failure was ignored.
+  Retries a failed child of a flow, even if its failure was ignored.
 
-  BullMQ 5.62's reprocessJob takes the hash in which a parent keeps ignored failures for a sorted set: it stops with an
-  error after the job was put back, without an event, and the parent does not wait for it again. The effect is otherwise
-  the same.
+  BullMQ 5.62's reprocessJob mistakes the hash in which a parent keeps ignored failures for a sorted set: it stops with
+  an error after it has put the job back, without an event, and the parent does not wait for the job again. Otherwise
+  the effect is the same.
 
   KEYS[1]  job
   KEYS[2]  events

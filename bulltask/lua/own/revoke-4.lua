@@ -1,24 +1,24 @@
 --[[
-  Ends a job that does not run, as one that has failed; a job that runs is left alone or marked to be ended.
+  Fails a job that does not run; a job that runs is left alone or marked as revoked.
 
-  It is the end of a script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
-  `finish(KEYS, ARGV)` (bulltask.lua.wrappers.ending), so that taking the job out of its place and ending it are one step:
-  nobody who dies leaves a job between the two, and all that hears of a job that fails (events, the parent of a flow,
-  metrics) hears of this one. That function looks for the job in the active list, so it is put there first.
+  This is the end of a script. The text of BullMQ's moveToFinished precedes it, as the function `finish(KEYS, ARGV)`
+  (bulltask.lua.wrappers.ending), so that removing the job from its list and failing it are one step: a crash cannot
+  leave it between the two, and everything that follows a failed job (events, the parent of a flow, metrics) happens.
+  The function expects the job in the active list, so it is put there first.
 
-  KEYS[1]  marks: the ids of running jobs that are to be ended, by the time of the wish: a sorted set of ours
+  KEYS[1]  marks: the ids of running jobs to cancel, by the time of revocation: a sorted set of bulltask's
   KEYS[2]  waiting-children
   KEYS[3]  completed
   KEYS[4]  repeat
   KEYS[5…] those of moveToFinished, for a job that fails
   ARGV[1]  1: mark a job that runs; 0: leave it alone
   ARGV[2]  the time, in milliseconds
-  ARGV[3]  how many marks are kept, the newest ones
+  ARGV[3]  maximum number of marks; the oldest ones are removed
   ARGV[4]  the job's id, which is the first argument of moveToFinished
-  ARGV[5…] its others, with the token "0": nobody holds a lock of such a job
-  returns  "revoked": it has ended now; "running"; "terminating": it runs and is marked; "finished": it had ended before;
-           "unknown": there is no such job; -8: it is the next one of a job scheduler, which would end with it
-  event    those of moveToFinished, when the job has ended
+  ARGV[5…] its other arguments, with the token "0", because such a job has no lock
+  returns  "revoked": it has failed now; "running"; "terminating": it runs and is marked; "finished": it had finished
+           before; "unknown": there is no such job; -8: it is the next job of a job scheduler, which would end with it
+  event    those of moveToFinished, if the job has failed
 ]]
 local call, marks, id = redis.call, KEYS[1], ARGV[4]
 local places, args = { unpack(KEYS, 5) }, { unpack(ARGV, 4) }
@@ -31,7 +31,7 @@ local function is_next_of_a_scheduler()
   return due and id == "repeat:" .. scheduler .. ":" .. due
 end
 
--- The lists come last: they are looked through from end to end.
+-- The lists come last: they are searched from end to end.
 local function take_out()
   for _, set in ipairs({ prioritized, delayed, KEYS[2] }) do
     if call("ZREM", set, id) == 1 then
@@ -66,7 +66,7 @@ end
 call("RPUSH", active, id)
 local parent = call("HGET", job, "parentKey")
 if parent and not string.find(parent, ":", 1, true) then
-  -- The function below would look for the colon in a time that grows with the square of the length.
+  -- The function below would search for the colon in quadratic time.
   call("HDEL", job, "parentKey")
 end
 local reply = finish(places, args)

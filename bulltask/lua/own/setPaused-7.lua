@@ -1,10 +1,10 @@
 --[[
-  Pauses or resumes a queue without losing a job, whoever paused it and whoever added to it meanwhile.
+  Pauses or resumes a queue without losing a job, regardless of who paused it and who has added jobs since.
 
-  BullMQ 5's own script renames one of the lists `wait` and `paused` to the other. Where both have jobs (clients of
-  BullMQ 6 pause by the flag alone) the one that is renamed destroys the other. Here the shorter list is first moved
-  into the longer one; the order is BullMQ 6's: the jobs of `paused` run before those of `wait`. Where one list is
-  empty, the effect is that of BullMQ's script.
+  BullMQ 5's own script renames one of the lists `wait` and `paused` to the other. If both have jobs (clients of BullMQ 6
+  pause by the flag alone), the renamed one overwrites the other. This script first moves the shorter list into the
+  longer one, in BullMQ 6's order: the jobs of `paused` run before those of `wait`. If one list is empty, the effect is
+  that of BullMQ's script.
 
   KEYS[1]  wait
   KEYS[2]  paused
@@ -14,8 +14,8 @@
   KEYS[6]  delayed
   KEYS[7]  marker
   ARGV[1]  "paused" or "resumed"
-  ARGV[2]  how many ids one call may move
-  returns  how many ids are still to be moved: call again; 0: done
+  ARGV[2]  maximum number of ids that one call moves
+  returns  number of ids that are left to move: call again; 0: done
   event    paused or resumed, when done
 ]]
 local wait, paused, meta, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[7]
@@ -23,7 +23,7 @@ local most = tonumber(ARGV[2])
 local waiting, held = redis.call("LLEN", wait), redis.call("LLEN", paused)
 local merged = waiting > 0 and held > 0
 
--- Both lists are taken from at the right end, so `paused` belongs to the right of `wait`.
+-- Jobs are taken from the right end of both lists, so `paused` belongs to the right of `wait`.
 local function shift_wait()
   local ids = redis.call("LRANGE", wait, -most, -1)
   for i = 1, #ids, 5000 do

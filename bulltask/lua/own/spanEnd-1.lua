@@ -1,8 +1,8 @@
 --[[
   Finds where a number of entries of a stream ends.
 
-  Who plans a read of 200,000 entries wants to know where they end, not what is in them: only the last id and the
-  number travel. The entries are looked at in small pages, so that a large budget costs no memory.
+  A reader that plans to read 200,000 entries needs to know where they end, not what they contain: only the last id and
+  the number are sent. The entries are read in small pages, so that a large number costs no memory.
 
   KEYS[1]  stream
   ARGV[1]  id after which to begin, "0-0" for the first entry

@@ -1,4 +1,4 @@
-"""The scripts that add a job; packing only (PROTOCOL 3.1)."""
+"""Calls of the scripts that add a job."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _JOB_ID: Final = msgpack.packb("jobId")
 
 
 TOGETHER: Final = 25
-"""Most jobs in one call: Redis does nothing else for a millisecond."""
+"""Maximum number of jobs in one call: they keep Redis busy for about a millisecond."""
 
-_SCANNED: Final = 1_000
+_SCAN_COUNT: Final = 1_000
 
 Outcome = Literal["added", "known", "fenced"]
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The next job of a repeatable one, as BullMQ had them before it had job schedulers.
+    """The next job of a repeatable job, which BullMQ had before it had job schedulers.
 
     Attributes:
-        key: of the repeatable job; a member of the queue's ``repeat``.
+        key: of the repeatable job, a member of the queue's ``repeat`` set.
         data: JSON.
-        options: as stored.
+        options: as they are stored.
     """
 
     key: str
@@ -63,28 +63,28 @@ class RepeatedJob:
 
 
 def add_standard_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addStandardJob``: the job goes to ``wait`` (or ``paused``); the result is the id."""
+    """``addStandardJob``: add a job to ``wait`` (or ``paused``). Returns its id."""
     return _add("addStandardJob", _for_standard(keys), keys, job, now_ms)
 
 
 def add_delayed_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addDelayedJob``: the job is due ``delay_ms`` after ``now_ms``."""
+    """``addDelayedJob``: add a job that is due ``delay_ms`` after ``now_ms``."""
     return _add("addDelayedJob", _for_delayed(keys), keys, job, now_ms)
 
 
 def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addPrioritizedJob``: the job waits among those with a priority."""
+    """``addPrioritizedJob``: add a job to those with a priority."""
     return _add("addPrioritizedJob", _for_prioritized(keys), keys, job, now_ms)
 
 
 def add_parent_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addParentJob``: the job waits for the children that are added after it, in the same transaction."""
-    places = (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
-    return _add("addParentJob", places, keys, job, now_ms)
+    """``addParentJob``: add a job that waits for its children, which are added after it in the same transaction."""
+    script_keys = (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
+    return _add("addParentJob", script_keys, keys, job, now_ms)
 
 
 def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """BullMQ's choice of script: parent, else delayed, else prioritized, else standard (PROTOCOL 3.1)."""
+    """Add a job with the script that BullMQ would choose: parent, else delayed, else prioritized, else standard."""
     if job.has_children:
         return add_parent_job(keys, job, now_ms)
     if job.options.delay_at(now_ms) > 0:
@@ -95,23 +95,23 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
 
 
 def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
-    """BullMQ's choice of script for the next job of a repeatable one; its options are stored as they are."""
+    """Add the next job of a repeatable one, with the script that BullMQ would choose. Options are stored unchanged."""
     if job.options.get("delay"):
-        script, places = "addDelayedJob", _for_delayed(keys)
+        script, script_keys = "addDelayedJob", _for_delayed(keys)
     elif job.options.get("priority"):
-        script, places = "addPrioritizedJob", _for_prioritized(keys)
+        script, script_keys = "addPrioritizedJob", _for_prioritized(keys)
     else:
-        script, places = "addStandardJob", _for_standard(keys)
+        script, script_keys = "addStandardJob", _for_standard(keys)
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
-    return _call(script, places, keys, job.id, (head, job.data, to_msgpack(job.options)))
+    return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
 
 
 def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> Call[str]:
-    """Own ``addKept``: what a newer BullMQ put aside until the job ``ended_id`` had ended waits now.
+    """Own ``addKept``: add the job that a newer BullMQ has kept until the job ``ended_id`` finished.
 
-    The result is the id of the added job, ``""`` where none was put aside. Doing it again does nothing.
+    Returns its id, ``""`` if none was kept. Safe to call again.
     """
-    places = (
+    script_keys = (
         keys.kept(dedup_id),
         keys.deduplication(dedup_id),
         keys.active,
@@ -124,20 +124,20 @@ def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> 
         keys.meta,
         keys.events,
     )
-    return script_call(loader.own("addKept"), places, (keys.base, ended_id, now_ms), text)
+    return script_call(loader.own("addKept"), script_keys, (keys.base, ended_id, now_ms), text)
 
 
 def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:
-    """Say in ``meta`` which protocol the queue speaks and how long its event stream may grow, unless it says so."""
+    """Write the protocol version and the event stream's maximum length into ``meta``, unless they are there."""
     return [
         command("HSETNX", keys.meta, "version", version),
         command("HSETNX", keys.meta, "opts.maxLenEvents", max_events),
     ]
 
 
-def _add(script: str, places: tuple[str, ...], keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    # Absent parent, scheduler and deduplication fields are nil, never "": an empty text creates a set named "" or is
-    # taken for a missing parent (PROTOCOL 3.1).
+def _add(script: str, script_keys: tuple[str, ...], keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
+    # An absent parent, scheduler or deduplication id must be nil, never "": the scripts would create a set named "",
+    # or report a missing parent.
     parent, dedup = job.parent, job.options.deduplication_id
     head = [
         keys.base,
@@ -151,31 +151,31 @@ def _add(script: str, places: tuple[str, ...], keys: QueueKeys, job: NewJob, now
         None if dedup is None else keys.deduplication(dedup),
     ]
 
-    return _call(script, places, keys, job.id, (head, job.data, _packed_options.of(job, now_ms)))
+    return _call(script, script_keys, keys, job.id, (head, job.data, _packed_options.of(job, now_ms)))
 
 
 def _call(
-    script: str, places: tuple[str, ...], keys: QueueKeys, job_id: str, said: tuple[list[Any], bytes, bytes]
+    script: str, script_keys: tuple[str, ...], keys: QueueKeys, job_id: str, said: tuple[list[Any], bytes, bytes]
 ) -> Call[str]:
     def parse_reply(reply: Any) -> str:
         raise_for(reply, job_id, keys.name)
         return text(reply)
 
     head, data, options = said
-    return script_call(loader.official(script), places, (msgpack.packb(head), data, options), parse_reply)
+    return script_call(loader.official(script), script_keys, (msgpack.packb(head), data, options), parse_reply)
 
 
 class _PackedOptions:
-    """Responsible for what is stored as ``opts``: jobs that are sent together mostly have the same but for their id.
+    """Caches the packed ``opts``: jobs that are sent together mostly have the same, except for their id.
 
-    To make and pack them for each job is a fifth of all that a write of a DataFrame does here.
+    Packing them for each job takes a fifth of the time that a write of a DataFrame spends here.
     """
 
     def __init__(self) -> None:
         self._last: tuple[JobOptions | None, int, bytes, bytes] = (None, 0, b"", b"")
 
     def of(self, job: NewJob, now_ms: int) -> bytes:
-        options, packed_at_ms, plain, chosen = self._last  # one look: other threads send too
+        options, packed_at_ms, plain, chosen = self._last  # read once: other threads send too
         if options is not job.options or packed_at_ms != now_ms:
             plain, chosen = _packed_map(job.options.to_wire(now_ms))
             self._last = (job.options, now_ms, plain, chosen)
@@ -186,7 +186,7 @@ _packed_options: Final = _PackedOptions()
 
 
 def _packed_map(wire: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """A map; and the same with one more entry, whose key is ``jobId`` and whose value is still to come."""
+    """Pack a map, and the same map with a further entry: the key ``jobId``, whose value is still to be appended."""
     packer = msgpack.Packer()
     entries = b"".join(msgpack.packb(part) for pair in wire.items() for part in pair)
     return packer.pack_map_header(len(wire)) + entries, packer.pack_map_header(len(wire) + 1) + entries + _JOB_ID
@@ -226,10 +226,10 @@ def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
 
 @value_class
 class WriteFence:
-    """Which write adds the jobs.
+    """The write that adds the jobs.
 
     Attributes:
-        write_id: the write; the same one again adds nothing that it has added before.
+        write_id: a write with the same id adds nothing that it has added before.
         ttl_ms: how long that is remembered after the write's last job.
     """
 
@@ -239,11 +239,11 @@ class WriteFence:
 
 @value_class
 class SendResult:
-    """What became of one job of a write.
+    """What happened to one job of a write.
 
     Attributes:
-        id: the job that is stored now; another one than was sent where deduplication says that they are the same.
-        outcome: ``added``; ``known``: a job of that id was there; ``fenced``: this write has added it before.
+        id: of the job that is stored now; another than the one that was sent where deduplication matched.
+        outcome: ``added``; ``known`` if a job with this id exists; ``fenced`` if this write has added it before.
     """
 
     id: str
@@ -253,10 +253,10 @@ class SendResult:
 def add_jobs_once(
     keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, fence: WriteFence
 ) -> list[Call[list[SendResult]]]:
-    """BullMQ's add script for the jobs (:func:`bulltask.transport.scripts.add.add_job`), behind own ``fence``.
+    """Add jobs with BullMQ's add script behind own ``fence``, which skips those that the write has added before.
 
-    Neighbours that the same script adds go in one call, up to :data:`TOGETHER` of them: to begin a script takes as long
-    as a fifth of what it does for a job. The results, in the order of the calls, are those of the jobs in their order.
+    Adjacent jobs with the same script share a call, up to :data:`TOGETHER`: starting a script takes a fifth of the time
+    that it needs for a job. The results, in the order of the calls, are in the order of the jobs.
     """
     plain = [(job, add_job(keys, job, now_ms)) for job in jobs]
     calls = []
@@ -271,7 +271,7 @@ def _fenced(
     keys: QueueKeys, add: Script, plain: Sequence[tuple[NewJob, Call[str]]], fence: WriteFence
 ) -> Call[list[SendResult]]:
     first = add.key_count + 1
-    script, places = wrappers.fenced(add.name), plain[0][1].args[1:first]
+    script, script_keys = wrappers.fenced(add.name), plain[0][1].args[1:first]
 
     def parse_reply(replies: Any) -> list[SendResult]:
         sent = []
@@ -281,11 +281,11 @@ def _fenced(
         return sent
 
     words = [word for job, call in plain for word in (job.id, keys.job(job.id), *call.args[first:])]
-    return Call((script.key_count, keys.fence(fence.write_id), *places, fence.ttl_ms, *words), parse_reply, script)
+    return Call((script.key_count, keys.fence(fence.write_id), *script_keys, fence.ttl_ms, *words), parse_reply, script)
 
 
 def scan_fence(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Ids of jobs that a write has added: the next cursor, ``0`` at the end, and some ids.
+    """Scan the ids of jobs that a write has added. Returns the next cursor, ``0`` at the end, and some ids.
 
     The same id may come twice.
     """
@@ -293,4 +293,4 @@ def scan_fence(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, l
     def parse_reply(reply: Any) -> tuple[str, list[str]]:
         return text(reply[0]), texts(reply[1])
 
-    return command("SSCAN", keys.fence(write_id), cursor, "COUNT", _SCANNED, parse_reply=parse_reply)
+    return command("SSCAN", keys.fence(write_id), cursor, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)

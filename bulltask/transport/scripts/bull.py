@@ -1,6 +1,6 @@
-"""Reading queues of Bull, and the two scripts of ours that take a job from there; packing only.
+"""Calls that read queues of Bull, BullMQ's predecessor, and the two own scripts that migrate a job.
 
-Bull is BullMQ's predecessor. docs/how-to/migrating-from-bull.md has its layout.
+docs/how-to/migrating-from-bull.md describes Bull's layout.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 ScoredIds = list[tuple[str, str]]
-"""Ids with their scores (``""`` in lists and sets), the one that is next in turn first."""
+"""Ids with their scores (``""`` in lists and sets), next in turn first."""
 
 
 class MoveResult(Enum):
-    """What became of the attempt to take a job; the values are the scripts' own."""
+    """Result of an attempt to migrate a job; the values are the scripts' own."""
 
     DONE = 1
     GONE = 0
@@ -47,19 +47,19 @@ class MoveResult(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConversion:
-    """What is to become of a job.
+    """How to convert a job.
 
     Attributes:
         id: Bull's id.
-        new_id: the id it gets; the same unless another was asked for.
-        place: the suffix of the key that has it: ``wait``, ``delayed`` …
+        new_id: the new id; the same unless another was chosen.
+        place: suffix of the key that has the job: ``wait``, ``delayed`` …
         state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
         read: the fields as they were read.
-        fields: what BullMQ's hash has instead or besides.
+        fields: fields that BullMQ's hash has instead or in addition.
         dropped: names of fields that BullMQ's hash does not have.
         priority: BullMQ's.
-        score: when it ended, for sets without scores.
-        rank: where it is probably found in a list, counted from the one that is next in turn.
+        score: when it finished, for sets without scores.
+        rank: expected position in a list, counted from the job that is next in turn.
         debounce_id: Bull's ``deid``.
     """
 
@@ -77,19 +77,19 @@ class JobConversion:
 
 
 def key_type(key: str) -> Call[str]:
-    """``list``, ``zset``, ``set``, ``hash``, ``string``, ``stream``, or ``none``."""
+    """Read the type of a key: ``list``, ``zset``, ``set``, ``hash``, ``string``, ``stream``, or ``none``."""
     return command("TYPE", key, parse_reply=text)
 
 
 def size_of(key: str, kind: str) -> Call[int]:
-    """How many members a list, sorted set or set has."""
+    """Count the members of a list, sorted set or set."""
     return command({"list": "LLEN", "set": "SCARD"}.get(kind, "ZCARD"), key, parse_reply=int)
 
 
 def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
-    """Members ``first`` to ``first + size - 1``, counted from the one that is next in turn.
+    """Read members ``first`` to ``first + size - 1``, counted from the one that is next in turn.
 
-    A set has neither order nor places: all of it is the first page.
+    A set has no order: all of it is the first page.
     """
     if kind == "list":
         return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_the_right)
@@ -99,7 +99,7 @@ def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
 
 
 def read_hash(key: str) -> Call[dict[str, bytes]]:
-    """All fields of a hash."""
+    """Read all fields of a hash."""
 
     def parse_reply(reply: Any) -> dict[str, bytes]:
         return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
@@ -108,10 +108,10 @@ def read_hash(key: str) -> Call[dict[str, bytes]]:
 
 
 def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) -> Call[MoveResult]:
-    """Own ``moveBullJob``: take a job out of Bull's queue and put it into another one, in one step."""
+    """Own ``moveBullJob``: move a job from Bull's queue to another one, in one step."""
     job, new_job = source.job(change.id), target.job(change.new_id)
     dedup = change.debounce_id
-    places = (
+    script_keys = (
         source.base + change.place,
         job,
         source.logs(change.id),
@@ -136,12 +136,12 @@ def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) ->
         new_job if dedup is None else target.deduplication(dedup),
     )
     args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score)
-    return script_call(loader.own("moveBullJob"), places, (*args, change.rank, *_fields(change)), MoveResult)
+    return script_call(loader.own("moveBullJob"), script_keys, (*args, change.rank, *_fields(change)), MoveResult)
 
 
 def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
-    """Own ``convertBullJob``: make a job one of BullMQ where it is."""
-    places = (
+    """Own ``convertBullJob``: convert a job to BullMQ's layout in its queue."""
+    script_keys = (
         keys.base + change.place,
         keys.job(change.id),
         keys.lock(change.id),
@@ -156,11 +156,11 @@ def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
         keys.paused,
     )
     args = (change.id, change.state, *_guards(change), change.priority, change.rank, *_fields(change))
-    return script_call(loader.own("convertBullJob"), places, args, MoveResult)
+    return script_call(loader.own("convertBullJob"), script_keys, args, MoveResult)
 
 
 def share_a_slot(source: QueueKeys, target: QueueKeys) -> bool:
-    """True when all keys of both queues are in one slot of a Redis Cluster."""
+    """Return True if all keys of both queues are in one slot of a Redis Cluster."""
     keys = (source.wait, source.meta, target.wait, target.meta)
     return len({key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}) == 1
 
@@ -183,6 +183,6 @@ def _scored(reply: Any) -> ScoredIds:
 
 
 def _by_number(reply: Any) -> ScoredIds:
-    """Counted ids in the order in which they were made, then the others."""
+    """Sort numeric ids by number, then the others."""
     ids = sorted(map(text, reply), key=lambda job_id: (not job_id.isdecimal(), len(job_id), job_id))
     return [(job_id, "") for job_id in ids]

@@ -1,4 +1,4 @@
-"""What a flow is checked against before it is added, and how a stored one is read; packing only (PROTOCOL 4.9)."""
+"""Calls that check a flow before it is added, and read one that is stored."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ __all__ = [
 ]
 
 KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
-"""What may have become of a child, in the order in which Node's ``getFlow`` lists them."""
+"""States of a child, in the order in which Node's ``getFlow`` lists them."""
 
 _IN_A_SCRIPT: Final = ("non local key", "hash to the same slot")
 
 Children = tuple[tuple[str, int], list[str], int]
-"""Cursor to go on with (``"0"``: this was all), full keys of children, and how many there are in all."""
+"""The cursor to continue with (``"0"`` at the end), full keys of children, and their total number."""
 
 DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingJob:
-    """What is there already of a job whose id the caller chose.
+    """What Redis has of a job whose id the caller chose.
 
     Attributes:
-        exists: there is a job of that id.
-        parent_key: full key of the job that waits for it, ``""`` for none.
+        exists: there is a job with that id.
+        parent_key: full key of the parent that waits for it, ``""`` for none.
     """
 
     exists: bool
@@ -63,7 +63,7 @@ class ExistingJob:
 
 
 def existing_job(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Two calls: the job's :class:`ExistingJob`, and whether it has completed."""
+    """Return two calls: read the job's :class:`ExistingJob`, and whether it has completed."""
 
     def parse_reply(reply: Any) -> ExistingJob:
         name, parent_key = reply
@@ -76,12 +76,12 @@ def existing_job(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
 
 
 def key_exists(key: str) -> Call[bool]:
-    """True when there is such a key."""
+    """Return True if the key exists."""
     return command("EXISTS", key, parse_reply=bool)
 
 
 def was_added(keys: QueueKeys, job_id: str, since_ms: int) -> Call[bool]:
-    """True when the event stream tells that the job was added at or after ``since_ms``; it may be gone already."""
+    """Return True if the event stream says that the job was added at or after ``since_ms``; it may be gone already."""
 
     def parse_reply(reply: Any) -> bool:
         wanted = job_id.encode("utf-8", "surrogateescape")
@@ -92,23 +92,23 @@ def was_added(keys: QueueKeys, job_id: str, since_ms: int) -> Call[bool]:
 
 
 def is_cluster() -> Call[bool]:
-    """True when the server is a node of a Redis Cluster."""
+    """Return True if the server is a node of a Redis Cluster."""
     return command("INFO", "cluster", parse_reply=lambda reply: b"cluster_enabled:1" in reply)
 
 
 def is_across_slots(refusal: BaseException) -> bool:
-    """True when a cluster refused a transaction because its keys are in several slots, or on several nodes."""
+    """Return True if a cluster refused a transaction because its keys are in several slots, or on several nodes."""
     cause = refusal.__cause__
     return isinstance(cause, ClusterCrossSlotError | MovedError) or any(said in str(cause) for said in _IN_A_SCRIPT)
 
 
 def slots_of(keys: QueueKeys, job_id: str) -> set[int]:
-    """The cluster slots of the keys that adding a job touches; more than one where the queue has no hash tag."""
+    """Return the cluster slots of the keys that adding a job touches; several if the queue has no hash tag."""
     return {key_slot(key.encode("utf-8", "surrogateescape")) for key in (keys.wait, keys.meta, keys.job(job_id))}
 
 
 def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[str, int]) -> Call[Children]:
-    """Up to ``most`` children of a job, by what became of them: see :data:`KINDS`."""
+    """Read up to ``most`` children of a job that are in one of the states :data:`KINDS`."""
     if kind == "failed":
         return command(
             "ZRANGE",
@@ -117,12 +117,12 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
             most - 1,
             parse_reply=lambda reply: (("0", 0), texts(reply), len(reply)),
         )
-    places = {
+    script_keys = {
         "processed": keys.processed(job_id),
         "unprocessed": keys.dependencies(job_id),
         "ignored": keys.ignored(job_id),
     }
-    page = paginate(places[kind], 0, most - 1, cursor)
+    page = paginate(script_keys[kind], 0, most - 1, cursor)
 
     def parse_reply(reply: Any) -> Children:
         following, items, total = page.parse_reply(reply)
@@ -134,8 +134,8 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
 def address_of(key: str, prefix: str) -> tuple[str, str, str]:
     """Return prefix, BullMQ's queue name and id of a job's full key.
 
-    Queue names have no ``:``. Ids may (those of job schedulers do), and so may a prefix; where it is not ``prefix``
-    it is taken to end at the first one. (Node 5.62 takes three parts and loses the rest of such an id.)
+    Queue names have no ``:``. Ids may have one (those of job schedulers do), and so may a prefix; one that is not
+    ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
     """
     head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
     name, _, job_id = key[len(head) + 1 :].partition(":")
@@ -143,7 +143,7 @@ def address_of(key: str, prefix: str) -> tuple[str, str, str]:
 
 
 def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
-    """``removeChildDependency``: the parent waits for this job no more; false when it did not."""
+    """``removeChildDependency``: let the parent no longer wait for this job; False if it did not."""
 
     def parse_reply(reply: Any) -> bool:
         raise_for(reply, job_id, keys.name)
@@ -162,38 +162,38 @@ def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
 
 
 def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) -> Call[dict[str, int]]:
-    """``getDependencyCounts``: how many children of each of ``kinds`` the job has."""
+    """``getDependencyCounts``: count the job's children of each of ``kinds``."""
 
     def parse_reply(reply: Any) -> dict[str, int]:
         return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}
 
-    places = (keys.processed(job_id), keys.dependencies(job_id), keys.ignored(job_id), keys.unsuccessful(job_id))
-    return script_call(loader.official("getDependencyCounts"), places, tuple(kinds), parse_reply)
+    script_keys = (keys.processed(job_id), keys.dependencies(job_id), keys.ignored(job_id), keys.unsuccessful(job_id))
+    return script_call(loader.official("getDependencyCounts"), script_keys, tuple(kinds), parse_reply)
 
 
 def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
-    """The return values of the job's completed children, by their full key."""
+    """Read the return values of the job's completed children, by their full key."""
     return command("HGETALL", keys.processed(job_id), parse_reply=_values)
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
-    """Why children failed whose failure is ignored, by their full key."""
+    """Read why children failed whose failure is ignored, by their full key."""
     return command("HGETALL", keys.ignored(job_id), parse_reply=_reasons)
 
 
 def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
-    """Full keys of the children whose failure fails the job."""
+    """List the full keys of the children whose failure fails the job."""
     return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, parse_reply=texts)
 
 
 def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> list[Call[Any]]:
-    """Two calls: :func:`unsuccessful_children` from ``start`` to ``end``; how many there are in all."""
+    """Return two calls: read :func:`unsuccessful_children` from ``start`` to ``end``; count all of them."""
     key = keys.unsuccessful(job_id)
     return [command("ZRANGE", key, start, end, parse_reply=texts), command("ZCARD", key, parse_reply=int)]
 
 
 def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Calls whose last result is a tuple of all four kinds, at one moment: a child that ends meanwhile is in one."""
+    """Return calls whose last result has all four kinds, from one moment: a child that finishes is in one of them."""
 
     def parse_reply(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
         processed, unprocessed, ignored, failed = reply
@@ -210,14 +210,14 @@ def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
 
 
 def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tuple[tuple[str, int], list[Any], int]]:
-    """``paginate``: members of a set or hash from ``start`` to ``end``.
+    """``paginate``: read members of a set or hash from ``start`` to ``end``.
 
-    The result is the cursor to go on with (``"0"``: this was all), the members (of a hash: name and value), and how
-    many there are in all.
+    Returns the cursor to continue with (``"0"`` at the end), the members (of a hash: name and value), and their total
+    number.
     """
 
     def parse_reply(reply: Any) -> tuple[tuple[str, int], list[Any], int]:
-        # For a key that does not exist the script leaves the last part out.
+        # For a key that does not exist the script omits the last part.
         following, offset, items, total = reply[:4]
         return (text(following), int(offset)), list(items), int(total)
 

@@ -1,4 +1,4 @@
-"""The scripts that act on one job from outside a worker, or read it; packing only (PROTOCOL 3.3)."""
+"""Calls that read a job, change it from outside a worker, or revoke it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredJob
 from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, as_is, command, script_call
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, raise_for, text, texts
+from bulltask.transport.replies import Fetched, error_parser, raise_for, text, texts
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
 from bulltask.value_class import value_class
 
@@ -45,24 +45,24 @@ __all__ = [
     "update_progress",
 ]
 
-_MOST_LINES = 10**9  # Lua writes larger numbers than 10**14 in a way that LTRIM refuses
+_MOST_LINES = 10**9  # Lua formats numbers above 10**14 in a way that LTRIM rejects
 
 _FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm")
 
 _MARKS: Final = 10_000
-"""So many marks a queue has at the most."""
+"""Maximum number of revocation marks in a queue."""
 
 _LOOKED_AT: Final = 1_000
-"""So many of them a worker looks at in one call: Redis does nothing else for 4 ms."""
+"""Maximum number of marks that one call checks: they keep Redis busy for 4 ms."""
 
 _MARKED_MS: Final = 86_400_000
-"""How long a mark is heeded."""
+"""How long a mark is valid."""
 
-_NO_LOCK: Final = "0"  # BullMQ's scripts take it as: do not look
+_NO_LOCK: Final = "0"  # BullMQ's scripts then do not check the lock
 
 
 def read_job(keys: QueueKeys, job_id: str) -> Call[StoredJob | None]:
-    """The job's hash, ``None`` when there is none."""
+    """Read the job's hash; ``None`` if there is none."""
 
     def parse_reply(reply: Any) -> StoredJob | None:
         return StoredJob.from_hash(keys.queue, job_id, reply) if reply else None
@@ -72,12 +72,12 @@ def read_job(keys: QueueKeys, job_id: str) -> Call[StoredJob | None]:
 
 def update_data(keys: QueueKeys, job_id: str, data: bytes) -> Call[None]:
     """``updateData``: replace the job's data (JSON)."""
-    return script_call(loader.official("updateData"), (keys.job(job_id),), (data,), _refusal(keys, job_id))
+    return script_call(loader.official("updateData"), (keys.job(job_id),), (data,), error_parser(keys, job_id))
 
 
 def promote(keys: QueueKeys, job_id: str) -> Call[None]:
-    """``promote``: a delayed job waits now."""
-    places = (
+    """``promote``: move a delayed job to the waiting ones."""
+    script_keys = (
         keys.delayed,
         keys.wait,
         keys.paused,
@@ -88,34 +88,36 @@ def promote(keys: QueueKeys, job_id: str) -> Call[None]:
         keys.events,
         keys.marker,
     )
-    return script_call(loader.official("promote"), places, (keys.base, job_id), _refusal(keys, job_id))
+    return script_call(loader.official("promote"), script_keys, (keys.base, job_id), error_parser(keys, job_id))
 
 
 def change_delay(keys: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
-    """``changeDelay``: a delayed job is due ``delay_ms`` after ``now_ms``."""
-    places = (keys.delayed, keys.meta, keys.marker, keys.events)
+    """``changeDelay``: make a delayed job due ``delay_ms`` after ``now_ms``."""
+    script_keys = (keys.delayed, keys.meta, keys.marker, keys.events)
     args = (delay_ms, now_ms, job_id, keys.job(job_id))
-    return script_call(loader.official("changeDelay"), places, args, _refusal(keys, job_id))
+    return script_call(loader.official("changeDelay"), script_keys, args, error_parser(keys, job_id))
 
 
 def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) -> Call[None]:
-    """``changePriority``: store another priority, and move the job if it waits; ``lifo``: first of its class."""
-    places = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.active, keys.pc, keys.marker)
+    """``changePriority``: change the priority, and move the job if it waits; ``lifo`` puts it first of its priority."""
+    script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.active, keys.pc, keys.marker)
     args = (priority, keys.base, job_id, int(lifo))
-    return script_call(loader.official("changePriority"), places, args, _refusal(keys, job_id))
+    return script_call(loader.official("changePriority"), script_keys, args, error_parser(keys, job_id))
 
 
 def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Call[None]:
-    """``reprocessJob``: a job that ended as ``state`` waits again."""
+    """``reprocessJob``: put a job that finished as ``state`` back to the waiting ones."""
     outcome = "failedReason" if state == "failed" else "returnvalue"
     args = (job_id, _push(lifo=lifo), outcome, state)
-    return script_call(loader.official("reprocessJob"), _retry_keys(keys, job_id, state), args, _refusal(keys, job_id))
+    return script_call(
+        loader.official("reprocessJob"), _retry_keys(keys, job_id, state), args, error_parser(keys, job_id)
+    )
 
 
 def retry_child(keys: QueueKeys, job_id: str, *, lifo: bool) -> Call[None]:
     """Own ``retryChild``: :func:`reprocess_job` for a failed job that has a parent."""
     args = (job_id, _push(lifo=lifo))
-    return script_call(loader.own("retryChild"), _retry_keys(keys, job_id, "failed"), args, _refusal(keys, job_id))
+    return script_call(loader.own("retryChild"), _retry_keys(keys, job_id, "failed"), args, error_parser(keys, job_id))
 
 
 def _push(*, lifo: bool) -> str:
@@ -136,18 +138,18 @@ def _retry_keys(keys: QueueKeys, job_id: str, state: str) -> tuple[str, ...]:
 
 
 def extend_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
-    """``extendLock``: keep the lock for ``lock_ms`` from now; false when it is not held with ``token``."""
+    """``extendLock``: renew the lock for ``lock_ms`` from now; False if it is not held with ``token``."""
     args = (token, lock_ms, job_id)
     return script_call(loader.official("extendLock"), (keys.lock(job_id), keys.stalled), args, _is_one)
 
 
 def remove_deduplication_key(keys: QueueKeys, dedup_id: str, job_id: str) -> Call[bool]:
-    """``removeDeduplicationKey``: free the id if this job owns it; false when it does not."""
+    """``removeDeduplicationKey``: free the id if this job owns it; False if it does not."""
     return script_call(loader.official("removeDeduplicationKey"), (keys.deduplication(dedup_id),), (job_id,), _is_one)
 
 
 def get_logs(keys: QueueKeys, job_id: str, start: int, end: int, *, asc: bool) -> list[Call[Any]]:
-    """Two calls: lines ``start`` to ``end`` of the job's log, from its beginning or its end; how many there are."""
+    """Return two calls: read lines ``start`` to ``end`` of the job's log, from its beginning or its end; count all."""
 
     def parse_reply(reply: Any) -> list[str]:
         lines = [codec.decode_text(line) for line in reply]
@@ -161,7 +163,7 @@ def get_logs(keys: QueueKeys, job_id: str, start: int, end: int, *, asc: bool) -
 
 
 def clear_logs(keys: QueueKeys, job_id: str, keep: int) -> Call[None]:
-    """Remove the job's log lines but the newest ``keep``."""
+    """Remove the job's log lines except for the newest ``keep``."""
     if keep:
         return command("LTRIM", keys.logs(job_id), -keep, -1, parse_reply=lambda _: None)
     return command("DEL", keys.logs(job_id), parse_reply=lambda _: None)
@@ -171,32 +173,23 @@ def _is_one(reply: Any) -> bool:
     return int(reply) == 1
 
 
-def _refusal(keys: QueueKeys, job_id: str) -> Any:
-    def parse_reply(reply: Any) -> None:
-        raise_for(reply, job_id, keys.name)
-
-    return parse_reply
-
-
 def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]:
-    """``updateProgress``: store the progress (JSON) and tell listeners."""
+    """``updateProgress``: store the progress (JSON) and emit an event."""
 
-    def parse_reply(reply: Any) -> None:
-        raise_for(reply, job_id, keys.name)
-
-    places = (keys.job(job_id), keys.events, keys.meta)
-    return script_call(loader.official("updateProgress"), places, (job_id, progress), parse_reply)
+    script_keys = (keys.job(job_id), keys.events, keys.meta)
+    parse_reply = error_parser(keys, job_id)
+    return script_call(loader.official("updateProgress"), script_keys, (job_id, progress), parse_reply)
 
 
 def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int | None) -> Call[int]:
-    """``addLog``: append a line to the job's log; the result is how many lines it has.
+    """``addLog``: append a line to the job's log. Returns the number of lines.
 
     Args:
         keys: the job's queue.
         job_id: the job.
         line: the line.
-        keep: how many lines are kept, as a job's ``opts.kl`` says it, which may be anything; 0: all.
-        default: how many where ``keep`` is no such number; ``None``: all.
+        keep: maximum number of lines, as read from the job's ``opts.kl``, which may hold anything; 0 keeps all.
+        default: the maximum where ``keep`` is not a valid number; ``None`` keeps all.
     """
     kept = min(keep, _MOST_LINES) if type(keep) is int and keep >= 0 else default
 
@@ -204,13 +197,13 @@ def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int 
         raise_for(reply, job_id, keys.name)
         return int(reply)
 
-    places = (keys.job(job_id), keys.logs(job_id))
-    return script_call(loader.official("addLog"), places, (job_id, line, kept or ""), parse_reply)
+    script_keys = (keys.job(job_id), keys.logs(job_id))
+    return script_call(loader.official("addLog"), script_keys, (job_id, line, kept or ""), parse_reply)
 
 
 def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
-    """``getStateV2``: where the job is."""
-    places = (
+    """``getStateV2``: read the job's state."""
+    script_keys = (
         keys.completed,
         keys.failed,
         keys.delayed,
@@ -227,16 +220,16 @@ def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
         except ValueError:
             return JobState.UNKNOWN
 
-    return script_call(loader.official("getStateV2"), places, (job_id,), parse_reply)
+    return script_call(loader.official("getStateV2"), script_keys, (job_id,), parse_reply)
 
 
 def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
-    """The fields of the job's hash that :func:`snapshot` reads."""
+    """Read the fields of the job's hash that :func:`snapshot` needs."""
     return command("HMGET", keys.job(job_id), *_FIELDS)
 
 
 def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
-    """Put the replies of :func:`get_state` and :func:`read_fields` together."""
+    """Combine the results of :func:`get_state` and :func:`read_fields`."""
     returnvalue, reason, stacktrace, progress, made = fields
     return JobSnapshot(
         state=state,
@@ -249,7 +242,7 @@ def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> Jo
 
 
 def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
-    """``isFinished`` with its value: how the job ended, ``None`` while it has not.
+    """``isFinished`` with the value: how the job finished, ``None`` if it has not.
 
     Running the call raises ``JobNotFoundError`` when Redis has no such job (any more).
     """
@@ -259,8 +252,8 @@ def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
         raise_for(code, job_id, keys.name)
         return Finished(code == 1, codec.decode_text(reply[1])) if code else None
 
-    places = (keys.completed, keys.failed, keys.job(job_id))
-    return script_call(loader.official("isFinished"), places, (job_id, "1"), parse_reply)
+    script_keys = (keys.completed, keys.failed, keys.job(job_id))
+    return script_call(loader.official("isFinished"), script_keys, (job_id, "1"), parse_reply)
 
 
 def _count(raw: bytes | None) -> int:
@@ -279,7 +272,7 @@ def _traces(raw: bytes | None) -> tuple[str, ...]:
 
 
 def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
-    """``removeJob``: remove a job (and its children); false when it, or one of these, is locked."""
+    """``removeJob``: remove a job (and its children); False if it, or one of them, is locked."""
 
     def parse_reply(reply: Any) -> bool:
         raise_for(reply, job_id, keys.name)
@@ -290,18 +283,18 @@ def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
 
 
 def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[bytes | None]]:
-    """Some fields of a job's hash; all ``None`` when there is no such job."""
+    """Read some fields of a job's hash; all ``None`` if there is no such job."""
     return Call(("HMGET", keys.job(job_id), *names), as_is, steady=len(names))
 
 
 @value_class
 class RevocationMarks:
-    """Jobs that are to be ended and have not ended.
+    """Jobs that are marked as revoked and have not finished.
 
     Attributes:
-        held: ids of those that somebody has a lock of: they run.
-        free: of the others.
-        following: how many marks to pass over in the next call; 0 when all were looked at.
+        held: ids of those with a lock: a worker runs them.
+        free: ids of the others.
+        following: how many marks the next call skips; 0 when all were checked.
     """
 
     held: list[str]
@@ -310,48 +303,48 @@ class RevocationMarks:
 
 
 def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
-    """Own ``revoke`` before ``moveToFinished``: end a job that does not run; mark one that does, if ``terminate``.
+    """Own ``revoke`` before ``moveToFinished``: fail a job that does not run; mark one that does, if ``terminate``.
 
     Args:
         keys: the queue.
-        job: as far as its options go.
-        config: says what is kept of jobs that fail, and whether they are counted.
+        job: the job; only its options are used.
+        config: says how failed jobs are retained and whether they are counted.
         now_ms: the server's time.
-        terminate: a run is ended, too.
+        terminate: cancel a run, too.
     """
     keep = job.keep("removeOnFail", config.keep_failed)
-    ending = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
-    claim = FetchOptions.from_config(config, keys, _NO_LOCK, "")
-    finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+    options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
+    fetch_options = FetchOptions.from_config(config, keys, _NO_LOCK, "")
+    finish = move_to_finished(keys, job.id, fetch_options, options, fetch_next=False, now_ms=now_ms)
 
     def parse_reply(reply: Any) -> Revocation:
         raise_for(reply, job.id, keys.name)
         return Revocation(text(reply))
 
     own = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat)
-    words = (int(terminate), now_ms, _MARKS, *finish.words)
-    return script_call(wrappers.ending("revoke"), (*own, *finish.places), words, parse_reply)
+    argv = (int(terminate), now_ms, _MARKS, *finish.argv)
+    return script_call(wrappers.ending("revoke"), (*own, *finish.keys), argv, parse_reply)
 
 
 def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
-    """Own ``endRevoked`` around a call of ``moveToFinished``: the job's mark goes in the same step.
+    """Own ``endRevoked`` around a call of ``moveToFinished``: remove the job's revocation mark in the same step.
 
     Args:
         keys: the queue.
-        finish: ends the job; it must not take the next one.
+        finish: finishes the job; it must not fetch the next one.
     """
-    return script_call(wrappers.ending("endRevoked"), (keys.revoked, *finish.places), finish.words, finish.parse_reply)
+    return script_call(wrappers.ending("endRevoked"), (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)
 
 
 def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[RevocationMarks | None]:
-    """Own ``openMarks``: the marked jobs that have not ended, ``None`` for none; marks that are of no use go.
+    """Own ``openMarks``: the marked jobs that have not finished, ``None`` if there are none. Removes obsolete marks.
 
-    It looks at some marks, from the oldest one on, after ``skipped`` of them.
+    It checks a part of the marks, oldest first, after the first ``skipped``.
     """
 
     def parse_reply(reply: Any) -> RevocationMarks | None:
         return None if reply is None else RevocationMarks(texts(reply[0]), texts(reply[1]), int(reply[2]))
 
-    places = (keys.revoked, keys.completed, keys.failed)
-    words = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
-    return script_call(loader.own("openMarks"), places, words, parse_reply)
+    script_keys = (keys.revoked, keys.completed, keys.failed)
+    argv = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
+    return script_call(loader.own("openMarks"), script_keys, argv, parse_reply)

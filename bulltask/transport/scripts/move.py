@@ -1,6 +1,6 @@
-"""The scripts that move a job between states; packing only (PROTOCOL 3.2).
+"""Calls of the scripts that move a job between states.
 
-Every time is the server's, in milliseconds. A token proves that the caller holds the job's lock.
+Times are the server's, in milliseconds. A token proves that the caller holds the job's lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.lua import loader, wrappers
 from bulltask.transport.call import Call, script_call, to_msgpack
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.replies import Fetched, parse_fetched, raise_for, texts
+from bulltask.transport.replies import Fetched, error_parser, parse_fetched, raise_for, texts
 from bulltask.value_class import value_class
 
 __all__ = [
@@ -40,24 +40,24 @@ __all__ = [
 R = TypeVar("R")
 
 CRASHES: Final = "bulltask:crashes"
-"""A job's hash field of ours: so many children died while they had the job in hand."""
+"""The job's hash field in which bulltask counts the children that died while they ran it."""
 
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
-_SOUND: Final = 1
+_VALID: Final = 1  # what the script returns for a job that it left alone
 
 
 @value_class
 class FetchOptions:
-    """Who takes jobs.
+    """How a worker acquires jobs.
 
     Attributes:
-        token: locks them.
-        lock_ms: how long, unless the lock is renewed.
-        worker: the worker's name, written into each job it takes unless it is empty.
-        limiter: BullMQ's ``limiter``, which counts where the queue has no global rate limit; ``None`` for none.
-        data_points: how many minutes of BullMQ's metrics are kept; ``None``: jobs that end are not counted.
+        token: value of the lock.
+        lock_ms: how long a lock lasts unless it is renewed.
+        worker: the worker's name, written into each job that it acquires; ``""`` for none.
+        limiter: BullMQ's ``limiter``, which applies where the queue has no global rate limit.
+        data_points: how many minutes of BullMQ's metrics to keep; ``None`` turns them off.
     """
 
     token: str
@@ -70,21 +70,21 @@ class FetchOptions:
     def from_config(
         cls, config: Config, keys: QueueKeys, token: str, worker: str, lock_ms: int | None = None
     ) -> FetchOptions:
-        """The claim of a worker with these settings to jobs of a queue; ``lock_ms`` if locks last otherwise."""
-        lasts_ms = config.lock_ms if lock_ms is None else lock_ms
-        return cls(token, lasts_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
+        """Return the options of a worker with these settings; ``lock_ms`` overrides the setting."""
+        lock_ms = config.lock_ms if lock_ms is None else lock_ms
+        return cls(token, lock_ms, worker, config.limiter(keys.queue), config.metrics_max_data_points)
 
 
 @value_class
 class FinishOptions:
-    """How a job ends.
+    """How a job finishes.
 
     Attributes:
-        completed: it completed; else it failed.
-        value: the return value's JSON, or the failure's raw text.
-        keep: BullMQ's ``keepJobs`` map; it must be there, or the script fails after the lock is gone.
-        attempts: tries in all, as the job says; the script compares, for its ``retries-exhausted`` event.
-        fields: written into the hash too.
+        completed: True if it completed, False if it failed.
+        value: the return value as JSON, or the failure's raw text.
+        keep: BullMQ's ``keepJobs`` map. Required: without it the script fails after it has removed the lock.
+        attempts: the job's maximum number of attempts, which the script compares for its ``retries-exhausted`` event.
+        fields: further hash fields to write.
     """
 
     completed: bool
@@ -94,9 +94,9 @@ class FinishOptions:
     fields: Fields = ()
 
 
-def move_to_active(keys: QueueKeys, claim: FetchOptions, now_ms: int) -> Call[Fetched]:
-    """``moveToActive``: take the next job for ``claim``; promotes delayed jobs that are due."""
-    places = (
+def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[Fetched]:
+    """``moveToActive``: promote delayed jobs that are due, then acquire the next job."""
+    script_keys = (
         keys.wait,
         keys.active,
         keys.prioritized,
@@ -109,30 +109,33 @@ def move_to_active(keys: QueueKeys, claim: FetchOptions, now_ms: int) -> Call[Fe
         keys.pc,
         keys.marker,
     )
-    options = {"token": claim.token, "lockDuration": claim.lock_ms, "name": claim.worker or None}
-    if claim.limiter is not None:
-        options["limiter"] = claim.limiter
+    wire = {"token": options.token, "lockDuration": options.lock_ms, "name": options.worker or None}
+    if options.limiter is not None:
+        wire["limiter"] = options.limiter
     return script_call(
-        wrappers.guarded("moveToActive", "promoting"), places, (keys.base, now_ms, to_msgpack(options)), parse_fetched
+        wrappers.guarded("moveToActive", "promotionGuard"),
+        script_keys,
+        (keys.base, now_ms, to_msgpack(wire)),
+        parse_fetched,
     )
 
 
 def move_to_finished(
-    keys: QueueKeys, job_id: str, claim: FetchOptions, ending: FinishOptions, *, fetch_next: bool, now_ms: int
+    keys: QueueKeys, job_id: str, options: FetchOptions, finish: FinishOptions, *, fetch_next: bool, now_ms: int
 ) -> Call[Fetched]:
-    """``moveToFinished``: complete or fail the job, and take the next one in the same step if asked.
+    """``moveToFinished``: complete or fail a job and, if asked, acquire the next one in the same step.
 
     Args:
         keys: the queue.
-        job_id: the job; it is locked with the claim's token.
-        claim: who had the job, and takes the next one.
-        ending: how it ends.
-        fetch_next: take the next job of this queue.
+        job_id: the job, locked with the token of ``options``.
+        options: of the worker that had the job, and of the next fetch.
+        finish: how the job finishes.
+        fetch_next: acquire the next job of this queue.
         now_ms: the server's time.
     """
-    completed = ending.completed
+    completed = finish.completed
     target, prop = ("completed", "returnvalue") if completed else ("failed", "failedReason")
-    places = (
+    script_keys = (
         keys.wait,
         keys.active,
         keys.prioritized,
@@ -148,40 +151,40 @@ def move_to_finished(
         keys.metrics_completed if completed else keys.metrics_failed,
         keys.marker,
     )
-    options = {
-        "token": claim.token,
-        "keepJobs": ending.keep,
-        "lockDuration": claim.lock_ms,
-        "attempts": ending.attempts,
-        "maxMetricsSize": claim.data_points or "",  # "" is off; without the key a queue's second job fails in Lua
-        "name": claim.worker or None,  # nil: not written
+    wire = {
+        "token": options.token,
+        "keepJobs": finish.keep,
+        "lockDuration": options.lock_ms,
+        "attempts": finish.attempts,
+        "maxMetricsSize": options.data_points or "",  # "" is off; without the key the script fails for a second job
+        "name": options.worker or None,  # nil is not written
     }
-    if claim.limiter is not None:
-        options["limiter"] = claim.limiter
-    packed = to_msgpack(options)
-    args = (job_id, now_ms, prop, ending.value, target, int(fetch_next), keys.base, packed, _pack(ending.fields))
+    if options.limiter is not None:
+        wire["limiter"] = options.limiter
+    packed = to_msgpack(wire)
+    args = (job_id, now_ms, prop, finish.value, target, int(fetch_next), keys.base, packed, _pack(finish.fields))
 
     def parse_reply(reply: Any) -> Fetched:
         raise_for(reply, job_id, keys.name)
         return parse_fetched(reply)
 
-    return script_call(wrappers.guarded("moveToFinished", "promoting"), places, args, parse_reply)
+    return script_call(wrappers.guarded("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)
 
 
 def move_to_delayed(
     keys: QueueKeys, job_id: str, token: str, delay_ms: int, *, failure: Fields | None, now_ms: int
 ) -> Call[None]:
-    """``moveToDelayed``: the job is due again in ``delay_ms``.
+    """``moveToDelayed``: delay an active job by ``delay_ms``.
 
     Args:
         keys: the queue.
         job_id: the job.
         token: of its lock.
         delay_ms: from ``now_ms`` until it is due.
-        failure: the fields of a failed attempt; ``None``: none was made, so none is counted.
+        failure: hash fields of the failed attempt; ``None`` does not count an attempt.
         now_ms: the server's time.
     """
-    places = (
+    script_keys = (
         keys.marker,
         keys.active,
         keys.prioritized,
@@ -192,12 +195,12 @@ def move_to_delayed(
         keys.stalled,
     )
     args = (keys.base, now_ms, job_id, token, delay_ms, "1" if failure is None else "0", _pack(failure or ()))
-    return script_call(loader.official("moveToDelayed"), places, args, _refusal(keys, job_id))
+    return script_call(loader.official("moveToDelayed"), script_keys, args, error_parser(keys, job_id))
 
 
 def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
-    """``retryJob``: the job waits again at once; an attempt was made."""
-    places = (
+    """``retryJob``: put an active job back to the waiting ones and count the attempt."""
+    script_keys = (
         keys.active,
         keys.wait,
         keys.paused,
@@ -211,12 +214,12 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
         keys.stalled,
     )
     args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
-    return script_call(wrappers.guarded("retryJob", "promoting"), places, args, _refusal(keys, job_id))
+    return script_call(wrappers.guarded("retryJob", "promotionGuard"), script_keys, args, error_parser(keys, job_id))
 
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
-    """``moveJobFromActiveToWait``: give the job back; it is the next to be taken and no attempt is counted."""
-    places = (
+    """``moveJobFromActiveToWait``: release a job. It is the next to be acquired, and no attempt is counted."""
+    script_keys = (
         keys.active,
         keys.wait,
         keys.stalled,
@@ -228,16 +231,16 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
         keys.events,
     )
     args = (job_id, token, keys.job(job_id))
-    return script_call(loader.official("moveJobFromActiveToWait"), places, args, _refusal(keys, job_id))
+    return script_call(loader.official("moveJobFromActiveToWait"), script_keys, args, error_parser(keys, job_id))
 
 
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
-    """``moveToWaitingChildren``: the job waits for its children and is run again then; no attempt is counted.
+    """``moveToWaitingChildren``: let a job wait for its children and then run again. No attempt is counted.
 
     Running the call raises ``NoPendingChildrenError`` when the job has no child to wait for (it is still active), and
     ``FailedChildrenError`` when the failure of a child fails the job.
     """
-    places = (
+    script_keys = (
         keys.active,
         keys.waiting_children,
         keys.job(job_id),
@@ -253,12 +256,12 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
             raise NoPendingChildrenError(job_id, keys.name)
 
     args = (token, "", now_ms, job_id, keys.base)
-    return script_call(loader.official("moveToWaitingChildren"), places, args, parse_reply)
+    return script_call(loader.official("moveToWaitingChildren"), script_keys, args, parse_reply)
 
 
 def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
-    """``moveStalledJobsToWait``: jobs whose lock ran out wait again; the result is their ids."""
-    places = (
+    """``moveStalledJobsToWait``: put jobs whose lock expired back to the waiting ones. Returns their ids."""
+    script_keys = (
         keys.stalled,
         keys.wait,
         keys.active,
@@ -269,38 +272,43 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.events,
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(wrappers.guarded("moveStalledJobsToWait", "stalling"), places, args, texts)
+    return script_call(wrappers.guarded("moveStalledJobsToWait", "stalledGuard"), script_keys, args, texts)
 
 
 def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:
-    """Own ``lockEnds``, after :func:`move_stalled_jobs_to_wait` with the same times: when the locks of the jobs that it
-    found ran out, by the server's clock; ``None`` where a worker that is not bulltask's has made the check before."""
+    """Own ``lockEnds``: when the locks of stalled jobs expired, by the server's clock.
+
+    Call it after :func:`move_stalled_jobs_to_wait`, with the same times. An entry is ``None`` where the previous check
+    was made by a worker that is not bulltask's.
+    """
 
     def parse_reply(reply: Any) -> list[int | None]:
         return [None if end is None else int(end) for end in reply]
 
-    places = (keys.lock_ends, keys.stalled, keys.stalled_check)
-    return script_call(loader.own("lockEnds"), places, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply)
+    script_keys = (keys.lock_ends, keys.stalled, keys.stalled_check)
+    return script_call(loader.own("lockEnds"), script_keys, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply)
 
 
 def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
-    """Own ``wakeNext`` around a call that moves a job out of ``active`` and takes no other: in a queue with a global
-    maximum, a worker that was refused for it is woken in the same step."""
+    """Own ``wakeNext`` around a call that moves a job out of ``active`` and acquires no other.
+
+    In a queue with a global concurrency it wakes, in the same step, a worker that was refused a job because of that
+    limit.
+    """
     assert move.script is not None
-    return script_call(
-        wrappers.waking(move.script), (keys.meta, keys.marker, *move.places), move.words, move.parse_reply
-    )
+    return script_call(wrappers.waking(move.script), (keys.meta, keys.marker, *move.keys), move.argv, move.parse_reply)
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
-    """Own ``renewLocks``: renew the locks of ``held`` (token, job id), also those that ran out unless another worker
-    has the job by now; the result is the ids whose lock is lost."""
+    """Own ``renewLocks``: renew the locks of ``held`` (token, job id). Returns the ids whose lock is lost.
+
+    A lock that has expired is set again unless another worker has the job.
+    """
     return _renewal(keys, held, lock_ms, texts)
 
 
 def keep_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
-    """Own ``renewLocks`` for one job: renew its lock, or take it again if it ran out and no other worker has the job;
-    the result is whether the job is locked with ``token`` now."""
+    """:func:`renew_locks` for one job. Returns True if the job is locked with ``token`` now."""
     return _renewal(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
 
 
@@ -312,7 +320,7 @@ def _renewal(
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:
-    """Own ``findByToken``: the active jobs locked with one of ``tokens``, as (token, job id)."""
+    """Own ``findByToken``: the active jobs that are locked with one of ``tokens``, as (token, job id)."""
 
     def parse_reply(reply: Any) -> list[tuple[str, str]]:
         words = texts(reply)
@@ -325,36 +333,29 @@ def _pack(fields: Fields) -> bytes | str:
     return to_msgpack(list(fields)) if fields else ""
 
 
-def _refusal(keys: QueueKeys, job_id: str) -> Any:
-    def parse_reply(reply: Any) -> None:
-        raise_for(reply, job_id, keys.name)
-
-    return parse_reply
-
-
 def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
-    """How a job ends of which nothing is known but that it cannot be taken or settled."""
-    reason = f"the job was set aside, because its hash is malformed: {problem}".encode("utf-8", ON_SURROGATE)
+    """Return how to fail a job of which nothing can be read."""
+    reason = f"the job was quarantined because its hash is malformed: {problem}".encode("utf-8", ON_SURROGATE)
     return FinishOptions(False, reason, keep, 0, ["failedReason", reason])
 
 
 def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
-    """Own ``setAside`` around a call of ``moveToFinished``: fail a job that nobody could take or end otherwise.
+    """Own ``quarantine`` around a call of ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
 
-    Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is none to end:
-    another worker has the job, it waits or has ended, or it is gone.
+    Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is nothing to
+    do: another worker has the job, it waits or has finished, or it is gone.
 
     Args:
         keys: the queue.
-        finish: fails the job; it must not take the next one.
+        finish: fails the job; it must not fetch the next one.
         token: of the lock that the caller has, or had.
-        only_malformed: leave a job alone whose hash is sound; the result is false then.
+        only_malformed: leave a job alone if its hash is valid. The result is False then.
     """
 
     def parse_reply(reply: Any) -> bool:
-        raise_for(reply, str(finish.words[0]), keys.name)
-        return bool(reply != _SOUND)
+        raise_for(reply, str(finish.argv[0]), keys.name)
+        return bool(reply != _VALID)
 
-    places = (keys.completed, keys.waiting_children, *finish.places)
-    words = (token, "1" if only_malformed else "", *finish.words)
-    return script_call(wrappers.ending("setAside"), places, words, parse_reply)
+    script_keys = (keys.completed, keys.waiting_children, *finish.keys)
+    argv = (token, "1" if only_malformed else "", *finish.argv)
+    return script_call(wrappers.ending("quarantine"), script_keys, argv, parse_reply)

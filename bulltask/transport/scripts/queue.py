@@ -1,6 +1,7 @@
-"""The scripts that act on a whole queue or read it; packing only (PROTOCOL 3.4).
+"""Calls that act on a whole queue, read it, or list queues.
 
-Every time is the server's, in milliseconds.
+Times are the server's, in milliseconds. Pages of finished jobs are addressed by scores, which mean the same to every
+reader at any later time; ranks would not, because workers move jobs all the time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 MOVED_AT_ONCE: Final = 50_000
-"""Ids that one call of ``setPaused`` moves from list to list: a few milliseconds of the server."""
+"""Ids that one call of ``setPaused`` moves from list to list: they keep Redis busy for a few milliseconds."""
 
 EVERY_DELAYED: Final = "1.7976931348623157e+308"
 
@@ -66,21 +67,21 @@ LISTS: Final = ("wait", "active", "paused")
 SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 """States that are sorted sets of ids."""
 
-_SCANNED = 1_000
+_SCAN_COUNT = 1_000
 
 _GLOB = re.compile(r"([\\*?\[\]^])")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsReply:
-    """What ``getMetrics`` says.
+    """Reply of ``getMetrics``.
 
     Attributes:
-        count: jobs counted so far, without those of the running minute.
-        previous_ms: when a job was counted last.
+        count: jobs counted so far, without those of the current minute.
+        previous_ms: when a job was last counted.
         previous_count: the count at the last full minute.
         data: jobs per minute, newest first.
-        points: how many minutes are stored.
+        points: number of minutes that are stored.
     """
 
     count: int
@@ -101,11 +102,11 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class PageCursor:
-    """How far a walk through a list or sorted set has come.
+    """How far an iteration over a list or sorted set has come.
 
     Attributes:
-        score: of the last member seen, ``""`` to begin (sorted sets).
-        distance: of the last page from the end where the walk began (lists).
+        score: of the last member seen, ``""`` at the beginning (sorted sets).
+        distance: of the last page from the end where the iteration began (lists).
         ids: of the last page, last one first; of a sorted set only the last one.
     """
 
@@ -115,25 +116,25 @@ class PageCursor:
 
 
 def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
-    """Own ``setPaused``: pause or resume; the result is how many ids are still to be moved by further calls."""
-    places = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.events, keys.delayed, keys.marker)
-    return script_call(loader.own("setPaused"), places, ("paused" if paused else "resumed", MOVED_AT_ONCE), int)
+    """Own ``setPaused``: pause or resume. Returns how many ids are left to move; call it again until that is 0."""
+    script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.events, keys.delayed, keys.marker)
+    return script_call(loader.own("setPaused"), script_keys, ("paused" if paused else "resumed", MOVED_AT_ONCE), int)
 
 
 def drain(keys: QueueKeys, *, delayed: bool) -> Call[None]:
-    """``drain``: remove the jobs that wait, and the delayed ones if asked."""
-    places = (keys.wait, keys.paused, keys.delayed, keys.prioritized, keys.repeat)
-    return script_call(loader.official("drain"), places, (keys.base, int(delayed)), _nothing)
+    """``drain``: remove the waiting jobs, and the delayed ones if asked."""
+    script_keys = (keys.wait, keys.paused, keys.delayed, keys.prioritized, keys.repeat)
+    return script_call(loader.official("drain"), script_keys, (keys.base, int(delayed)), _nothing)
 
 
 def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[list[str]]:
-    """``cleanJobsInSet``: remove jobs of ``state`` that are older than ``before_ms``; the result is their ids."""
+    """``cleanJobsInSet``: remove jobs of ``state`` that are older than ``before_ms``. Returns their ids."""
     args = (keys.base, before_ms, limit, state)
     return script_call(loader.official("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, texts)
 
 
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
-    """``obliterate``: remove up to ``count`` jobs of a paused queue; true means that more are left."""
+    """``obliterate``: remove up to ``count`` jobs of a paused queue. Returns True if more are left."""
 
     def parse_reply(reply: Any) -> bool:
         if reply in OBLITERATE_ERRORS:
@@ -146,42 +147,43 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: up to ``count`` jobs of ``state`` wait again; true means that more may be left.
+    """``moveJobsToWait``: put up to ``count`` jobs of ``state`` back to the waiting ones. True: more may be left.
 
     Args:
         keys: the queue.
         state: ``failed``, ``completed`` or ``delayed``.
-        count: how many in this call.
-        before_ms: only those that finished before; ``None``: all (also of delayed ones, whose scores are no times).
+        count: maximum number in this call.
+        before_ms: only jobs that finished before; ``None`` means all, and is required for delayed ones, whose scores
+            are not times.
     """
-    places, args = _moved_to_wait(keys, state, count, before_ms)
-    return script_call(loader.official("moveJobsToWait"), places, args, bool)
+    script_keys, args = _moved_to_wait(keys, state, count, before_ms)
+    return script_call(loader.official("moveJobsToWait"), script_keys, args, bool)
 
 
 def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Call[tuple[bool, str]]:
-    """Own ``retryFailed``: as :func:`move_jobs_to_wait` for failed jobs, but those that were revoked are left.
+    """Own ``retryFailed``: :func:`move_jobs_to_wait` for failed jobs, except for those that were revoked.
 
     Args:
         keys: the queue.
-        count: how many jobs are looked at in this call.
-        before_ms: only those that finished before.
-        after: what the call before returned, ``""`` at first.
+        count: number of jobs to check in this call.
+        before_ms: only jobs that finished before.
+        after: what the previous call returned, ``""`` at first.
 
     Returns:
-        Whether more may be there, and where the next call goes on.
+        Whether more may be left, and where the next call continues.
     """
 
     def parse_reply(reply: Any) -> tuple[bool, str]:
         return bool(reply[0]), text(reply[1])
 
-    places, args = _moved_to_wait(keys, "failed", count, before_ms)
-    return script_call(wrappers.retrying(), (keys.retrying, *places), (REVOKED, after, *args), parse_reply)
+    script_keys, args = _moved_to_wait(keys, "failed", count, before_ms)
+    return script_call(wrappers.retrying(), (keys.retrying, *script_keys), (REVOKED, after, *args), parse_reply)
 
 
 def _moved_to_wait(
     keys: QueueKeys, state: str, count: int, before_ms: int | None
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
-    places = (
+    script_keys = (
         keys.base,
         keys.events,
         keys.base + state,
@@ -191,28 +193,27 @@ def _moved_to_wait(
         keys.active,
         keys.marker,
     )
-    return places, (count, EVERY_DELAYED if before_ms is None else before_ms, state)
+    return script_keys, (count, EVERY_DELAYED if before_ms is None else before_ms, state)
 
 
 def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:
-    """``getCountsPerPriority``: how many jobs wait with each priority; 0 are those without one."""
+    """``getCountsPerPriority``: count the waiting jobs of each priority; 0 stands for jobs without one."""
 
     def parse_reply(reply: Any) -> dict[int, int]:
         return {priority: int(count) for priority, count in zip(priorities, reply, strict=True)}
 
-    places = (keys.wait, keys.paused, keys.meta, keys.prioritized)
-    return script_call(loader.official("getCountsPerPriority"), places, tuple(priorities), parse_reply)
+    script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized)
+    return script_call(loader.official("getCountsPerPriority"), script_keys, tuple(priorities), parse_reply)
 
 
 def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[str]]:
-    """``getRanges``: ids from ``start`` to ``end`` of each of ``states``, without repetitions."""
+    """``getRanges``: read the ids from ``start`` to ``end`` of each of ``states``, without repetitions."""
 
     def parse_reply(reply: Any) -> list[str]:
         found: dict[str, None] = {}
         for state, ids in zip(states, reply, strict=True):
-            # The script reads lists from the right place but does not turn them round.
-            turned = asc and state in LISTS
-            found.update(dict.fromkeys(texts(reversed(ids) if turned else ids)))
+            # For lists the script returns the right range in the wrong order.
+            found.update(dict.fromkeys(texts(reversed(ids) if asc and state in LISTS else ids)))
         return list(found)
 
     return script_call(loader.official("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
@@ -221,7 +222,7 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
 def page_after(
     keys: QueueKeys, state: str, place: PageCursor, size: int, *, asc: bool
 ) -> Call[tuple[list[str], PageCursor]]:
-    """Own ``pageAfter``: the next ids of a state, and the place behind them; no ids: this was the end."""
+    """Own ``pageAfter``: read the next ids of a state, and the cursor after them. No ids: this was the end."""
     is_list = state in LISTS
 
     def parse_reply(reply: Any) -> tuple[list[str], PageCursor]:
@@ -238,7 +239,7 @@ def page_after(
 
 
 def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[MetricsReply]:
-    """``getMetrics``: how many jobs ended as ``kind`` (``completed`` or ``failed``), minute by minute."""
+    """``getMetrics``: read how many jobs finished as ``kind`` (``completed`` or ``failed``), by minute."""
 
     def parse_reply(reply: Any) -> MetricsReply:
         facts, data, points = reply
@@ -252,7 +253,7 @@ def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[Metric
 
 
 def get_rate_limit_ttl(keys: QueueKeys, max_jobs: int) -> Call[int]:
-    """``getRateLimitTtl``: how long the queue is rate-limited, in milliseconds; 0 or less: it is not."""
+    """``getRateLimitTtl``: read how long the queue is rate-limited, in milliseconds; 0 or less if it is not."""
     return script_call(loader.official("getRateLimitTtl"), (keys.limiter, keys.meta), (max_jobs,), int)
 
 
@@ -262,12 +263,12 @@ def limit_now(keys: QueueKeys, duration_ms: int) -> Call[None]:
 
 
 def is_maxed(keys: QueueKeys) -> Call[bool]:
-    """``isMaxed``: as many jobs are active as the queue's global concurrency allows."""
+    """``isMaxed``: return True if as many jobs are active as the queue's global concurrency allows."""
     return script_call(loader.official("isMaxed"), (keys.meta, keys.active), (), bool)
 
 
 def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
-    """The queue's ``meta`` hash."""
+    """Read the queue's ``meta`` hash."""
 
     def parse_reply(reply: Any) -> dict[str, str]:
         words = [codec.decode_text(word) for word in reply]
@@ -277,7 +278,7 @@ def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
 
 
 def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
-    """The connections whose name is ``wanted``, or begins with ``prefix`` if one is given."""
+    """List the connections whose name is ``wanted``, or starts with ``prefix`` if one is given."""
 
     def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
@@ -298,7 +299,7 @@ def _nothing(_: Any) -> None:
 
 
 def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
-    """``getCounts``: how many jobs are in each of ``states`` (``wait``, ``active``, ``completed`` …)."""
+    """``getCounts``: count the jobs in each of ``states`` (``wait``, ``active``, ``completed`` …)."""
 
     def parse_reply(reply: Any) -> dict[str, int]:
         return {state: int(count) for state, count in zip(states, reply, strict=True)}
@@ -307,17 +308,17 @@ def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
 
 
 def state_size(keys: QueueKeys, state: str) -> Call[int]:
-    """How many jobs are in a state. The official script takes away what BullMQ 4 left in ``wait``, and so may write."""
+    """Count the jobs of a state without writing. (The official script removes what BullMQ 4 left in ``wait``.)"""
     return command("LLEN" if state in LISTS else "ZCARD", keys.base + state)
 
 
 def count_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[int]:
-    """How many jobs of a sorted state have a score between ``low`` and ``high``, in Redis' spelling of bounds."""
+    """Count the jobs of a sorted state with a score from ``low`` to ``high``, in Redis' notation for bounds."""
     return command("ZCOUNT", keys.base + state, low, high)
 
 
 def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
-    """The score at a rank of a sorted state, just as Redis writes it; ``None`` when it has fewer jobs."""
+    """Read the score at a rank of a sorted state, as Redis writes it; ``None`` if it has fewer jobs."""
 
     def parse_reply(reply: Any) -> str | None:
         return text(reply[1]) if reply else None
@@ -326,17 +327,17 @@ def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
 
 
 def ids_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[list[str]]:
-    """The ids of a sorted state whose score is between ``low`` and ``high``."""
+    """List the ids of a sorted state whose score is from ``low`` to ``high``."""
     return command("ZRANGEBYSCORE", keys.base + state, low, high, parse_reply=texts)
 
 
 def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
-    """All ids of a listed state at this moment."""
+    """List all ids of a state that is a list."""
     return command("LRANGE", keys.base + state, 0, -1, parse_reply=texts)
 
 
 def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Names of queues under a prefix, as BullMQ spells them: the next cursor, ``0`` at the end, and some names.
+    """Scan names of queues under a prefix, as BullMQ spells them. Returns the next cursor (``0`` at the end) and names.
 
     Every queue that was ever used has a ``meta`` hash. The same name may come twice.
     """
@@ -347,11 +348,11 @@ def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
         found = (text(key)[len(start) : -len(end)] for key in reply[1])
         return text(reply[0]), [name for name in found if name and ":" not in name]
 
-    return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED, parse_reply=parse_reply)
+    return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)
 
 
 def served_queues(prefix: str) -> Call[set[str]]:
-    """Names of the queues that connected workers serve, as BullMQ spells them: their connections are called so."""
+    """List the queues that connected workers serve, as BullMQ spells them, by the names of the connections."""
     start = f"{prefix}:"
 
     def parse_reply(reply: Any) -> set[str]:
@@ -364,7 +365,7 @@ def served_queues(prefix: str) -> Call[set[str]]:
 
 
 def _decoded(name: str) -> str:
-    """A queue's name from that of a connection; nothing where somebody has called theirs otherwise."""
+    """Return a queue's name from that of a connection; ``""`` if it is another client's."""
     try:
         return base64.b64decode(name, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):

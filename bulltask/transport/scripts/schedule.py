@@ -1,4 +1,4 @@
-"""The scripts of job schedulers; packing only (PROTOCOL 3.4)."""
+"""Calls of the scripts of job schedulers, and of the commands that ``beat_schedule`` needs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Iteration:
     """A scheduler's next job.
 
     Attributes:
-        next_ms: when it runs, by the pattern; ``None``: the script works it out from the interval.
+        next_ms: when it runs, by the cron pattern; ``None`` if the script computes it from the interval.
         data: JSON.
-        options: as stored.
+        options: as they are stored.
     """
 
     next_ms: int | None
@@ -59,7 +59,7 @@ def add_job_scheduler(
     iteration: Iteration,
     now_ms: int,
 ) -> Call[tuple[str, int]]:
-    """``addJobScheduler``: make or change a scheduler and add its next job.
+    """``addJobScheduler``: add or change a scheduler, and add its next job.
 
     Args:
         keys: the queue.
@@ -70,10 +70,10 @@ def add_job_scheduler(
         now_ms: the server's time.
 
     Returns:
-        The id of the job, and how many milliseconds it is delayed. Running the call raises
-        ``SchedulerCollisionError`` and ``SchedulerBusyError``.
+        The id of the job, and its delay in milliseconds. Running the call raises ``SchedulerCollisionError`` and
+        ``SchedulerBusyError``.
     """
-    places = (*_places(keys), keys.active)
+    script_keys = (*_script_keys(keys), keys.active)
     name, options = template
     said = {"name": name, **rule.to_wire()}
     if rule.offset_ms is not None:
@@ -95,18 +95,17 @@ def add_job_scheduler(
         job_id, delay = reply
         return text(job_id), int(delay)
 
-    return script_call(loader.official("addJobScheduler"), places, args, parse_reply)
+    return script_call(loader.official("addJobScheduler"), script_keys, args, parse_reply)
 
 
 def update_job_scheduler(
     keys: QueueKeys, scheduler_id: str, producer_id: str, iteration: Iteration, now_ms: int
 ) -> Call[str | None]:
-    """``updateJobScheduler``: add the job that follows job ``producer_id``; the result is its id.
+    """``updateJobScheduler``: add the job that follows job ``producer_id``. Returns its id.
 
-    Nothing happens, and the result is ``None``, when the scheduler is gone or has that job already: asking again is
-    safe.
+    Returns ``None``, and does nothing, when the scheduler is gone or has that job already; so it is safe to repeat.
     """
-    places = (*_places(keys), keys.job(producer_id), keys.active)
+    script_keys = (*_script_keys(keys), keys.job(producer_id), keys.active)
     args = (
         _moment(iteration),
         scheduler_id,
@@ -116,35 +115,35 @@ def update_job_scheduler(
         keys.base,
         producer_id,
     )
-    return script_call(loader.official("updateJobScheduler"), places, args, _id_or_none)
+    return script_call(loader.official("updateJobScheduler"), script_keys, args, _id_or_none)
 
 
 def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
-    """``updateRepeatableJobMillis``: note when a repeatable job of the older kind runs next.
+    """``updateRepeatableJobMillis``: record when a repeatable job runs next.
 
     Returns:
-        Under which of its two possible keys it is known, ``""`` if it is not (any more).
+        Which of its two possible keys it has; ``""`` if it does not exist (any more).
     """
     args = (next_ms, hashed_key, key)
     return script_call(loader.official("updateRepeatableJobMillis"), (keys.repeat,), args, text)
 
 
 def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) -> Call[bool]:
-    """``removeRepeatable``: remove a repeatable job and its next job while that is delayed; false when there is none.
+    """``removeRepeatable``: remove a repeatable job, and its next job if that is delayed; False if it does not exist.
 
     Args:
         keys: the queue.
-        old_job_id: the ids of its jobs without their moment, if it has a key of the oldest form.
+        old_job_id: the ids of its jobs without their time, if it has a key of the oldest form.
         old_key: its key in the oldest form, ``""`` for none.
         key: its key.
     """
-    places = (keys.repeat, keys.delayed, keys.events)
+    script_keys = (keys.repeat, keys.delayed, keys.events)
     args = (old_job_id, old_key, key, keys.base)
-    return script_call(loader.official("removeRepeatable"), places, args, lambda reply: int(reply) == 0)
+    return script_call(loader.official("removeRepeatable"), script_keys, args, lambda reply: int(reply) == 0)
 
 
 def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
-    """The hash of a repeatable job or of a scheduler; empty for a key of the oldest form, which says it all itself."""
+    """Read the hash of a repeatable job or scheduler; empty for a key of the oldest form, which contains everything."""
 
     def parse_reply(reply: Any) -> dict[str, str]:
         return {text(name): text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
@@ -153,14 +152,14 @@ def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
 
 
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
-    """``removeJobScheduler``: remove it, and its next job while that is delayed; false when there is none."""
-    places = (keys.repeat, keys.delayed, keys.events)
+    """``removeJobScheduler``: remove a scheduler, and its next job if that is delayed; False if it does not exist."""
+    script_keys = (keys.repeat, keys.delayed, keys.events)
     script = loader.official("removeJobScheduler")
-    return script_call(script, places, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
+    return script_call(script, script_keys, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
 
 
 def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | None]:
-    """``getJobScheduler``: what Redis holds of it."""
+    """``getJobScheduler``: read a scheduler."""
 
     def parse_reply(reply: Any) -> Scheduler | None:
         if not reply or reply[0] is None:
@@ -172,7 +171,7 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
-    """The ids of schedulers by the moment of their next job, with that moment."""
+    """List the ids of schedulers with the time of their next job, ordered by that time."""
 
     def parse_reply(reply: Any) -> list[tuple[str, int]]:
         # RESP2: member, score, member, score …
@@ -182,7 +181,7 @@ def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call
 
 
 def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
-    """The hash of a scheduler of which :func:`list_schedulers` told."""
+    """Read the hash of a scheduler that :func:`list_schedulers` returned."""
 
     def parse_reply(reply: Any) -> Scheduler:
         return Scheduler.from_hash(scheduler_id, reply, next_ms)
@@ -191,12 +190,12 @@ def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Sch
 
 
 def count_schedulers(keys: QueueKeys) -> Call[int]:
-    """How many schedulers the queue has."""
+    """Count the queue's schedulers."""
     return command("ZCARD", keys.repeat, parse_reply=int)
 
 
-def _places(keys: QueueKeys) -> tuple[str, ...]:
-    """The keys that both scripts begin with."""
+def _script_keys(keys: QueueKeys) -> tuple[str, ...]:
+    """Return the keys that both scripts begin with."""
     return (
         keys.repeat,
         keys.delayed,
@@ -221,11 +220,11 @@ def _id_or_none(reply: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BeatLabel:
-    """What the template of a job scheduler says about who made it.
+    """Marks a job scheduler that a ``beat_schedule`` has made; stored in its template.
 
     Attributes:
-        owner: the name of the app whose ``beat_schedule`` it comes from, ``""`` for none.
-        digest: stands for what the entry said.
+        owner: name of the app, ``""`` for none.
+        digest: of the entry's content.
     """
 
     owner: str
@@ -233,7 +232,7 @@ class BeatLabel:
 
 
 def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
-    """Whose a scheduler is."""
+    """Read which app has made a scheduler."""
 
     def parse_reply(reply: Any) -> BeatLabel:
         try:
@@ -248,17 +247,17 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
 
 
 def beat_queues(prefix: str, app: str) -> Call[set[str]]:
-    """The queues in which the app has made schedulers, as the user spells them."""
+    """List the queues in which the app has made schedulers, by the user's spelling."""
     return command(
         "SMEMBERS", key_names.beat_queues(prefix, app), parse_reply=lambda reply: {text(name) for name in reply}
     )
 
 
 def note_queue(prefix: str, app: str, queue: str) -> Call[int]:
-    """Note that the app makes schedulers in this queue: they are found again when its code names it no more."""
+    """Record that the app makes schedulers in a queue, to find them when its code no longer names the queue."""
     return command("SADD", key_names.beat_queues(prefix, app), queue)
 
 
 def forget_queue(prefix: str, app: str, queue: str) -> Call[int]:
-    """The app has none in this queue any more."""
+    """Record that the app has no schedulers in a queue any more."""
     return command("SREM", key_names.beat_queues(prefix, app), queue)

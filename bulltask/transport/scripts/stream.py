@@ -1,4 +1,4 @@
-"""The commands that read and write a queue's event stream; packing only (PROTOCOL 4.13)."""
+"""Commands that read and write a queue's event stream."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ __all__ = [
 ]
 
 BEGINNING: Final = "0-0"
-"""What comes before every entry."""
+"""The id before every entry."""
 
 LONGEST_BLOCK_MS: Final = 5_000
-"""A read waits this long at the most, so that a connection that died silently is noticed."""
+"""Maximum time that a read blocks, so that a connection that died silently is noticed."""
 
 PAGE: Final = 1_000
-"""Entries of one read."""
+"""Maximum number of entries in one read."""
 
 Entry = tuple[str, dict[bytes, bytes]]
 """Id and fields."""
 
 SPAN: Final = 10_000
-"""Entries that one :func:`span_end` looks at, at the most: a few milliseconds in which Redis does nothing else."""
+"""Maximum number of entries that one :func:`span_end` reads: they keep Redis busy for a few milliseconds."""
 
 READING: Final = frozenset({"spanEnd"})
-"""Scripts that write nothing."""
+"""Own scripts that write nothing."""
 
 RawEntry = tuple[bytes, Sequence[bytes]]
-"""Id and fields of an entry, as Redis sends them: name, value, name, value …"""
+"""Id and fields of an entry as Redis sends them: name, value, name, value …"""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream says of itself (``XINFO STREAM``).
+    """State of a stream (``XINFO STREAM``).
 
     Attributes:
-        length: entries that are there.
-        last: id of the newest entry that ever was there.
-        added: how many entries were ever added; ``None`` before Redis 7.0, which does not count.
-        deleted: entries were deleted one by one (``XDEL``), which BullMQ never does.
-        first: id of the oldest entry that is there; ``""`` when there is none.
+        length: number of entries.
+        last: id of the newest entry that was ever added.
+        added: number of entries that were ever added; ``None`` before Redis 7.0, which does not count them.
+        deleted: True if single entries were deleted (``XDEL``), which BullMQ never does.
+        first: id of the oldest entry, ``""`` if there is none.
     """
 
     length: int
@@ -74,12 +74,12 @@ class StreamInfo:
 
     @property
     def trimmed(self) -> int | None:
-        """How many entries were trimmed off the beginning; ``None`` where that is not known."""
+        """Number of entries that were trimmed from the beginning; ``None`` if unknown."""
         return None if self.added is None or self.deleted else self.added - self.length
 
 
 def last_id(keys: QueueKeys) -> Call[str]:
-    """The id of the newest entry; :data:`BEGINNING` when there is none."""
+    """Return the id of the newest entry, :data:`BEGINNING` if there is none."""
 
     def parse_reply(reply: Any) -> str:
         return reply[0][0].decode() if reply else BEGINNING
@@ -88,33 +88,33 @@ def last_id(keys: QueueKeys) -> Call[str]:
 
 
 def read_blocking(keys: QueueKeys, cursor: str, block_ms: int) -> Call[list[Entry]]:
-    """What comes after ``cursor``; waits for it up to ``block_ms``, which is at least 1: 0 would mean for ever."""
+    """Read the entries after ``cursor``; wait for them up to ``block_ms``, at least 1 because 0 would mean forever."""
     block = max(1, min(block_ms, LONGEST_BLOCK_MS))
     return command("XREAD", "COUNT", PAGE, "BLOCK", block, "STREAMS", keys.events, cursor, parse_reply=_read)
 
 
 def read_now(keys: QueueKeys, cursor: str) -> Call[list[Entry]]:
-    """What comes after ``cursor`` and is there already."""
+    """Read the entries after ``cursor`` that exist now."""
     return command("XREAD", "COUNT", PAGE, "STREAMS", keys.events, cursor, parse_reply=_read)
 
 
 def entries_since(keys: QueueKeys, since: str) -> Call[list[Entry]]:
-    """All entries from ``since`` on, that one included."""
+    """Read all entries from ``since`` on, inclusive."""
     return command("XRANGE", keys.events, since, "+", parse_reply=_entries)
 
 
 def is_retained(keys: QueueKeys, cursor: str) -> Call[bool]:
-    """True when an entry at or before ``cursor`` is still there: none after it was trimmed then."""
+    """Return True if an entry at or before ``cursor`` still exists: then none after it was trimmed."""
     return command("XREVRANGE", keys.events, cursor, "-", "COUNT", 1, parse_reply=bool)
 
 
 def stream_exists(keys: QueueKeys) -> Call[bool]:
-    """True when there is a stream."""
+    """Return True if the queue has a stream."""
     return command("EXISTS", keys.events, parse_reply=bool)
 
 
 def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
-    """The numbers of the stream; Redis refuses when there is none."""
+    """Read the state of the stream; Redis returns an error if it does not exist."""
 
     def parse_reply(reply: Any) -> StreamInfo:
         said = dict(zip(reply[::2], reply[1::2], strict=True))
@@ -130,7 +130,7 @@ def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
 
 
 def publish(keys: QueueKeys, event: str, fields: Mapping[str, str], max_events: int) -> Call[str]:
-    """Add an event of one's own, trim the stream to about ``max_events``; the result is the entry's id."""
+    """Add a custom event and trim the stream to about ``max_events``. Returns the entry's id."""
     words: list[Arg] = [word for pair in fields.items() for word in pair]
     limit: tuple[Arg, ...] = ("MAXLEN", "~", max_events, "*")
     return command("XADD", keys.events, *limit, "event", event, *words, parse_reply=lambda reply: str(reply.decode()))
@@ -146,11 +146,11 @@ def _entries(reply: Any) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class SpanEnd:
-    """Where some entries of a stream end.
+    """Where a range of entries ends.
 
     Attributes:
-        last: id of the last one; ``""`` when there is none.
-        count: how many there are.
+        last: id of the last one, ``""`` if there is none.
+        count: number of entries.
     """
 
     last: str
@@ -158,13 +158,13 @@ class SpanEnd:
 
 
 def span_end(keys: QueueKeys, after: str, until: str, most: int) -> Call[SpanEnd]:
-    """``spanEnd``: where the next ``most`` entries end; no more than :data:`SPAN` of them are looked at.
+    """Own ``spanEnd``: find where the next ``most`` entries end, within :data:`SPAN`.
 
     Args:
         keys: the queue.
-        after: id behind which they begin; ``0-0`` for the first.
-        until: id of the last one that may count; ``+`` for no bound, ``1760010061025`` for a whole millisecond.
-        most: how many at the most.
+        after: id after which they begin; ``0-0`` for the first.
+        until: id of the last entry that may count; ``+`` for no bound, ``1760010061025`` for a whole millisecond.
+        most: maximum number of entries.
     """
 
     def parse_reply(reply: Any) -> SpanEnd:
@@ -174,5 +174,5 @@ def span_end(keys: QueueKeys, after: str, until: str, most: int) -> Call[SpanEnd
 
 
 def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEntry]]:
-    """Up to ``size`` entries behind ``after``, up to ``until`` and with it; undecoded."""
+    """Read up to ``size`` entries after ``after``, up to and including ``until``, without decoding them."""
     return command("XRANGE", keys.events, f"({after}", until, "COUNT", size)

@@ -1,24 +1,25 @@
 --[[
-  Lets no malformed job vanish when it has stalled, or keep others from being found.
+  Prevents a malformed stalled job from vanishing, and from hiding others.
 
-  BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and takes each of them out of `active`
-  before it reads it. At a key that is no hash, a counter `stc` that is no integer, or options that are not JSON, it
-  stops with an error: that job is in no list any more, and the others are not looked at. So these are dealt with
-  before: such a counter begins anew; a job with such options waits again, and whoever takes it next says what is wrong;
-  one whose key is no hash leaves the queue, as in setAside. A lock that is no string never runs out, and is removed.
+  BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and removes each of them from `active`
+  before it reads it. At a key that is not a hash, a counter `stc` that is not an integer, or options that are not JSON,
+  it stops with an error: that job is in no list any more, and the others are not checked. So these are handled before:
+  such a counter is reset; a job with such options waits again, and the worker that acquires it reports the error; a job
+  whose key is not a hash is removed from the queue, as in quarantine. A lock that is not a string never expires, and is
+  removed.
 
-  It is the end of a script, not a whole one: in front of it the text of moveStalledJobsToWait stands as the function
-  `official(KEYS, ARGV)` (bulltask.lua.wrappers.guarded).
+  This is the end of a script. The text of moveStalledJobsToWait precedes it, as the function `official(KEYS, ARGV)`
+  (bulltask.lua.wrappers.guarded).
 
-  ARGV[1]  of the official script, and not used here: how often a job may stall
+  ARGV[1]  of the official script, not used here: how often a job may stall
   ARGV[2]  key prefix of the queue
   returns  ids of the jobs that wait again
-  event    those of the official script; waiting and stalled for what is malformed, or failed
+  event    those of the official script; for malformed jobs waiting and stalled, or failed
 ]]
 local call, places, prefix, back = redis.call, KEYS, ARGV[2], {}
 local stalled, active, events = places[1], places[3], places[8]
 
-local function is_sound(job)
+local function is_valid(job)
   if type(redis.pcall("HINCRBY", job, "stc", 1)) == "table" then
     call("HDEL", job, "stc")
   else
@@ -50,13 +51,13 @@ if call("EXISTS", places[4]) == 0 then
     if lock ~= "none" and lock ~= "string" then
       call("DEL", job .. ":lock")
     end
-    if kind ~= "none" and call("EXISTS", job .. ":lock") == 0 and not (kind == "hash" and is_sound(job)) then
+    if kind ~= "none" and call("EXISTS", job .. ":lock") == 0 and not (kind == "hash" and is_valid(job)) then
       call("SREM", stalled, id)
       if call("LREM", active, 1, id) > 0 then
         if kind == "hash" then
           put_back(id)
         else
-          local reason = "the job was set aside, because its hash is malformed: its key is a " .. kind
+          local reason = "the job was quarantined because its hash is malformed: its key is a " .. kind
           call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
         end
       end

@@ -1,11 +1,13 @@
 --[[
-  Fails a job that BullMQ's scripts cannot take or end, because of what stands in its hash, so that the others go on.
+  Fails a job that BullMQ's scripts cannot acquire or finish because its hash is malformed.
 
-  Such a script stops half-way, with an error: the job stays in `active`, or is nowhere any more. This is the end of a
-  script, not a whole one: in front of it the text of BullMQ's moveToFinished stands as the function
-  `finish(KEYS, ARGV)` (bulltask.lua.wrappers.ending), so that the job fails as any other does: with its events, its
-  parent, its metrics. First, what that script would stop at is taken out of the hash. Where it stops all the same, or
-  the key of the job is no hash at all, the job is failed here as far as possible.
+  Such a script stops half-way with an error: the job stays in `active`, or is in no list any more. This script fails the
+  job as any other job fails, with its events, parent and metrics, after it has removed the fields at which BullMQ's
+  script would stop. If that stops nevertheless, or the job's key is not a hash, this script fails the job as far as
+  possible.
+
+  This is the end of a script. The text of BullMQ's moveToFinished precedes it, as the function `finish(KEYS, ARGV)`
+  (bulltask.lua.wrappers.ending).
 
   KEYS[1]  completed
   KEYS[2]  waiting-children
@@ -13,10 +15,10 @@
   ARGV[1]  token of the lock that the caller has, or had
   ARGV[2]  "1": only a job whose hash is malformed; "": any
   ARGV[3]  the job's id, which is the first argument of moveToFinished
-  ARGV[4…] its others, with the same token
-  returns  0: done; 1: nothing is wrong with the job's hash; or a negative number of moveToFinished (-6: another worker
-           has the job, -3: it waits or has ended, -1: there is no such job)
-  event    those of moveToFinished; failed alone, where it stops
+  ARGV[4…] its other arguments, with the same token
+  returns  0: done; 1: the job's hash is valid; or a negative number of moveToFinished (-6: another worker has the job,
+           -3: it waits or has finished, -1: there is no such job)
+  event    those of moveToFinished; only failed if it stops
 ]]
 local call, token, id = redis.call, ARGV[1], ARGV[3]
 local places, args = { unpack(KEYS, 3) }, { unpack(ARGV, 3) }
@@ -32,7 +34,7 @@ local function is_somewhere()
   return call("LPOS", places[1], id) or call("LPOS", places[8], id)
 end
 
--- Nobody but HINCRBY itself knows what it can add to.
+-- Only HINCRBY itself knows which values it accepts.
 local function is_counter(field)
   local made = redis.pcall("HINCRBY", job, field, 1)
   if type(made) == "table" and made.err then
@@ -51,14 +53,14 @@ local function is_map(field)
   return known and type(value) == "table", value
 end
 
-local function has_parent_or_none()
-  local sound, parent = is_map("parent")
+local function is_parent_valid()
+  local valid, parent = is_map("parent")
   local key = call("HGET", job, "parentKey")
   if key and not string.find(key, ":", 1, true) then
     return false
   end
-  local id_type = sound and parent and type(parent.id)
-  return sound and (not parent or ((id_type == "string" or id_type == "number") and type(parent.queueKey) == "string"))
+  local id_type = valid and parent and type(parent.id)
+  return valid and (not parent or ((id_type == "string" or id_type == "number") and type(parent.queueKey) == "string"))
 end
 
 local function leave()
@@ -80,7 +82,7 @@ if not call("LPOS", active, id) then
   end
 end
 
--- The first that is written: what a full or read-only Redis refuses, it refuses here, before anything has changed.
+-- The first write: a full or read-only Redis refuses it here, before anything has changed.
 call("SET", lock, token, "PX", 30000)
 if kind == "none" then
   leave()
@@ -90,7 +92,7 @@ elseif kind ~= "hash" then
   call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
   return 0
 end
-local made, parent = is_counter("atm"), has_parent_or_none()
+local made, parent = is_counter("atm"), is_parent_valid()
 if ARGV[2] == "1" and made and parent and is_counter("ats") and is_map("opts") then
   return 1
 end
@@ -107,9 +109,9 @@ local done, reply = pcall(finish, places, args)
 if done then
   return reply
 end
-local told = call("ZSCORE", failed, id)
+local finished = call("ZSCORE", failed, id)
 leave()
-if call("EXISTS", job) == 1 and not told then
+if call("EXISTS", job) == 1 and not finished then
   call("ZADD", failed, now, id)
   call("HSET", job, "failedReason", reason, "finishedOn", now)
   call("HDEL", job, "defa")
