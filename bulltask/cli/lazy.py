@@ -1,4 +1,4 @@
-"""A group of commands, each of them loaded when it is asked for."""
+"""A command group that imports its commands when they are used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bulltask.errors import BulltaskError
 __all__ = ["LazyGroup"]
 
 _EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
-"""Packages that are installed separately, and the smallest extra that has them."""
+"""Optional packages, each with the smallest extra that installs it."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module only when the command is used, so that ``--help`` stays quick.
+    """A click group that imports a command's module only when the command is used, so that ``--help`` stays quick.
 
     Args:
-        modules: for each command, the module whose ``command`` it is.
-        attrs: as for ``click.Group``.
+        modules: the module of each command, which has it as ``command``.
+        attrs: arguments of ``click.Group``.
     """
 
     def __init__(self, *, modules: Mapping[str, str], **attrs: Any) -> None:
@@ -29,11 +29,11 @@ class LazyGroup(click.Group):
         self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names of all commands."""
+        """Return the names of all commands."""
         return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Load one command."""
+        """Import a command; ``None`` if there is no such command."""
         module = self._modules.get(cmd_name)
         if module is None:
             return None
@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run; an error of bulltask's own is one line for the user, not a traceback."""
+        """Run the command; print bulltask's own errors as one line, without a traceback."""
         try:
             return super().invoke(ctx)
         except BulltaskError as exc:
@@ -49,4 +49,4 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as exc:
             if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
                 raise
-            raise click.ClickException(f"this needs {exc.name}: pip install 'bulltask[{extra}]'") from exc
+            raise click.ClickException(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc

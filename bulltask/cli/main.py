@@ -1,4 +1,4 @@
-"""``bulltask``: the commands."""
+"""The ``bulltask`` command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 import click
 
-from bulltask.cli.broker import broker_option
 from bulltask.cli.lazy import LazyGroup
+from bulltask.cli.options import broker_option
 from bulltask.config.urls import SecretUrl
 
 __all__ = ["main"]
@@ -27,8 +27,11 @@ COMMANDS: Final = {
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg.")
 @broker_option
-@click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")
+@click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="JobConversion to this directory first.")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir: str | None) -> None:
-    """Celery-style tasks over BullMQ's protocol. -A and -b may stand before or after the command."""
+    """Run and manage Celery-style tasks on BullMQ's Redis protocol.
+
+    -A and -b may be given before or after the command.
+    """
     ctx.obj = {"app": app, "broker": broker, "workdir": workdir}

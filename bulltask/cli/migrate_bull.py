@@ -1,4 +1,4 @@
-"""``bulltask migrate-bull``: a queue of Bull becomes one of BullMQ; a dry run unless ``--execute`` is said."""
+"""``bulltask migrate-bull``: convert a Bull queue to BullMQ; a dry run without ``--execute``."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from typing import Any, Final
 import click
 
 from bulltask.app import App
-from bulltask.cli.loading import app_options, load_app
+from bulltask.cli.app_loader import load_app
+from bulltask.cli.options import app_options
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
 from bulltask.jobs.names import check_queue_name
-from bulltask.migrate import BullMigration, Plan, Report
+from bulltask.migrate import BullMigration, MigrationPlan, MigrationReport
+from bulltask.migrate.check import STATES
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
-from bulltask.migrate.judge import STATES
-from bulltask.migrate.outcome import Left, Outcome
-from bulltask.migrate.recognise import PLACES, Layout
+from bulltask.migrate.detection import PLACES, QueueLayout
+from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.queue.queue import Queue
 
 __all__ = ["command"]
 
 EXIT_REFUSED: Final = 3
-EXIT_LEFT: Final = 4
-_SHOWN: Final = 5
+EXIT_SKIPPED: Final = 4
+_MAX_LISTED: Final = 5
 
 
 @click.command("migrate-bull")
 @click.argument("queue")
 @app_options
-@click.option("--to", "target", help="Queue of bulltask where the jobs go; QUEUE if left out.")
-@click.option("--bull-prefix", help="Bull's prefix of keys; that of the app (bull) if left out.")
-@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed.")
-@click.option("--states", default=",".join(STATES), show_default=True, help="Only jobs in these, comma-separated.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many jobs.")
-@click.option("--id-prefix", default="", help="Put this before the ids of moved jobs, where the target has such ids.")
-@click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name of jobs that Bull has without one.")
-@click.option("--recover-active", is_flag=True, help="Active jobs whose worker has died wait again.")
-@click.option("--force", is_flag=True, help="Also while workers seem to be connected.")
+@click.option("--to", "target", help="Target queue (default: QUEUE).")
+@click.option("--bull-prefix", help="Bull's key prefix (default: the app's, bull).")
+@click.option("--execute", is_flag=True, help="Migrate the jobs; without it, nothing is changed.")
+@click.option("--states", default=",".join(STATES), show_default=True, help="States of the jobs, comma-separated.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
+@click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
+@click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name for jobs without a name.")
+@click.option("--recover-active", is_flag=True, help="Return active jobs whose worker has died to the waiting jobs.")
+@click.option("--force", is_flag=True, help="Migrate although workers seem to be connected.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -50,39 +51,40 @@ def command(
     bull_prefix: str | None,
     execute: bool,
     states: str,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
-    """Move the jobs of the Bull queue QUEUE into BullMQ's layout.
+    """Convert the jobs of the Bull queue QUEUE to BullMQ's layout; a dry run without --execute.
 
-    Says what is there and what would become of it, and does it with --execute. It may be stopped at any moment and
-    started again: each job moves in one step.
+    It prints what it finds and what it would do, or has done. Each job moves in one atomic step, so you can stop the
+    migration at any moment and run it again.
 
-    Exit codes: 0 done, or a dry run; 3 refused, nothing was changed; 4 some jobs were left; 1 an error: start it again.
+    Exit codes: 0 migrated, or a dry run; 3 refused, nothing was changed; 4 some jobs were skipped; 1 an error: run it
+    again.
     """
     check_queue_name(queue)
     found = _queue(ctx, app, broker, target or queue)
-    wishes["states"] = tuple(state.strip() for state in states.split(",") if state.strip())
+    options["states"] = tuple(state.strip() for state in states.split(",") if state.strip())
     try:
-        migration = BullMigration(found, queue, source_prefix=bull_prefix, **wishes)
+        migration = BullMigration(found, queue, source_prefix=bull_prefix, **options)
     except (ConfigError, InvalidNameError) as exc:
         raise click.UsageError(str(exc)) from exc
     try:
         plan = migration.plan(_progress("read"))
     except MigrationRefusedError as exc:
-        click.echo(f"Cannot: {exc}.", err=True)
+        click.echo(f"Refused: {exc}.", err=True)
         ctx.exit(EXIT_REFUSED)
-    _show_plan(plan, queue, wishes["limit"])
+    _show_plan(plan, queue, options["limit"])
     if plan.refusals:
         click.echo("Refused: nothing was changed.")
         ctx.exit(EXIT_REFUSED)
-    if plan.layout is Layout.EMPTY:
+    if plan.layout is QueueLayout.EMPTY:
         return
     if not execute:
-        click.echo("This was a dry run: nothing was changed. To do it, say it again with --execute.")
+        click.echo("Dry run: nothing was changed. Repeat the command with --execute to migrate these jobs.")
         return
-    report = migration.run(plan, _progress("moved"))
+    report = migration.run(plan, _progress("migrated"))
     _show_report(report, plan)
-    ctx.exit(0 if report.complete else EXIT_LEFT)
+    ctx.exit(0 if report.complete else EXIT_SKIPPED)
 
 
 def _queue(ctx: click.Context, app: str | None, broker: SecretUrl | None, name: str) -> Queue:
@@ -93,44 +95,44 @@ def _queue(ctx: click.Context, app: str | None, broker: SecretUrl | None, name: 
 
 
 def _progress(verb: str) -> Callable[[int, int], None]:
-    """A line on standard error at every tenth of the way, or every thousand jobs."""
+    """Return a callback that prints a line after every tenth of the jobs, but at most every thousand jobs."""
     shown = 0
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal shown
         step = max(1_000, total // 10)
         if done // step > shown:
             shown = done // step
             click.echo(f"{verb} {done:,} of {total:,} jobs", err=True)
 
-    return tell
+    return show
 
 
-def _show_plan(plan: Plan, queue: str, limit: int | None) -> None:
+def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
     click.echo(f"Bull queue    {plan.source}")
     click.echo(f"BullMQ queue  {plan.target}{' (the same keys: in place)' if plan.in_place else ''}")
-    click.echo(f"Recognised    {plan.layout.value}{', paused' if plan.facts.paused else ''}")
-    if plan.layout is Layout.EMPTY:
-        click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} spelled as Bull has it?")
+    click.echo(f"Detected      {plan.layout.value}{', paused' if plan.info.paused else ''}")
+    if plan.layout is QueueLayout.EMPTY:
+        click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} spelled as in Bull?")
         return
-    click.echo("\n" + "\n".join(f"  {place:<10}{plan.facts.sizes[place]:>12,}" for place in PLACES) + "\n")
+    click.echo("\n" + "\n".join(f"  {place:<10}{plan.info.sizes[place]:>12,}" for place in PLACES) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")
     if limit and limit < plan.outcome.total_moved:
         click.echo(f"  but at most {limit:,} of them (--limit)")
     for one in plan.repeatables:
         click.echo(f"  repeatable {one.key!r} " + (one.problem or f"-> job scheduler {one.scheduler_id!r}"))
-        if one.by_hand:
-            click.echo(f"    by hand: {one.by_hand}")
+        if one.manual:
+            click.echo(f"    to create it manually: {one.manual}")
     if plan.pauses:
         click.echo("  The target will be paused, because Bull's queue is: resume it when you are ready.")
-    _show_left(plan.outcome, in_place=plan.in_place)
+    _show_skipped(plan.outcome, in_place=plan.in_place)
     for warning in plan.warnings:
         click.echo(f"Note: {warning}.")
     for refusal in plan.refusals:
-        click.echo(f"Cannot: {refusal}.", err=True)
+        click.echo(f"Refused: {refusal}.", err=True)
 
 
-def _show_moves(outcome: Outcome, verb: str) -> None:
+def _show_moves(outcome: MigrationOutcome, verb: str) -> None:
     for state, count in sorted(outcome.moved.items()):
         name = "waiting (were active)" if state == "recovered" else state
         click.echo(f"  {count:,} {verb} {name}")
@@ -138,27 +140,27 @@ def _show_moves(outcome: Outcome, verb: str) -> None:
         click.echo(f"  {count:,} of them {NOTES[note]}")
 
 
-def _show_left(outcome: Outcome, *, in_place: bool) -> None:
-    for reason, ids in outcome.left.items():
-        if in_place and reason is Left.BULLMQ:
-            continue  # where they belong
-        shown = ", ".join(ids[:_SHOWN]) + (", …" if len(ids) > _SHOWN else "")
-        click.echo(f"  {len(ids):,} stay: {reason.value} ({shown})")
+def _show_skipped(outcome: MigrationOutcome, *, in_place: bool) -> None:
+    for reason, ids in outcome.skipped.items():
+        if in_place and reason is SkipReason.BULLMQ:
+            continue  # these are not Bull's
+        shown = ", ".join(ids[:_MAX_LISTED]) + (", …" if len(ids) > _MAX_LISTED else "")
+        click.echo(f"  {len(ids):,} skipped: {reason.value} ({shown})")
     for detail in outcome.details:
         click.echo(f"    {detail}")
 
 
-def _show_report(report: Report, plan: Plan) -> None:
+def _show_report(report: MigrationReport, plan: MigrationPlan) -> None:
     outcome, before, after = report.outcome, sum(report.before.values()), sum(report.after.values())
-    click.echo(f"Done: {outcome.total_moved:,} jobs, {len(report.schedulers)} job schedulers made")
+    click.echo(f"Migrated {outcome.total_moved:,} jobs, created {len(report.schedulers)} job schedulers")
     _show_moves(outcome, "were converted:" if plan.in_place else "became")
-    _show_left(outcome, in_place=plan.in_place)
-    for one in report.repeatables_left:
-        click.echo(f"  repeatable {one.key!r} stays: {one.problem}")
-        if one.by_hand:
-            click.echo(f"    by hand: {one.by_hand}")
+    _show_skipped(outcome, in_place=plan.in_place)
+    for one in report.repeatables_skipped:
+        click.echo(f"  repeatable {one.key!r} skipped: {one.problem}")
+        if one.manual:
+            click.echo(f"    to create it manually: {one.manual}")
     if not plan.in_place:
         click.echo(f"  {plan.source}: {before:,} jobs before, {after:,} after")
     click.echo(f"  {plan.target}: {report.target_before:,} jobs before, {report.target_after:,} after")
     if not plan.in_place and before - after != outcome.total_moved:
-        click.echo("  These do not add up: something else changed the queue meanwhile.")
+        click.echo("  The numbers differ because another program changed the queue at the same time.")

@@ -1,4 +1,4 @@
-"""``bulltask server``: the Valkey of ``bulltask[embedded]``, or an installed one, in the foreground."""
+"""``bulltask server``: run a Valkey or Redis server in the foreground, for development."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the data goes.  [default: that of embedded://, ~/.local/share/bulltask]",
+    help="Directory of the data.  [default: that of embedded://, ~/.local/share/bulltask]",
 )
 @click.option(
     "--loglevel",
     type=click.Choice(["debug", "verbose", "notice", "warning"]),
     default="notice",
     show_default=True,
-    help="What the server writes into server.log.",
+    help="Log level of the server's server.log.",
 )
 def server(port: int, data_dir: Path | None, loglevel: str) -> None:
-    """Run a Valkey (or Redis) server for development, until Ctrl-C.
+    """Run a Valkey (or Redis) server for development until Ctrl-C.
 
-    It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" find it.
+    It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" use it.
     """
     try:
         owned = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
@@ -47,12 +47,12 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
         raise click.ClickException(str(error)) from error
     log = ServerLog(owned.data_dir)
     click.echo(
-        f"{owned.binary} ({owned.binary.path}) serves {owned.url}, process {owned.pid}; data in {owned.data_dir}, "
-        f"append-only file synced every second; Ctrl-C stops it"
+        f"{owned.binary} ({owned.binary.path}) listens at {owned.url}, process {owned.pid}; data in {owned.data_dir}, "
+        f"append-only file synced every second; press Ctrl-C to stop it"
     )
-    _wait_for_an_end(owned)
+    _wait_for_end(owned)
     if not owned.running:
-        raise click.ClickException(f"the server ended by itself: {log.tail()}")
+        raise click.ClickException(f"the server stopped unexpectedly: {log.tail()}")
     owned.stop()
 
 
@@ -62,21 +62,21 @@ command = server
 def _start(port: int, place: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in place.left_behind(binary):
-        click.echo(f"note: {binary} starts with no data; there is data of another server in {other}", err=True)
+        click.echo(f"note: {binary} starts without data; {other} has data of another server", err=True)
     owned = EmbeddedServer(place.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
     start_announced(owned, place)
     return owned
 
 
-def _wait_for_an_end(owned: EmbeddedServer) -> None:
-    """Wait until the server has ended or somebody asks this process to."""
-    # Blocked for good: a second Ctrl-C must not interrupt the stop, which has its own time limit.
+def _wait_for_end(owned: EmbeddedServer) -> None:
+    """Wait until the server has ended or this process gets a signal to end."""
+    # The signals stay blocked: a second Ctrl-C must not interrupt the stop, which has its own time limit.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | {signal.SIGCHLD})
     while owned.running and signal.sigwait(_ENDS | {signal.SIGCHLD}) not in _ENDS:
-        pass  # SIGCHLD: it has ended, or was stopped and goes on
+        pass  # SIGCHLD: the server has ended, or was stopped and continued
 
 
 def _port_taken(port: int) -> str:
     other = find_listener(port)
-    join = f", or set broker_url to redis://127.0.0.1:{port}/0 if that server will do" if other.is_server else ""
-    return f"port {port} is taken by {other.text}: choose another one, --port {pick_port()}{join}"
+    join = f", or use that server: broker_url redis://127.0.0.1:{port}/0" if other.is_server else ""
+    return f"port {port} is in use by {other.text}: choose another one, --port {pick_port()}{join}"

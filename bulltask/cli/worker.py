@@ -1,4 +1,4 @@
-"""``bulltask worker``: reads the flags and runs a worker."""
+"""``bulltask worker``: run a worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import click
 
-from bulltask.cli.loading import app_options, load_app
+from bulltask.cli.app_loader import load_app
+from bulltask.cli.options import app_options
 from bulltask.config.parsers import names_of
 from bulltask.config.settings import LOG_LEVELS
 from bulltask.config.urls import SecretUrl
@@ -37,37 +38,57 @@ SETTINGS: Final = {
     "remove_on_fail": "remove_on_fail",
     "metrics_max_data_points": "metrics_max_data_points",
 }
-"""Flag to setting; a flag that was not given leaves the setting alone."""
+"""The setting of each flag. A flag that is not given leaves its setting alone."""
 
 
 @click.command("worker")
 @app_options
-@click.option("-Q", "--queues", help="Queues to serve, comma-separated; default: those of the app's tasks.")
-@click.option("-X", "--exclude-queues", help="Queues to leave out, comma-separated.")
-@click.option("-c", "--concurrency", help="Child processes, or 'auto' for one a core.")
-@click.option("--async-concurrency", type=int, help="Async jobs at once in each child (100).")
-@click.option("--pool-start-method", type=click.Choice(["auto", "fork", "spawn"]), help="How children start (auto).")
-@click.option("-n", "--hostname", help="Name of this worker.")
+@click.option("-Q", "--queues", help="Queues to serve, comma-separated (default: those of the app's tasks).")
+@click.option("-X", "--exclude-queues", help="Queues not to serve, comma-separated.")
+@click.option("-c", "--concurrency", help="Number of child processes, or auto: one per core (default: auto).")
+@click.option("--async-concurrency", type=int, help="Maximum concurrent async jobs per child (default: 100).")
 @click.option(
-    "-l", "--loglevel", type=click.Choice(LOG_LEVELS, case_sensitive=False), help="Least level that is logged."
+    "--pool-start-method",
+    type=click.Choice(["auto", "fork", "spawn"]),
+    help="Start method of child processes (default: auto).",
 )
-@click.option("-I", "--include", help="Modules to import for their tasks, comma-separated.")
-@click.option("--metrics-port", type=int, help="Serve Prometheus metrics here; off if not given.")
-@click.option("--metrics-host", help="Address of the metrics (127.0.0.1).")
-@click.option("--lock-duration", type=float, help="Seconds a job's lock lasts unless renewed (30).")
-@click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (30).")
-@click.option("--max-stalled-count", type=int, help="Stalls that a job survives; one more fails it (1).")
-@click.option("--skip-stalled-check", is_flag=True, default=None, help="Leave that check to other workers.")
-@click.option("--max-crashes", type=int, help="Dead children after which a job fails (2).")
-@click.option("--max-started-attempts", type=int, help="Times that a job may be taken; once more fails it (no limit).")
-@click.option("--paused", is_flag=True, default=None, help="Take no jobs until a CONT: kill -CONT PID.")
-@click.option("--shutdown-timeout", type=float, help="Seconds running jobs have at a warm stop (30).")
-@click.option("--soft-time-limit", type=float, help="Seconds after which a task that still runs is told (never).")
-@click.option("--time-limit", type=float, help="Seconds after which it is ended, and its attempt has failed (never).")
-@click.option("--limiter", help="Most jobs started in a time: 100/m, or by queue: mail=100/m,reports=1/10s,5/s.")
-@click.option("--remove-on-complete", help="Keep of jobs that name none: true, false, a number, age=3600,count=100.")
-@click.option("--remove-on-fail", help="The same for jobs that fail.")
-@click.option("--metrics-max-data-points", type=int, help="Minutes of BullMQ's metrics to keep; off if not given.")
+@click.option("-n", "--hostname", help="Name of this worker (default: host, process id and a random suffix).")
+@click.option(
+    "-l",
+    "--loglevel",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    help="Minimum log level (default: info).",
+)
+@click.option("-I", "--include", help="Additional modules to import for their tasks, comma-separated.")
+@click.option("--metrics-port", type=int, help="Port for Prometheus metrics (default: no metrics).")
+@click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
+@click.option("--lock-duration", type=float, help="Duration of a job's lock in seconds; it is renewed (default: 30).")
+@click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (default: 30).")
+@click.option("--max-stalled-count", type=int, help="Stalls after which one more fails the job (default: 1).")
+@click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
+@click.option("--max-crashes", type=int, help="Crashes of its child process that fail a job (default: 2).")
+@click.option(
+    "--max-started-attempts",
+    type=int,
+    help="Deliveries after which one more fails the job (default: unlimited).",
+)
+@click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
+@click.option(
+    "--shutdown-timeout", type=float, help="Seconds that running jobs have to finish at a warm stop (default: 30)."
+)
+@click.option("--soft-time-limit", type=float, help="Soft time limit of tasks in seconds (default: none).")
+@click.option("--time-limit", type=float, help="Hard time limit of tasks in seconds (default: none).")
+@click.option(
+    "--limiter", help="Rate limit of job starts: 100/m, or per queue: mail=100/m,reports=1/10s,5/s (default: none)."
+)
+@click.option(
+    "--remove-on-complete",
+    help="Default retention of completed jobs: true (remove), false (keep), a count, or age=3600,count=100.",
+)
+@click.option("--remove-on-fail", help="Default retention of failed jobs, in the same form.")
+@click.option(
+    "--metrics-max-data-points", type=int, help="Minutes of BullMQ's metrics to keep in Redis (default: off)."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -79,7 +100,10 @@ def command(
     include: str | None,
     **flags: Any,
 ) -> None:
-    """Run a worker: a supervisor and its children. TERM and Ctrl-C stop it when its jobs are done, QUIT at once."""
+    """Run a worker: a supervisor and its child processes.
+
+    TERM and Ctrl-C stop it after its running jobs have finished, QUIT stops it at once.
+    """
     from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
     from bulltask.worker.supervisor.launch import start_no_threads  # noqa: PLC0415
     from bulltask.worker.supervisor.origin import Origin  # noqa: PLC0415
@@ -93,10 +117,10 @@ def command(
     if include:
         found.conf.override("include", [*names_of(found.conf.include, "include"), *names_of(include, "-I")])
     found.load_tasks()
-    left_out = _queues(exclude_queues, "-X")
-    served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in left_out]
+    excluded = _queues(exclude_queues, "-X")
+    served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in excluded]
     if not served:
-        raise click.UsageError("no queue is left to serve: -X leaves out all of them")
+        raise click.UsageError("no queue to serve: -X excludes all of them")
     ctx.exit(run_worker(found, served, spec=spec, origin=origin))
 
 

@@ -1,18 +1,18 @@
-"""Queues of Bull, BullMQ's predecessor, become queues of BullMQ: ``bulltask migrate-bull`` as functions.
+"""Convert queues of Bull, BullMQ's predecessor, into queues of BullMQ: ``bulltask migrate-bull`` as a library.
 
 ::
 
     migration = BullMigration(app.queue("emails"))
-    plan = migration.plan()       # reads, changes nothing
-    report = migration.run()      # again after a crash: goes on where it stopped
+    plan = migration.plan()       # a dry run
+    report = migration.run()      # after a crash, run it again: it continues
 
-docs/how-to/migrating-from-bull.md says what becomes of what.
+docs/how-to/migrating-from-bull.md describes how keys, fields and options are converted.
 """
 
 from __future__ import annotations
 
+from bulltask.migrate.detection import QueueLayout
 from bulltask.migrate.migration import BullMigration
-from bulltask.migrate.outcome import Outcome, Plan, Report
-from bulltask.migrate.recognise import Layout
+from bulltask.migrate.outcome import MigrationOutcome, MigrationPlan, MigrationReport
 
-__all__ = ["BullMigration", "Layout", "Outcome", "Plan", "Report"]
+__all__ = ["BullMigration", "MigrationOutcome", "MigrationPlan", "MigrationReport", "QueueLayout"]

@@ -1,4 +1,4 @@
-"""A job of Bull as Redis has it."""
+"""A Bull job as stored in Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import OWN_KEY
 
-__all__ = ["BullJob", "Origin"]
+__all__ = ["BullJob", "JobOrigin"]
 
 _ONLY_BULLMQ = frozenset({"atm", "ats", "stc", "rjk", "parentKey", "parent", "pb", "defa", "nrjid"})
 _ONLY_BULLMQ_OPTS = frozenset(
@@ -20,8 +20,8 @@ _ONLY_BULLMQ_OPTS = frozenset(
 )
 
 
-class Origin(Enum):
-    """Whose layout a job's hash has."""
+class JobOrigin(Enum):
+    """Which library's layout a job's hash has."""
 
     BULL = "Bull"
     BULL_1 = "Bull 1 or 2"
@@ -32,14 +32,14 @@ class Origin(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BullJob:
-    """Responsible for what a hash says; nothing is refused here.
+    """A job's hash, read without validation.
 
     Attributes:
         id: its id.
-        place: the suffix of the key that has it: ``wait``, ``delayed`` …
-        score: its score there, ``""`` in lists and sets.
+        place: the suffix of the key that holds it: ``wait``, ``delayed`` …
+        score: its score in that key, ``""`` in lists and sets.
         fields: its hash.
-        locked: a worker has it.
+        locked: whether a worker has it.
     """
 
     id: str
@@ -53,16 +53,16 @@ class BullJob:
         """Its options.
 
         Raises:
-            DecodeError: they are no JSON object.
+            DecodeError: they are not a JSON object.
         """
         found = codec.decode(self.fields.get("opts", b"{}"), what="the text of its options")
         if not isinstance(found, dict):
-            raise DecodeError("its options are no JSON object")
+            raise DecodeError("its options are not a JSON object")
         return found
 
     @property
     def repeat(self) -> Mapping[str, Any] | None:
-        """Its rule, if it is the next job of a repeatable one."""
+        """The repeat options, if this is the next job of a repeatable job."""
         try:
             found = self.opts.get("repeat")
         except DecodeError:
@@ -70,34 +70,34 @@ class BullJob:
         return found if isinstance(found, dict) else None
 
     @cached_property
-    def origin(self) -> Origin:
-        """Whose job it is, as far as it says so itself.
+    def origin(self) -> JobOrigin:
+        """Which library wrote the job, as far as its hash shows.
 
-        Bull 3 and 4 write ``timestamp`` and ``delay`` into the options of every job, which BullMQ does only for jobs
-        whose sender said both; a migrated job has no ``timestamp`` there any more. Bull 1 and 2 know no names, and
-        count attempts in a field from the beginning.
+        Bull 3 and 4 write ``timestamp`` and ``delay`` into the options of every job. BullMQ does so only if the sender
+        sets both, and a migrated job no longer has ``timestamp``. Jobs of Bull 1 and 2 have no name, and a field that
+        counts attempts from the start.
         """
         if _ONLY_BULLMQ & self.fields.keys():
-            return Origin.BULLMQ
+            return JobOrigin.BULLMQ
         if "name" not in self.fields and "attemptsMade" in self.fields:
-            return Origin.BULL_1
+            return JobOrigin.BULL_1
         if "retriedOn" in self.fields:
-            return Origin.BULL
+            return JobOrigin.BULL
         try:
             opts = self.opts
         except DecodeError:
-            return Origin.UNREADABLE
+            return JobOrigin.UNREADABLE
         if _ONLY_BULLMQ_OPTS & opts.keys() or "pattern" in (self.repeat or {}):
-            return Origin.BULLMQ
-        return Origin.BULL if {"timestamp", "delay", "attempts"} <= opts.keys() else Origin.EITHER
+            return JobOrigin.BULLMQ
+        return JobOrigin.BULL if {"timestamp", "delay", "attempts"} <= opts.keys() else JobOrigin.EITHER
 
     def number(self, name: str) -> int:
-        """A field as a whole number, 0 if it is none."""
+        """Return a field as an integer, 0 if it is not a number."""
         try:
             return int(float(self.fields.get(name, b"0")))
         except (ValueError, OverflowError):
             return 0
 
     def due_ms(self) -> int:
-        """When a delayed job is due: Bull's scores are milliseconds times 4096, as BullMQ's."""
+        """Return when a delayed job is due, in epoch milliseconds; the score is that times 4096, as in BullMQ."""
         return int(float(self.score)) // 4096

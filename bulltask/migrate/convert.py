@@ -1,4 +1,4 @@
-"""A job of Bull in BullMQ's words: pure, and the one place where the two layouts are compared."""
+"""Convert a job's hash from Bull's layout to BullMQ's; without I/O."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 NOTES: Final[Mapping[str, str]] = {
-    "timeout": "have a timeout, which BullMQ does not know: it stays in their options, and nobody acts on it",
-    "exponential": "back off exponentially: BullMQ waits 1, 2, 4 … times the delay, Bull 1, 3, 7 … times",
-    "custom backoff": "have a backoff of a type of your own: workers must know it",
-    "parsing": "have preventParsingData: BullMQ's workers get their data parsed",
-    "priority": f"have a priority that BullMQ does not know: it is brought between 0 and {MAX_PRIORITY:,}",
-    "unnamed": "have no name: it is __default__ unless you say another one",
-    "progress": "have a progress that is no JSON: it is dropped",
+    "timeout": "have a timeout, which BullMQ does not support: it stays in their options without effect",
+    "exponential": "use exponential backoff: BullMQ waits 1, 2, 4 … times the delay, Bull 1, 3, 7 … times",
+    "custom backoff": "use a custom backoff strategy: workers must have it",
+    "parsing": "use preventParsingData, which BullMQ does not support: workers get parsed data",
+    "priority": f"have a priority out of BullMQ's range: it is limited to 0 to {MAX_PRIORITY:,}",
+    "unnamed": "have no name: they get __default__, or the name of default_name (--default-name)",
+    "progress": "have a progress that is not JSON: it is dropped",
 }
-"""What a user should know about jobs, after their number."""
+"""Notes about migrated jobs, printed after their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What BullMQ's hash of the job has.
+    """The changes that turn a Bull job's hash into a BullMQ job's.
 
     Attributes:
-        fields: what differs from Bull's hash, or is not in it.
-        dropped: names of fields that are gone.
-        opts: the options as they are stored.
-        priority: BullMQ's.
-        finished: when it ended, epoch milliseconds as text; ``""`` while it has not.
+        fields: new and changed fields.
+        dropped: names of removed fields.
+        opts: the options as stored.
+        priority: BullMQ's priority.
+        finished: when it ended, in epoch milliseconds as text; ``""`` if it has not ended.
         notes: keys of :data:`NOTES`.
     """
 
@@ -57,15 +57,15 @@ class Conversion:
 
 
 def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conversion:
-    """Say how a job's hash changes.
+    """Return how a job's hash changes.
 
     Args:
         job: Bull's job.
-        state: what becomes of it: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        default_name: for jobs that were added without a name.
+        state: its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
+        default_name: name for jobs that were added without one.
 
     Raises:
-        DecodeError: its data or its options are no JSON, so that no worker could read it.
+        DecodeError: its data or options are not JSON, so no worker could read it.
     """
     notes: set[str] = set()
     codec.decode(job.fields.get("data"), what="its data")
@@ -85,9 +85,9 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
 def _options(job: BullJob, priority: int, notes: set[str]) -> dict[str, Any]:
     given = {name: value for name, value in job.opts.items() if value is not None}
     opts = {name: value for name, value in given.items() if name not in _NOT_KEPT}
-    # Bull 1 and 2 have the attempts in the hash; without any there is one.
+    # Bull 1 and 2 store the attempts in the hash; the default is one.
     opts["attempts"] = max(1, _whole(given.get("attempts"), job.number("attempts") or 1))
-    for name in ("delay", "stackTraceLimit"):  # 0 means none, which BullMQ takes literally for traces
+    for name in ("delay", "stackTraceLimit"):  # Bull's 0 means unset; BullMQ would keep no traces at all
         if not opts.get(name):
             opts.pop(name, None)
     if "priority" in opts:
@@ -115,11 +115,11 @@ def _backoff(opts: dict[str, Any], notes: set[str]) -> None:
 
 
 def _priority(job: BullJob, notes: set[str]) -> int:
-    """Lower runs first with both; 0 is none. Bull takes any number."""
-    said = job.opts.get("priority") or job.number("priority")
-    whole = _whole(said, 0)
+    """Return BullMQ's priority: in both, lower runs first and 0 is no priority, but Bull takes any number."""
+    given = job.opts.get("priority") or job.number("priority")
+    whole = _whole(given, 0)
     priority = min(max(whole, 0), MAX_PRIORITY)
-    if priority != said and said:
+    if priority != given and given:
         notes.add("priority")
     return priority
 
@@ -131,7 +131,7 @@ def _fields(job: BullJob, state: str, default_name: str, notes: set[str]) -> dic
         notes.add("unnamed")
     if "data" not in job.fields:
         fields["data"] = b"{}"
-    # BullMQ counts the try that succeeds as well.
+    # BullMQ also counts the attempt that succeeds.
     if made := job.number("attemptsMade") + (state == "completed"):
         fields["atm"] = fields["ats"] = str(made).encode()
     if stalled := job.number("stalledCounter"):
@@ -155,14 +155,14 @@ def _ending(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
 
 
 def _delay_ms(job: BullJob, state: str) -> int:
-    """Bull does not note how long a failed job waits for its next try; the moment is in its score."""
+    """Return the delay; for a failed job that waits for its retry, Bull stores only the due time, as its score."""
     if state != "delayed" or job.number("delay") > 0:
         return max(0, job.number("delay"))
     return max(0, job.due_ms() - (job.number("processedOn") or job.number("timestamp")))
 
 
 def _reason(job: BullJob) -> bytes:
-    """Bull 1 keeps only stack traces; their first line is the message."""
+    """Return the failure reason from the last stack trace, as Bull 1 stores no reason: its first line."""
     try:
         traces = codec.decode(job.fields.get("stacktrace"))
     except DecodeError:
@@ -172,7 +172,7 @@ def _reason(job: BullJob) -> bytes:
 
 
 def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
-    """Fields that say nothing, and that BullMQ writes only when there is something to say."""
+    """Return empty fields, which BullMQ does not store."""
     found = []
     if job.fields.get("stacktrace") in {b"null", b"[]", b""}:
         found.append("stacktrace")
@@ -189,7 +189,7 @@ def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
 
 
 def _whole(value: object, otherwise: int) -> int:
-    """A number that somebody else wrote, possibly as text, as a whole one."""
+    """Return a number from another program, possibly a text, as an integer."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Carrying a migration out, page by page."""
+"""Migrate the jobs of a queue, page by page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bulltask.migrate.bull_job import BullJob
+from bulltask.migrate.check import JobCheck
 from bulltask.migrate.convert import Conversion
-from bulltask.migrate.judge import Judge
-from bulltask.migrate.outcome import Left, Outcome
-from bulltask.migrate.recognise import PLACES, Facts
-from bulltask.migrate.survey import AT_ONCE, kind_of, read_jobs
+from bulltask.migrate.detection import PLACES, QueueInfo
+from bulltask.migrate.inspection import AT_ONCE, kind_of, read_jobs
+from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys, QueueKeys
@@ -25,25 +25,25 @@ from bulltask.transport.scripts.bull import (
 
 __all__ = ["Mover"]
 
-_LEFT = {
-    MoveResult.NO_HASH: Left.NO_HASH,
-    MoveResult.LOCKED: Left.LOCKED,
-    MoveResult.ID_TAKEN: Left.ID_TAKEN,
-    MoveResult.CHANGED: Left.CHANGING,
+_SKIPPED = {
+    MoveResult.NO_HASH: SkipReason.NO_HASH,
+    MoveResult.LOCKED: SkipReason.LOCKED,
+    MoveResult.ID_TAKEN: SkipReason.ID_TAKEN,
+    MoveResult.CHANGED: SkipReason.CHANGING,
 }
 _TRIES = 3
 
 
 class Mover:
-    """Responsible for moving jobs, one script call each, a page of calls in a round trip.
+    """Migrates jobs with one script call each, a page of calls per round trip.
 
     Args:
-        client: the server.
+        client: a connection to the server.
         source: Bull's queue.
-        target: BullMQ's.
-        judge: says what becomes of a job, and counts those that stay.
-        outcome: counts the moved ones.
-        in_place: both queues are the same.
+        target: BullMQ's queue.
+        check: decides about each job, and counts skipped ones.
+        outcome: counts migrated jobs.
+        in_place: whether both queues have the same keys.
     """
 
     def __init__(
@@ -51,27 +51,27 @@ class Mover:
         client: Client,
         source: BullKeys,
         target: QueueKeys,
-        judge: Judge,
-        outcome: Outcome,
+        check: JobCheck,
+        outcome: MigrationOutcome,
         *,
         in_place: bool,
     ) -> None:
         self._client, self._source, self._target = client, source, target
-        self._judge, self._outcome, self._in_place = judge, outcome, in_place
+        self._check, self._outcome, self._in_place = check, outcome, in_place
         self._end: int | None = None
 
-    def run(self, facts: Facts, limit: int | None, seen: Callable[[int], object]) -> int:
-        """Go through all places once, until ``limit`` jobs were moved; the result is how many were."""
+    def run(self, info: QueueInfo, limit: int | None, on_progress: Callable[[int], object]) -> int:
+        """Go through all places once, until ``limit`` jobs were migrated; return how many were."""
         began = self._outcome.total_moved
         self._end = None if limit is None else began + limit
         for place in PLACES:
-            first, kind = 0, kind_of(facts, place)
+            first, kind = 0, kind_of(info, place)
             while not self._enough():
                 page = self._client.run(page_of(self._source.base + place, kind, first, AT_ONCE))
                 if not page:
                     break
-                # What stays is next in turn the next time as well, so the page after it begins behind it.
-                first += self._page(place, page, first, seen)
+                # Jobs that stay in place are read again from the same position, so the next page begins after them.
+                first += self._page(place, page, first, on_progress)
                 if kind == "set":  # all of it was one page
                     break
         return self._outcome.total_moved - began
@@ -79,39 +79,39 @@ class Mover:
     def _enough(self) -> bool:
         return self._end is not None and self._outcome.total_moved >= self._end
 
-    def _page(self, place: str, page: ScoredIds, first: int, seen: Callable[[int], object]) -> int:
-        """Move the jobs of a page; the result is how many of them are still in their place."""
+    def _page(self, place: str, page: ScoredIds, first: int, on_progress: Callable[[int], object]) -> int:
+        """Migrate the jobs of a page; return how many of them are still in their place."""
         stay = 0
         for start in range(0, len(page), AT_ONCE):
             jobs = read_jobs(self._client, self._source, place, page[start : start + AT_ONCE])
             stay += self._jobs(jobs, first + stay)
-            seen(self._outcome.total_moved)
+            on_progress(self._outcome.total_moved)
         return stay
 
     def _jobs(self, jobs: Sequence[BullJob], first: int, tries: int = _TRIES) -> int:
         wanted, rank = list[tuple[JobConversion, Conversion]](), first
         for job in jobs:
-            found = self._judge.change(job)
+            found = self._check.change(job)
             if found:
                 wanted.append((replace(found[0], rank=rank), found[1]))
             rank += found is None or not self._leaves(found[0])
         if self._end is not None:
             wanted = wanted[: self._end - self._outcome.total_moved]
-        answers: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in wanted])
-        stay, again = len(jobs) - len(wanted), set[str]()
-        for (change, made), answer in zip(wanted, answers, strict=True):
-            if answer is MoveResult.CHANGED and tries > 1:
-                again.add(change.id)
+        replies: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in wanted])
+        stay, changed = len(jobs) - len(wanted), set[str]()
+        for (change, made), reply in zip(wanted, replies, strict=True):
+            if reply is MoveResult.CHANGED and tries > 1:
+                changed.add(change.id)
             else:
-                stay += self._count(change, made, answer)
-        if again:
-            page = [(job.id, job.score) for job in jobs if job.id in again]
+                stay += self._count(change, made, reply)
+        if changed:
+            page = [(job.id, job.score) for job in jobs if job.id in changed]
             jobs = read_jobs(self._client, self._source, jobs[0].place, page)
             stay += self._jobs(jobs, first + stay, tries - 1)
         return stay
 
     def _leaves(self, change: JobConversion) -> bool:
-        """True when its place has it no longer afterwards."""
+        """Whether the migration removes the job from its place."""
         prioritized = change.state == "waiting" and change.priority > 0
         return not self._in_place or prioritized or change.state == "recovered"
 
@@ -120,12 +120,12 @@ class Mover:
             return convert_bull_job(self._source, change)
         return move_bull_job(self._source, self._target, change)
 
-    def _count(self, change: JobConversion, made: Conversion, answer: MoveResult) -> bool:
-        """Count one; true when it is still in its place."""
-        if answer is MoveResult.DONE:
+    def _count(self, change: JobConversion, made: Conversion, reply: MoveResult) -> bool:
+        """Count a job; return whether it is still in its place."""
+        if reply is MoveResult.DONE:
             self._outcome.moved[change.state] += 1
             self._outcome.notes.update(made.notes)
             return not self._leaves(change)
-        if answer in _LEFT:
-            self._outcome.leave(_LEFT[answer], change.id)
-        return answer is not MoveResult.GONE
+        if reply in _SKIPPED:
+            self._outcome.skip(_SKIPPED[reply], change.id)
+        return reply is not MoveResult.GONE

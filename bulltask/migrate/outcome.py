@@ -1,4 +1,4 @@
-"""What a migration would do, and what it has done."""
+"""The plan of a migration, and its report."""
 
 from __future__ import annotations
 
@@ -7,95 +7,95 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bulltask.migrate.recognise import Facts, Layout
+from bulltask.migrate.detection import QueueInfo, QueueLayout
 from bulltask.schedule.repeat import Repeat
 
-__all__ = ["BullRepeatable", "Left", "Outcome", "Plan", "Report"]
+__all__ = ["BullRepeatable", "MigrationOutcome", "MigrationPlan", "MigrationReport", "SkipReason"]
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
-class Left(Enum):
-    """Why a job stays where it is; the values are what a user reads after the number of jobs."""
+class SkipReason(Enum):
+    """Why a job is skipped; the values are printed after the number of jobs."""
 
     ACTIVE = (
-        "being worked on: stop Bull's workers and wait until they have ended. If their workers have died, say "
-        "recover_active (--recover-active)"
+        "active: stop Bull's workers and wait until they have ended. If the workers have died, use recover_active "
+        "(--recover-active)"
     )
-    LOCKED = "locked by a worker: stop Bull's workers, and begin again 30 seconds later"
+    LOCKED = "locked by a worker: stop Bull's workers, and run the migration again 30 seconds later"
     BROKEN = "broken: no worker could read them"
-    NO_HASH = "only an id, there is no job of that id"
-    ID_TAKEN = "their id is taken in the target queue: say id_prefix (--id-prefix) to give them others"
-    RESERVED = "their id is the name of one of BullMQ's keys: say id_prefix (--id-prefix) to give them others"
-    BULLMQ = "not Bull's, but BullMQ's own jobs, or were migrated before"
-    NOT_ASKED = "in a state that you left out, or beyond the limit"
-    CHANGING = "changed again and again while they were read: something works on the queue"
+    NO_HASH = "an id without a job"
+    ID_TAKEN = "their id exists in the target queue: use id_prefix (--id-prefix) to change their ids"
+    RESERVED = "their id is the name of a BullMQ key: use id_prefix (--id-prefix) to change their ids"
+    BULLMQ = "BullMQ's own jobs, or already migrated"
+    NOT_ASKED = "in a state that was not selected, or beyond the limit"
+    CHANGING = "changed each time they were read: another program works on the queue"
 
 
 @dataclass(slots=True)
-class Outcome:
-    """Responsible for counting.
+class MigrationOutcome:
+    """Counts of migrated and skipped jobs.
 
     Attributes:
-        moved: how many jobs, by what they become: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
-        left: the ids of those that stay, by the reason.
-        notes: how many of the moved jobs have something to be told, by the key of ``convert.NOTES``.
-        details: what is broken about which job, for the first ones.
+        moved: migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
+        skipped: ids of skipped jobs by reason.
+        notes: migrated jobs by note, a key of ``convert.NOTES``.
+        details: what is broken about the first few broken jobs.
     """
 
     moved: Counter[str] = field(default_factory=Counter)
-    left: dict[Left, list[str]] = field(default_factory=dict)
+    skipped: dict[SkipReason, list[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
 
-    def leave(self, reason: Left, job_id: str, detail: str = "") -> None:
-        """Count a job that stays."""
-        self.left.setdefault(reason, []).append(job_id)
-        if detail and len(self.details) < _SHOWN:
+    def skip(self, reason: SkipReason, job_id: str, detail: str = "") -> None:
+        """Count a skipped job."""
+        self.skipped.setdefault(reason, []).append(job_id)
+        if detail and len(self.details) < _MAX_LISTED:
             self.details.append(f"job {job_id}: {detail}")
 
-    def leave_all(self, reason: Left, ids: Sequence[str]) -> None:
-        """Count several that stay for the same reason."""
+    def skip_all(self, reason: SkipReason, ids: Sequence[str]) -> None:
+        """Count several jobs that are skipped for the same reason."""
         if ids:
-            self.left.setdefault(reason, []).extend(ids)
+            self.skipped.setdefault(reason, []).extend(ids)
 
-    def add(self, other: Outcome) -> None:
-        """Count what another one has counted."""
+    def add(self, other: MigrationOutcome) -> None:
+        """Add the counts of another outcome."""
         self.moved.update(other.moved)
         self.notes.update(other.notes)
-        for reason, ids in other.left.items():
-            self.leave_all(reason, ids)
-        self.details = [*self.details, *other.details][:_SHOWN]
+        for reason, ids in other.skipped.items():
+            self.skip_all(reason, ids)
+        self.details = [*self.details, *other.details][:_MAX_LISTED]
 
-    def forget_left(self) -> None:
-        """Begin anew with those that stay: they are all met again."""
-        self.left.clear()
+    def reset_skipped(self) -> None:
+        """Forget the skipped jobs, before another pass that meets all of them again."""
+        self.skipped.clear()
         self.details.clear()
 
     @property
     def total_moved(self) -> int:
-        """How many jobs were moved, or would be."""
+        """How many jobs were migrated, or would be."""
         return self.moved.total()
 
     @property
-    def total_left(self) -> int:
-        """How many jobs stay that one might want to move; BullMQ's own are not among them."""
-        return sum(len(ids) for reason, ids in self.left.items() if reason is not Left.BULLMQ)
+    def total_skipped(self) -> int:
+        """How many of Bull's jobs were skipped, without BullMQ's own."""
+        return sum(len(ids) for reason, ids in self.skipped.items() if reason is not SkipReason.BULLMQ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullRepeatable:
-    """A repeatable job of Bull, and the job scheduler that it becomes.
+    """A repeatable job of Bull, and the job scheduler that replaces it.
 
     Attributes:
-        key: Bull's key of it.
+        key: Bull's key.
         scheduler_id: the scheduler's id.
-        rule: when its jobs run; ``None`` where it cannot be told.
-        job_id: its next job, ``""`` if that is not there.
-        place: where that job is.
-        next_ms: when it runs next.
-        problem: why it stays, ``""`` if it does not.
-        by_hand: the call that makes the scheduler.
+        rule: when its jobs run; ``None`` if that is unknown.
+        job_id: the id of its next job, ``""`` if there is none.
+        place: the suffix of the key that holds that job.
+        next_ms: when it runs next, in epoch milliseconds.
+        problem: why it is skipped, ``""`` if it is not.
+        manual: the Python call that creates the scheduler, for a skipped one.
     """
 
     key: str
@@ -105,31 +105,31 @@ class BullRepeatable:
     place: str
     next_ms: int
     problem: str = ""
-    by_hand: str = ""
+    manual: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a migration would do now.
+class MigrationPlan:
+    """What a migration would do.
 
     Attributes:
-        source, target: the queues as Bull and BullMQ call them, with their prefix: ``bull:emails``.
-        in_place: both are the same.
-        layout: what was recognised.
-        facts: what was found.
-        outcome: what would become of the jobs, of all of them if there is a limit.
-        repeatables: what would become of the repeatable ones.
-        refusals: why nothing will be done, one sentence each; none: it can be done.
-        warnings: what to know before.
-        pauses: the target will be paused, because the source is.
+        source, target: the queues' keys with prefix: ``bull:emails``.
+        in_place: whether both have the same keys.
+        layout: the detected layout of the source.
+        info: the source without its jobs.
+        outcome: what would happen to the jobs; a limit is ignored.
+        repeatables: what would happen to repeatable jobs.
+        refusals: why the migration is refused, one sentence each; empty if it is not.
+        warnings: what to consider before.
+        pauses: whether the target will be paused because the source is.
     """
 
     source: str
     target: str
     in_place: bool
-    layout: Layout
-    facts: Facts
-    outcome: Outcome
+    layout: QueueLayout
+    info: QueueInfo
+    outcome: MigrationOutcome
     repeatables: Sequence[BullRepeatable]
     refusals: Sequence[str]
     warnings: Sequence[str]
@@ -137,30 +137,30 @@ class Plan:
 
     @property
     def only_bulls(self) -> bool:
-        """Jobs that do not show themselves to be Bull's are left: there are BullMQ's among them."""
-        return self.in_place or self.layout is Layout.MIXED
+        """Whether jobs that are not recognisably Bull's are skipped, as the queue also has BullMQ's."""
+        return self.in_place or self.layout is QueueLayout.MIXED
 
     @property
     def total(self) -> int:
         """How many jobs the source has."""
-        return sum(self.facts.sizes.values())
+        return sum(self.info.sizes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was done.
+class MigrationReport:
+    """The result of a migration.
 
     Attributes:
-        outcome: how many jobs were moved, and which ones stay and why.
-        schedulers: ids of the job schedulers that were made of repeatable jobs.
-        repeatables_left: those that stay.
-        before, after: how many jobs Bull's queue had in each place. In place that is BullMQ's queue too.
-        target_before, target_after: how many jobs the target had in all.
+        outcome: how many jobs were migrated, and which ones were skipped and why.
+        schedulers: ids of the job schedulers that replace repeatable jobs.
+        repeatables_skipped: the repeatable jobs that were skipped.
+        before, after: how many jobs Bull's queue had in each place. In place, that is BullMQ's queue too.
+        target_before, target_after: how many jobs the target had in total.
     """
 
-    outcome: Outcome
+    outcome: MigrationOutcome
     schedulers: Sequence[str]
-    repeatables_left: Sequence[BullRepeatable]
+    repeatables_skipped: Sequence[BullRepeatable]
     before: Mapping[str, int]
     after: Mapping[str, int]
     target_before: int
@@ -168,5 +168,5 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """True when nothing is left that could be migrated."""
-        return not self.outcome.total_left and not self.repeatables_left
+        """Whether no job was skipped."""
+        return not self.outcome.total_skipped and not self.repeatables_skipped

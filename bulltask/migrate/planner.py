@@ -1,4 +1,4 @@
-"""The dry run: what is there, what would become of it, and what speaks against it."""
+"""The dry run: what is there, what a migration would do, and what prevents it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bulltask.migrate.bull_job import BullJob, Origin
+from bulltask.migrate.bull_job import BullJob, JobOrigin
+from bulltask.migrate.check import JobCheck, MigrationOptions
 from bulltask.migrate.convert import Conversion
-from bulltask.migrate.judge import Judge, Wishes
-from bulltask.migrate.outcome import BullRepeatable, Left, Outcome, Plan
-from bulltask.migrate.recognise import Facts, Layout, recognise
+from bulltask.migrate.detection import QueueInfo, QueueLayout, detect_layout
+from bulltask.migrate.inspection import count_target, inspect_queue, iter_jobs
+from bulltask.migrate.outcome import BullRepeatable, MigrationOutcome, MigrationPlan, SkipReason
 from bulltask.migrate.repeatables import plan_repeatables
-from bulltask.migrate.survey import all_jobs, count_target, read_facts
 from bulltask.queue.link import Link
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
@@ -25,88 +25,90 @@ __all__ = ["Planner"]
 
 @dataclass(slots=True)
 class _Found:
-    """What one walk through all jobs has found.
+    """The result of reading all jobs.
 
     Attributes:
-        origins: how many jobs say of themselves whose they are.
-        sure: what would become of those that do.
-        unsure: what would become of those that do not, if they are Bull's.
+        origins: how many jobs have which origin.
+        sure: the outcome for jobs whose origin is known.
+        unsure: the outcome for the others, in case they are Bull's.
         unsure_ids: their ids.
-        repeating: next jobs of repeatable ones.
+        repeating: next jobs of repeatable jobs, by id.
     """
 
-    origins: Counter[Origin] = field(default_factory=Counter)
-    sure: Outcome = field(default_factory=Outcome)
-    unsure: Outcome = field(default_factory=Outcome)
+    origins: Counter[JobOrigin] = field(default_factory=Counter)
+    sure: MigrationOutcome = field(default_factory=MigrationOutcome)
+    unsure: MigrationOutcome = field(default_factory=MigrationOutcome)
     unsure_ids: list[str] = field(default_factory=list)
     repeating: dict[str, BullJob] = field(default_factory=dict)
 
 
 class Planner:
-    """Responsible for reading everything once.
+    """Reads a queue once and plans its migration.
 
     Args:
-        client: the server.
+        client: a connection to the server.
         source: Bull's queue.
-        link: the target.
-        wishes: what the user asked for.
-        in_place: both are the same.
+        link: the target queue.
+        options: the migration's options.
+        in_place: whether both queues have the same keys.
     """
 
-    def __init__(self, client: Client, source: BullKeys, link: Link, wishes: Wishes, *, in_place: bool) -> None:
+    def __init__(
+        self, client: Client, source: BullKeys, link: Link, options: MigrationOptions, *, in_place: bool
+    ) -> None:
         self._client, self._source, self._link = client, source, link
-        self._wishes, self._in_place = wishes, in_place
+        self._options, self._in_place = options, in_place
         self._target = link.keys
 
-    def plan(self, seen: Callable[[int, int], object]) -> Plan:
-        """Read, judge, count."""
-        facts = read_facts(self._client, self._source)
-        found = self._read(facts, seen)
-        layout = recognise(facts, found.origins)
+    def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:
+        """Read all jobs and return the plan."""
+        info = inspect_queue(self._client, self._source)
+        found = self._read(info, on_progress)
+        layout = detect_layout(info, found.origins)
         outcome, repeating = found.sure, found.repeating
-        if self._in_place or layout is Layout.MIXED:
-            outcome.leave_all(Left.BULLMQ, found.unsure_ids)
+        if self._in_place or layout is QueueLayout.MIXED:
+            outcome.skip_all(SkipReason.BULLMQ, found.unsure_ids)
         else:
             outcome.add(found.unsure)
-        repeatables = self._repeatables(facts, layout, repeating)
+        repeatables = self._repeatables(info, layout, repeating)
         target_jobs = 0 if self._in_place else count_target(self._client, self._target)
         target_paused = "paused" in self._client.run(get_meta(self._target))
-        pauses = facts.paused and not self._in_place and not target_paused and not target_jobs
-        return Plan(
+        pauses = info.paused and not self._in_place and not target_paused and not target_jobs
+        return MigrationPlan(
             source=self._source.base[:-1],
             target=self._target.base[:-1],
             in_place=self._in_place,
             layout=layout,
-            facts=facts,
+            info=info,
             outcome=outcome,
             repeatables=repeatables,
-            refusals=self._refusals(facts, layout, outcome),
-            warnings=self._warnings(facts, outcome, joins=facts.paused and bool(target_jobs) and not target_paused),
+            refusals=self._refusals(info, layout, outcome),
+            warnings=self._warnings(info, outcome, joins=info.paused and bool(target_jobs) and not target_paused),
             pauses=pauses,
         )
 
-    def _read(self, facts: Facts, seen: Callable[[int, int], object]) -> _Found:
-        """Judge every job; those that do not say whose they are, apart from the others."""
-        found, total = _Found(), sum(facts.sizes.values())
+    def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Found:
+        """Check every job; count those of unknown origin apart from the others."""
+        found, total = _Found(), sum(info.sizes.values())
         sides = [
-            (unsure, outcome, Judge(self._wishes, only_bulls=not unsure, outcome=outcome))
+            (unsure, outcome, JobCheck(self._options, only_bulls=not unsure, outcome=outcome))
             for unsure, outcome in ((False, found.sure), (True, found.unsure))
         ]
-        for _, jobs in all_jobs(self._client, self._source, facts):
-            found.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not Origin.BULLMQ}
+        for _, jobs in iter_jobs(self._client, self._source, info):
+            found.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
             found.unsure_ids += [job.id for job in jobs if _is_unsure(job)]
             found.origins.update(job.origin for job in jobs)
-            for unsure, outcome, judge in sides:
-                asked = [job for job in jobs if _is_unsure(job) is unsure]
-                self._count([change for job in asked if (change := judge.change(job))], outcome)
-            seen(found.origins.total(), total)
+            for unsure, outcome, check in sides:
+                side = [job for job in jobs if _is_unsure(job) is unsure]
+                self._count([change for job in side if (change := check.change(job))], outcome)
+            on_progress(found.origins.total(), total)
         return found
 
-    def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: Outcome) -> None:
+    def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
         taken = self._taken([change.new_id for change, _ in changes])
         for (change, made), is_taken in zip(changes, taken, strict=True):
             if is_taken:
-                outcome.leave(Left.ID_TAKEN, change.id)
+                outcome.skip(SkipReason.ID_TAKEN, change.id)
             else:
                 outcome.moved[change.state] += 1
                 outcome.notes.update(made.notes)
@@ -117,62 +119,62 @@ class Planner:
         calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), parse_reply=bool) for job_id in ids]
         return self._client.run_many(calls)
 
-    def _repeatables(self, facts: Facts, layout: Layout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
+    def _repeatables(self, info: QueueInfo, layout: QueueLayout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
         found = plan_repeatables(
-            facts.repeats,
+            info.repeats,
             repeating,
             self._link.queue,
             str(self._link.broker.config.timezone),
-            asked="delayed" in self._wishes.states,
+            asked="delayed" in self._options.states,
         )
         # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
-        return found if layout is not Layout.MIXED else [one for one in found if one.job_id]
+        return found if layout is not QueueLayout.MIXED else [one for one in found if one.job_id]
 
-    def _refusals(self, facts: Facts, layout: Layout, outcome: Outcome) -> list[str]:
+    def _refusals(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
         source = self._source.base[:-1]
         checks = (
             (
-                layout is Layout.BULLMQ,
-                f"{source} is a queue of BullMQ and has no job of Bull; it may have been migrated before",
+                layout is QueueLayout.BULLMQ,
+                f"{source} is a BullMQ queue without Bull jobs; it may have been migrated before",
             ),
             (
-                facts.has_sets and self._in_place,
-                "the sets of Bull 1 and 2 cannot become BullMQ's sorted sets under the same keys: move the jobs to "
+                info.has_sets and self._in_place,
+                "the sets of Bull 1 and 2 cannot be converted in place to BullMQ's sorted sets: move the jobs to "
                 "another queue (--to)",
             ),
             (
-                self._in_place and Left.RESERVED in outcome.left,
-                f"jobs have ids that are names of BullMQ's keys ({', '.join(outcome.left.get(Left.RESERVED, ()))}): "
-                "move them to another queue (--to)",
+                self._in_place and SkipReason.RESERVED in outcome.skipped,
+                "jobs have ids that are names of BullMQ keys ("
+                f"{', '.join(outcome.skipped.get(SkipReason.RESERVED, ()))}): move them to another queue (--to)",
             ),
             (
-                bool(facts.workers) and not self._wishes.force,
-                f"workers of {source} seem to be connected ({', '.join(facts.workers or ())}): stop them first, or "
-                "say force (--force) if you know better",
+                bool(info.workers) and not self._options.force,
+                f"workers of {source} seem to be connected ({', '.join(info.workers or ())}): stop them first, or "
+                "use force (--force) if they are not Bull's",
             ),
         )
         return [text for applies, text in checks if applies]
 
-    def _warnings(self, facts: Facts, outcome: Outcome, *, joins: bool) -> list[str]:
+    def _warnings(self, info: QueueInfo, outcome: MigrationOutcome, *, joins: bool) -> list[str]:
         jobs = outcome.moved
         checks = (
-            (facts.workers is None, "the server does not tell who is connected: make sure that no worker of Bull is"),
+            (info.workers is None, "CLIENT LIST is not permitted: make sure that no Bull worker is connected"),
             (
                 joins,
-                "Bull's queue is paused, the target is not and has jobs: what waited for the end of the pause will run",
+                "Bull's queue is paused, but the target is not and has jobs: jobs that the pause held back will run",
             ),
             (
-                facts.types["priority"] == "zset" and facts.sizes["wait"] + facts.sizes["paused"] > 0,
-                "Bull runs jobs without priority last, BullMQ first; among those with one the order stays",
+                info.types["priority"] == "zset" and info.sizes["wait"] + info.sizes["paused"] > 0,
+                "Bull runs jobs without priority last, BullMQ first; the order among the others stays",
             ),
             (
                 bool(jobs["recovered"]),
-                "active jobs without a lock run again: make sure that nobody works on them any more",
+                "active jobs without a lock will run again: make sure that no worker still runs them",
             ),
         )
         return [text for applies, text in checks if applies]
 
 
 def _is_unsure(job: BullJob) -> bool:
-    """True for a job that there is, and that says nothing of whose it is."""
-    return bool(job.fields) and job.origin is Origin.EITHER
+    """Whether a job exists, but does not show which library wrote it."""
+    return bool(job.fields) and job.origin is JobOrigin.EITHER

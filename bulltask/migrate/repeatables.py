@@ -1,4 +1,4 @@
-"""Bull's repeatable jobs become job schedulers, each with its next job, in one transaction."""
+"""Convert Bull's repeatable jobs to job schedulers, each with its next job in one transaction."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OF_ONE_JOB: Final = ("jobId", "delay")
 
 @dataclass(frozen=True, slots=True)
 class BullRepeatables:
-    """Responsible for making schedulers.
+    """Creates job schedulers.
 
     Args:
-        client: the server.
+        client: a connection to the server.
         source: Bull's queue.
-        target: BullMQ's; it may have the same keys.
-        shown: the server for error messages.
+        target: BullMQ's queue, which may have the same keys.
+        shown: the server's address for error messages.
     """
 
     client: Client
@@ -43,10 +43,10 @@ class BullRepeatables:
     shown: str
 
     def convert(self, planned: BullRepeatable, job: BullJob, made: Conversion, now_ms: int) -> bool:
-        """Make the scheduler, and take away what it replaces; doing it again is safe.
+        """Create the scheduler and remove the repeatable job; repeating this is safe.
 
         Returns:
-            False when no job follows any more, so that there is no scheduler.
+            False if no more jobs are due, so that no scheduler is created.
         """
         calls: list[Call[Any]] = []
         exists = self.client.run(get_job_scheduler(self.target, planned.scheduler_id)) is not None
@@ -66,7 +66,7 @@ class BullRepeatables:
         rule, waits = planned.rule, planned.place == "delayed"
         assert rule is not None
         if rule.every_ms is not None:
-            # The script begins at the start, and Bull's next moment is a multiple of the interval.
+            # The script starts counting at the start time, and Bull's next run is a multiple of the interval.
             begin = planned.next_ms if waits else -(-now_ms // rule.every_ms) * rule.every_ms
             rule, first_ms = replace(rule, start_ms=begin), None
         else:
@@ -88,14 +88,14 @@ class BullRepeatables:
 def plan_repeatables(
     repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, asked: bool
 ) -> list[BullRepeatable]:
-    """Say what becomes of each repeatable job.
+    """Return the plan for each repeatable job.
 
     Args:
-        repeats: Bull's keys of them, with when they run next.
-        jobs: their next jobs by their ids.
-        queue: the target as a user of bulltask spells it.
+        repeats: Bull's keys, with the epoch milliseconds of the next run.
+        jobs: their next jobs by id.
+        queue: the target queue as users of bulltask spell it.
         timezone: for patterns without one.
-        asked: the user wants them to be converted.
+        asked: whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
     found = []
@@ -111,16 +111,16 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
     problem, rule, place = "", None, ""
     try:
         if job is None:
-            problem = "its next job is gone, and its data and options with it"
+            problem = "its next job is missing, and with it the data and options"
         else:
             place = job.place
             rule = _rule(job.repeat or {}, timezone)
             if place == "active":
-                problem = "its job is being worked on; when that has ended, begin again"
+                problem = "its job is active: run the migration again when it has ended"
             elif not asked:
-                problem = "you left delayed jobs out"
+                problem = "delayed jobs are not selected (--states)"
     except (DecodeError, ConfigError) as exc:
-        problem = f"its rule is not understood: {exc}"
+        problem = f"its rule is invalid: {exc}"
     return BullRepeatable(
         key=key,
         scheduler_id=scheduler_id,
@@ -129,18 +129,18 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
         place=place,
         next_ms=next_ms,
         problem=problem,
-        by_hand=_by_hand(key, scheduler_id, job, queue) if problem else "",
+        manual=_by_hand(key, scheduler_id, job, queue) if problem else "",
     )
 
 
 def _moment(job: BullJob) -> int:
-    """For when Bull made it: the last part of its id."""
+    """Return when the job was to run when Bull made it: the last part of its id."""
     moment = job.id.rpartition(":")[2]
     return int(moment) if moment.isdecimal() else 0
 
 
 def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
-    """Bull says ``cron`` where BullMQ says ``pattern``; without a time zone it took that of the worker's machine."""
+    """Return BullMQ's rule: Bull's ``cron`` is ``pattern``, its default time zone that of the worker's machine."""
     rule = Repeat.from_wire({**repeat, "pattern": repeat.get("cron")})
     if rule.pattern is not None:
         Cron.parse(rule.pattern)
@@ -151,7 +151,7 @@ def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
 
 
 def _by_hand(key: str, scheduler_id: str, job: BullJob | None, queue: str) -> str:
-    """The call that makes the scheduler; Bull's key is name:id:end:zone:pattern, or name:id:end:milliseconds."""
+    """Return the call that creates the scheduler, from Bull's key: name:id:end:zone:pattern or name:id:end:ms."""
     name, _, _, *rest = [*key.split(":", 4), "", "", ""][:5]
     zone, pattern = rest if rest[1] else ("", "")
     when = f"cron={pattern!r}" + (f", tz={zone!r}" if zone else "") if pattern else f"every={_seconds(rest[0])}"
@@ -165,6 +165,6 @@ def _seconds(every_ms: str) -> str:
 
 
 def _job_id(key: str, next_ms: int) -> str:
-    """Bull's id of the job of a moment."""
+    """Return Bull's id of the job that is due then."""
     name, given = [*key.split(":"), ""][:2]
     return f"repeat:{key_digest(f'{name}{given}:{key_digest(key)}')}:{next_ms}"

@@ -14,7 +14,7 @@ import redis
 
 from bulltask import App
 from bulltask.jobs.names import wire_name
-from bulltask.migrate import BullMigration, Report
+from bulltask.migrate import BullMigration, MigrationReport
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
 
@@ -41,13 +41,13 @@ class Migrating:
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self._raw = redis.Redis.from_url(url)
 
-    def migration(self, **wishes: Any) -> BullMigration:
+    def migration(self, **options: Any) -> BullMigration:
         """Of Bull's ``mail`` to ours."""
-        return BullMigration(self.app.queue("mail"), "mail", **wishes)
+        return BullMigration(self.app.queue("mail"), "mail", **options)
 
-    def migrate(self, **wishes: Any) -> Report:
+    def migrate(self, **options: Any) -> MigrationReport:
         """Do it, all of it."""
-        return self.migration(**wishes).run()
+        return self.migration(**options).run()
 
     def command(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""

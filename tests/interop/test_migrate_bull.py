@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.migrate.outcome import Left
+from bulltask.migrate.outcome import SkipReason
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.migrating import Migrating
 from tests.interop.node_bridge import NodeBridge
@@ -156,7 +156,7 @@ def test_a_paused_queue_stays_paused_until_somebody_resumes_it(
 ) -> None:
     either_bull.bull.calls(["add", "n", {}], ["pause"], ["add", "n", {}], ["add", "n", {}, {"priority": 1}])
     plan = either_bull.migration().plan()
-    assert (plan.facts.paused, plan.pauses) == (True, not either_bull.in_place)
+    assert (plan.info.paused, plan.pauses) == (True, not either_bull.in_place)
     either_bull.migrate()
     assert either_bull.counts() == {"paused": 2, "prioritized": 1}
     ran = either_bull.run_all(tmp_path / "ran")
@@ -176,7 +176,7 @@ def test_debounced_jobs_are_deduplicated(migrating: Migrating) -> None:
     assert migrating.redis.pttl(f"bull:{migrating.name}:de:once") > HOUR_MS - 60_000
 
 
-def test_options_that_bullmq_does_not_know_are_told(migrating: Migrating) -> None:
+def test_options_that_bullmq_does_not_support_are_reported(migrating: Migrating) -> None:
     migrating.bull.calls(
         ["add", "n", {}, {"timeout": 50}],
         ["add", "n", {}, {"backoff": {"type": "mine"}, "attempts": 2}],
@@ -196,13 +196,15 @@ def test_broken_jobs_stay_where_they_are(migrating: Migrating) -> None:
     migrating.redis.hset(f"bull:mail:{bad_opts}", "opts", "nonsense")
     migrating.redis.delete(f"bull:mail:{gone}")
     report = migrating.migrate()
-    assert report.outcome.left.items() >= {Left.BROKEN: [bad_data, bad_opts], Left.NO_HASH: [gone]}.items()
+    assert (
+        report.outcome.skipped.items() >= {SkipReason.BROKEN: [bad_data, bad_opts], SkipReason.NO_HASH: [gone]}.items()
+    )
     assert (report.complete, report.outcome.moved) == (False, {"waiting": 1})
     assert migrating.seen(good)["state"] == "waiting"
     assert migrating.redis.lrange("bull:mail:wait", 0, -1)[:3] == [gone, bad_opts, bad_data]
 
 
-def test_a_bull_that_is_told_nothing_goes_on_after_a_dry_run(migrating: Migrating) -> None:
+def test_bull_continues_after_a_dry_run(migrating: Migrating) -> None:
     migrating.bull.calls(["add", "n", {}, {"priority": 2}], ["add", "n", {}, {"delay": 1}], ["add", "n", {}])
     migrating.migration().plan()
     migrating.bull.work(3)

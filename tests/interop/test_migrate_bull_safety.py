@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import BrokerOutOfMemoryError, BrokerUnavailableError, MigrationRefusedError
-from bulltask.migrate import BullMigration, Layout
-from bulltask.migrate.outcome import Left
+from bulltask.migrate import BullMigration, QueueLayout
+from bulltask.migrate.outcome import SkipReason
 from bulltask.testing.flaky import FlakyProxy
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.migrating import COMMAND, Migrating
@@ -62,7 +62,7 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would_do(migrating: Migratin
         assert line.replace("would be", "would be converted: " if migrating.in_place else "would become ").rstrip() in (
             done.stdout
         )
-    assert "dry run: nothing was changed" in done.stdout
+    assert "Dry run: nothing was changed" in done.stdout
     assert migrating.dump() == before
 
 
@@ -70,7 +70,7 @@ def test_the_command_says_what_it_has_done_and_the_counts_add_up(migrating: Migr
     ids = fill(migrating, 40)
     done = migrating.command("--execute")
     assert (done.returncode, migrating.all_ids()) == (0, ids)
-    assert "Done: 40 jobs" in done.stdout
+    assert "Migrated 40 jobs" in done.stdout
     if migrating.in_place:
         assert "bull:mail: 40 jobs before, 40 after" in done.stdout
     else:
@@ -162,7 +162,7 @@ def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
     done = migrating.command("--execute")
     assert (done.returncode, migrating.dump("bull:mail:*")) == (3, before)
     assert "bull:mail is a queue of BullMQ and has no job of Bull" in done.stderr
-    with pytest.raises(MigrationRefusedError, match="queue of BullMQ"):
+    with pytest.raises(MigrationRefusedError, match="BullMQ queue without Bull jobs"):
         migrating.migrate(force=True)
 
 
@@ -174,7 +174,7 @@ def test_in_a_mixed_queue_only_bulls_jobs_are_touched(migrating: Migrating) -> N
     ]
     before = {job: migrating.hash(job) for job in own}
     plan = migrating.migration().plan()
-    assert plan.layout is Layout.MIXED
+    assert plan.layout is QueueLayout.MIXED
     report = migrating.migrate()
     assert (report.outcome.moved, report.complete) == ({"waiting": 2}, True)
     assert {job: migrating.hash(job) for job in own} == before
@@ -191,7 +191,7 @@ def test_workers_that_seem_to_be_connected_stop_it(migrating: Migrating, second_
     assert (done.returncode, migrating.dump("bull:mail:[0-9]")) == (3, before)
     assert "workers of bull:mail seem to be connected" in done.stderr
     report = migrating.migrate(force=True)
-    assert (report.outcome.moved, report.outcome.left[Left.ACTIVE]) == ({"waiting": 1}, [held])
+    assert (report.outcome.moved, report.outcome.skipped[SkipReason.ACTIVE]) == ({"waiting": 1}, [held])
     assert migrating.redis.lrange("bull:mail:active", 0, -1) == [held]
     assert migrating.seen(waiting)["state"] == "waiting"
 
@@ -203,10 +203,10 @@ def test_active_jobs_stay_until_their_worker_has_died_and_one_says_so(
     assert second_bull.hold() == job
     second_bull.close()
     locked = migrating.migrate(recover_active=True)
-    assert (locked.outcome.left, locked.complete) == ({Left.ACTIVE: [job]}, False)
+    assert (locked.outcome.skipped, locked.complete) == ({SkipReason.ACTIVE: [job]}, False)
     assert migrating.command("--execute").returncode == 4
     migrating.redis.delete(f"bull:mail:{job}:lock")  # 30 seconds later
-    assert migrating.migrate().outcome.left == {Left.ACTIVE: [job]}
+    assert migrating.migrate().outcome.skipped == {SkipReason.ACTIVE: [job]}
     assert migrating.migrate(recover_active=True).outcome.moved == {"recovered": 1}
     assert migrating.seen(job)["state"] == "waiting"
     migrating.node.call("worker.start", queue=migrating.name, processor="echo")
@@ -218,9 +218,9 @@ def test_ids_that_the_target_has_already_are_not_overwritten(migrating: Migratin
     migrating.node.call("queue.add", queue="{mail}", name="own", data={"own": 1})
     bulls = [migrating.bull.add("n", {"n": number}) for number in range(2)]
     plan = migrating.migration().plan()
-    assert plan.outcome.left == {Left.ID_TAKEN: ["1"]}
+    assert plan.outcome.skipped == {SkipReason.ID_TAKEN: ["1"]}
     report = migrating.migrate()
-    assert (report.outcome.left, report.outcome.moved) == ({Left.ID_TAKEN: ["1"]}, {"waiting": 1})
+    assert (report.outcome.skipped, report.outcome.moved) == ({SkipReason.ID_TAKEN: ["1"]}, {"waiting": 1})
     assert (migrating.seen("1")["name"], migrating.ids("mail")) == ("own", ["1"])
     assert migrating.migrate(id_prefix="bull-").complete
     assert migrating.seen("bull-1")["data"] == {"n": 0}
@@ -232,13 +232,13 @@ def test_ids_that_are_names_of_bullmqs_keys_stay(migrating: Migrating) -> None:
         migrating.bull.add("n", jobId=name)
     migrating.bull.add("n", priority=1)
     plan = migrating.migration().plan()
-    assert (plan.layout, plan.outcome.left) == (
-        Layout.BULL,
-        {Left.RESERVED: ["events", "marker", "prioritized", "meta"]},
+    assert (plan.layout, plan.outcome.skipped) == (
+        QueueLayout.BULL,
+        {SkipReason.RESERVED: ["events", "marker", "prioritized", "meta"]},
     )
     if migrating.in_place:
         before = migrating.dump()
-        with pytest.raises(MigrationRefusedError, match="names of BullMQ's keys"):
+        with pytest.raises(MigrationRefusedError, match="names of BullMQ keys"):
             migrating.migrate()
         assert migrating.dump() == before
     else:
@@ -274,7 +274,7 @@ def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_non
     assert set(ids) <= set(migrating.all_ids())
 
 
-def test_the_command_takes_an_app_and_sends_the_jobs_where_it_is_told(migrating: Migrating, tmp_path: Path) -> None:
+def test_the_command_takes_an_app_and_a_target_queue(migrating: Migrating, tmp_path: Path) -> None:
     tag = not migrating.in_place
     (tmp_path / "plain.py").write_text(f"from bulltask import App\n\napp = App('plain', queue_hash_tag={tag})\n")
     migrating.bull.calls(["add", {"unnamed": True}], prefix="old")

@@ -81,23 +81,28 @@ def test_a_repeatable_whose_next_job_waits_already_has_it_run_and_goes_on(
     assert len(set(ran())) == len(ran())
 
 
-def test_what_cannot_be_made_a_scheduler_is_told_with_the_call_that_makes_it(migrating: Migrating) -> None:
+def test_a_repeatable_job_that_cannot_be_converted_is_listed_with_the_call_that_creates_its_scheduler(
+    migrating: Migrating,
+) -> None:
     gone = repeat(migrating, "gone", {}, {"cron": YEARLY, "tz": "Asia/Tokyo"})
     migrating.redis.delete(f"bull:mail:{gone}")
     migrating.redis.zrem("bull:mail:delayed", gone)
     [one] = migrating.migration().plan().repeatables
-    assert "its next job is gone" in one.problem
-    assert one.by_hand.startswith(f"app.queue('mail').schedulers.upsert('{one.scheduler_id}', cron='{YEARLY}'")
-    assert "tz='Asia/Tokyo', name='gone'" in one.by_hand
+    assert "its next job is missing" in one.problem
+    assert one.manual.startswith(f"app.queue('mail').schedulers.upsert('{one.scheduler_id}', cron='{YEARLY}'")
+    assert "tz='Asia/Tokyo', name='gone'" in one.manual
     done = migrating.command("--execute")
-    assert (done.returncode, one.by_hand in done.stdout) == (4, True)
+    assert (done.returncode, one.manual in done.stdout) == (4, True)
     assert migrating.redis.zcard("bull:mail:repeat") == 1
 
 
 def test_repeatables_stay_while_delayed_jobs_are_left_out(migrating: Migrating) -> None:
     repeat(migrating, "tick", {}, {"every": 3_600_000})
     report = migrating.migrate(states=("waiting",))
-    assert (report.schedulers, [one.problem for one in report.repeatables_left]) == ([], ["you left delayed jobs out"])
+    assert (report.schedulers, [one.problem for one in report.repeatables_skipped]) == (
+        [],
+        ["delayed jobs are not selected (--states)"],
+    )
     assert migrating.migrate().complete
 
 
@@ -125,9 +130,9 @@ def test_a_series_that_is_over_makes_no_scheduler(migrating: Migrating) -> None:
     assert migrating.redis.exists("bull:mail:repeat") == 0
 
 
-def test_what_the_limit_leaves_is_said_without_a_call_to_make_by_hand(migrating: Migrating) -> None:
+def test_a_repeatable_job_beyond_the_limit_is_listed_without_a_call_for_its_scheduler(migrating: Migrating) -> None:
     repeat(migrating, "yearly", {}, {"cron": YEARLY})
     repeat(migrating, "hourly", {}, {"every": 3_600_000})
     done = migrating.command("--execute", "--limit", "1")
-    assert "stays: " in done.stdout
-    assert "by hand" not in done.stdout
+    assert " skipped: the limit was reached" in done.stdout
+    assert "manually" not in done.stdout

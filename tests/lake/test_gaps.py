@@ -128,10 +128,10 @@ def test_the_command_ends_with_3_when_something_is_missing(lake: LakeBuilder, tm
         ("mail", 8, "2026-11-22T10:00:00+00:00"), ("other", 0, None),
     ]  # fmt: skip
     fine = CliRunner().invoke(main, [*words, "--since", "2026-11-23"])
-    assert (fine.exit_code, fine.output) == (0, "No gap: every event up to the last batch was read.\n")
+    assert (fine.exit_code, fine.output) == (0, "No gaps: every event up to the last batch was read.\n")
     Ledger(Layout(tmp_path / "new")).announce("3f0c2a91-00000000")  # its first batch was stopped
     none = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "new")])
-    assert (none.exit_code, none.output) == (0, "No gap, but no event either: no batch has been published yet.\n")
+    assert (none.exit_code, none.output) == (0, "No gaps, and no events: no batch has been published yet.\n")
     nowhere = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "nowhere")])
     assert nowhere.exit_code == 1
     assert "there is no lake" in nowhere.output

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from bulltask.cli.job import search, serve, show
+from bulltask.cli.job import list as list_jobs
+from bulltask.cli.job import serve, show
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
@@ -44,6 +45,6 @@ def test_the_page_names_every_option_of_the_commands_and_no_other() -> None:
             names, of = row.split("|")[1:3]
             for command in of.split(","):
                 said[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
-    for name, module in {"show": show, "list": search, "serve": serve}.items():
+    for name, module in {"show": show, "list": list_jobs, "serve": serve}.items():
         options = [option for option in module.command.params if isinstance(option, click.Option)]
         assert said[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

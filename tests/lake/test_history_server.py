@@ -117,7 +117,7 @@ def test_the_command_serves_until_it_is_asked_to_end(lake: LakeBuilder, end: sig
     environment = os.environ | {"BULLTASK_LAKE": str(lake.layout.root)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         line = cast("IO[str]", process.stdout).readline()
-        assert line.endswith(f" answers from {lake.layout.root}\n")
+        assert line.endswith(f" serves {lake.layout.root}\n")
         url = line.split()[1]
         assert url.startswith("http://127.0.0.1:")
         assert len(json.loads(httpx.get(f"{url}search", timeout=30).text)["jobs"]) == 4

@@ -14,9 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from bulltask.cli import job, pipeline
+from bulltask.cli import job, options, pipeline
 from bulltask.cli.main import main
-from bulltask.cli.pipeline import options
 from bulltask.errors import ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.layout import Layout
@@ -51,11 +50,11 @@ def test_compact_says_what_became_of_each_table(lake: LakeBuilder, run: Run) -> 
 
 
 def test_expire_is_a_dry_run_unless_yes_is_said(lake: LakeBuilder, run: Run) -> None:
-    assert "dry run" in run("expire", "--before", "2027-01-01").output
+    assert "Dry run" in run("expire", "--before", "2027-01-01").output
     assert lake.layout.days(EVENTS)
     assert json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["done"]
     assert not lake.layout.days(EVENTS)
-    assert "No day before 2027-01-01" in run("expire", "--before", "2027-01-01").output
+    assert "no days before 2027-01-01" in run("expire", "--before", "2027-01-01").output
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_the_status_of_what_is_no_lake_yet_says_so(tmp_path: Path, lake: LakeBui
     def status(root: Path) -> str:
         return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--root", str(root)]).output
 
-    assert f"lake          {tmp_path / 'x'}, where there is none yet: 'bulltask pipeline run'" in status(tmp_path / "x")
+    assert f"lake          {tmp_path / 'x'}, does not exist yet: 'bulltask pipeline run'" in status(tmp_path / "x")
     assert f"lake          {tmp_path}\n" in status(tmp_path)
     assert "no Redis answers at redis://127.0.0.1:1" in status(tmp_path)
 
@@ -104,16 +103,16 @@ def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
     found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
     assert found.exit_code == 1
     assert "no Redis answers at redis://127.0.0.1:1" in found.output
-    assert "No queue was found" not in found.output
+    assert "No queues found" not in found.output
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["build", "gold", "--days", "2026-11-22..2026-11-20"], "'2026-11-22..2026-11-20' ends before it begins"),
-        (["build", "gold", "--days", "2026-13-01"], "'2026-13-01' is no day; one looks like 2026-11-22"),
-        (["gaps", "--since", "noon"], "'noon' is no time; one looks like 2026-11-22 or 2026-11-22T14:00"),
-        (["report", "--within", "soon"], "'soon' is no length of time; one looks like 90, 10s, 15m, 12h or 7d"),
+        (["build", "gold", "--days", "2026-13-01"], "invalid day '2026-13-01': write it like 2026-11-22"),
+        (["gaps", "--since", "noon"], "invalid time 'noon': write it like 2026-11-22 or 2026-11-22T14:00"),
+        (["report", "--within", "soon"], "invalid duration 'soon': write it like 90, 10s, 15m, 12h or 7d"),
         (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
     ],
 )
@@ -124,23 +123,23 @@ def test_a_wrong_time_is_said_in_one_line(run: Run, words: list[str], message: s
 
 
 def test_each_option_says_what_it_takes_and_each_length_of_time_its_default() -> None:
-    """A length has a unit in its default; the group's help says how all of them are written."""
+    """A duration has a unit in its default; the group's help says how all of them are written."""
     told = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
-    assert "A LENGTH of time is 90 (seconds), 10s, 15m, 12h or 7d." in told
+    assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in told
     for name, module in {**pipeline.COMMANDS, **job.COMMANDS}.items():
         for param in importlib.import_module(module).command.params:
             if not isinstance(param, click.Option):
                 continue
             assert param.help, (name, param.name)
             if param.type.name == "seconds":
-                assert param.metavar == "LENGTH", (name, param.name)
+                assert param.metavar == "DURATION", (name, param.name)
                 assert param.show_default or "default" in param.help, (name, param.name)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--before", "yesterday"], "'yesterday' is no day; one looks like 2026-11-22"),
+        (["--before", "yesterday"], "invalid day 'yesterday': write it like 2026-11-22"),
         (["--before", "2027-01-01", "--tables", "silver.job"], "did you mean 'silver.jobs'"),
     ],
 )
@@ -158,7 +157,7 @@ def test_without_arrow_a_command_names_the_smallest_extra_that_has_it(tmp_path: 
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
     assert ran.returncode == 1
-    assert ran.stderr.strip() == "Error: this needs pyarrow: pip install 'bulltask[history]'"
+    assert ran.stderr.strip() == "Error: pyarrow is not installed: pip install 'bulltask[history]'"
 
 
 def test_a_command_of_spark_names_the_extra_of_spark_though_arrow_is_missing_too(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def run(lake: LakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 def test_the_page_is_a_file_and_the_command_says_which(run: Run) -> None:
     found = run()
-    assert (found.exit_code, found.output) == (0, "The report of 2026-11-22 is in bulltask-report-2026-11-22.html\n")
+    assert (found.exit_code, found.output) == (0, "Report on 2026-11-22 written to bulltask-report-2026-11-22.html\n")
     assert Path("bulltask-report-2026-11-22.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in Path().iterdir() if path.is_file()] == ["bulltask-report-2026-11-22.html"]
 
@@ -128,7 +128,7 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     rows = json.loads(run("capacity", "--format", "json").output)
     assert all(row["workers"] >= 2 for row in rows)
     text = run("capacity", "--within", "500ms").output
-    assert "no length of time" in text
+    assert "invalid duration" in text
     text = run("capacity", "--within", "10s", "--share", "0.9", "--peak-factor", "1").output
     assert "when the same workers serve all these queues, so that 90 % of the attempts begin within 10 s" in text
     assert "* The busiest of" in text
@@ -159,9 +159,9 @@ def test_a_day_without_data_is_no_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--format", "csv"], 2, "the whole report comes as html or md; csv is for one topic"),
-        (["cost", "--format", "html"], 2, "the page is that of all topics"),
-        (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days exclude each other"),
+        (["--format", "csv"], 2, "the whole report can be html or md; csv needs a topic"),
+        (["cost", "--format", "html"], 2, "not html, which is for the whole report"),
+        (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),
         (["--share", "1.5"], 1, "share must be more than 0 and less than 1"),
         (["-o", "no/such/place.html"], 1, "no/such/place.html cannot be written"),

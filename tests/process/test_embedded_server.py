@@ -456,7 +456,7 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
         with serve(port, "--data-dir", str(tmp_path)) as program:
             said = program.rest()
             assert program.process.wait(60) == 1
-    assert f"port {port} is taken by process {os.getpid()}" in said
+    assert f"port {port} is in use by process {os.getpid()}" in said
     assert "--port" in said
     assert "broker_url" not in said
     assert "Traceback" not in said
@@ -476,7 +476,7 @@ def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
     with serve(port, "--data-dir", str(tmp_path)) as program:
         program.line()
         os.kill(running(tmp_path / find_binary().line).pid, signal.SIGTERM)
-        assert "ended by itself" in program.rest()
+        assert "stopped unexpectedly" in program.rest()
         assert program.process.wait(60) == 1
 
 

@@ -69,16 +69,16 @@ def test_the_queues_of_the_app_s_tasks_are_asked_before_any_key_is_looked_throug
     assert lines_of(crowd, "scan") == scans
 
 
-def test_keys_are_looked_through_up_to_a_bound_and_that_is_said(
+def test_keys_are_scanned_up_to_a_bound_and_that_is_reported(
     crowd: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.cli.job.finding.PAGES", 2)
+    monkeypatch.setattr("bulltask.cli.job_lookup.PAGES", 2)
     scans = lines_of(crowd, "scan")
     shown = run("show", "nobody")
     assert lines_of(crowd, "scan") - scans == 2
     assert shown.exit_code == 1
-    assert "more keys than the 2,000 that were looked through" in shown.output
-    assert "say which queue is meant with --queue" in shown.output
+    assert "more than the 2,000 keys that were scanned" in shown.output
+    assert "choose one with --queue" in shown.output
     assert '{"to": "ada"}' in run("show", "job-of-42", "--queue", "q42").output
 
 

@@ -1,4 +1,4 @@
-"""The layout of Bull 1 and 2, from the seed that describes it, and what needs no Bull to be tested."""
+"""Migrating the layout of Bull 1 and 2, and what needs no Bull to be tested."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
-from bulltask.migrate import BullMigration, Layout
-from bulltask.migrate.judge import Judge, Wishes
-from bulltask.migrate.outcome import Outcome
-from bulltask.migrate.survey import read_jobs
+from bulltask.migrate import BullMigration, QueueLayout
+from bulltask.migrate.check import JobCheck, MigrationOptions
+from bulltask.migrate.inspection import read_jobs
+from bulltask.migrate.outcome import MigrationOutcome
 from bulltask.queue.queue import Queue
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
@@ -33,7 +33,7 @@ def queue(broker_url: str) -> Iterator[Queue]:
 
 
 def old_job(client: redis.Redis, job_id: str, **fields: Any) -> None:
-    """A job as Bull 1 stores it: no name, attempts in the hash (seed 004, "Job Data")."""
+    """A job as Bull 1 stores it: no name, attempts in the hash."""
     hash_: dict[str, Any] = {
         "data": f'{{"n": {job_id}}}',
         "opts": "{}",
@@ -74,7 +74,7 @@ def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client
     old_queue(redis_client)
     migration = BullMigration(queue)
     plan = migration.plan()
-    assert (plan.layout, plan.total, plan.outcome.notes) == (Layout.BULL_1, 6, {"unnamed": 6})
+    assert (plan.layout, plan.total, plan.outcome.notes) == (QueueLayout.BULL_1, 6, {"unnamed": 6})
     report = migration.run()
     assert (report.complete, report.target_after, sum(report.after.values())) == (True, 6, 0)
     assert report.outcome.moved == {"completed": 2, "failed": 1, "waiting": 2, "delayed": 1}
@@ -102,7 +102,7 @@ def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client
 def test_bull_1_is_known_by_its_jobs_where_none_has_ended(queue: Queue, redis_client: redis.Redis) -> None:
     old_job(redis_client, "1")
     redis_client.lpush("bull:mail:wait", "1")
-    assert BullMigration(queue).plan().layout is Layout.BULL_1
+    assert BullMigration(queue).plan().layout is QueueLayout.BULL_1
 
 
 def test_sets_cannot_become_sorted_sets_in_place(broker_url: str, redis_client: redis.Redis) -> None:
@@ -125,7 +125,7 @@ def test_a_limit_counts_in_sets_too(queue: Queue, redis_client: redis.Redis) -> 
 
 def test_no_queue_at_all_is_said_so(queue: Queue) -> None:
     plan = BullMigration(queue).plan()
-    assert (plan.layout, plan.total, plan.refusals) == (Layout.EMPTY, 0, [])
+    assert (plan.layout, plan.total, plan.refusals) == (QueueLayout.EMPTY, 0, [])
 
 
 def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None:
@@ -133,13 +133,13 @@ def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None
         "old:mail:1", mapping={"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}'}
     )
     redis_client.lpush("old:mail:wait", "1")
-    assert BullMigration(queue).plan().layout is Layout.EMPTY
+    assert BullMigration(queue).plan().layout is QueueLayout.EMPTY
     assert BullMigration(queue, source_prefix="old").run().outcome.moved == {"waiting": 1}
     assert redis_client.hget("bull:{mail}:1", "timestamp") == "5"
 
 
 @pytest.mark.parametrize(
-    ("wishes", "error", "text"),
+    ("options", "error", "text"),
     [
         ({"states": ("waitin",)}, ConfigError, "waiting, delayed, completed, failed, not 'waitin'"),
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
@@ -149,10 +149,10 @@ def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None
     ],
 )
 def test_wishes_that_cannot_be_are_refused_at_once(
-    queue: Queue, wishes: dict[str, Any], error: type[Exception], text: str
+    queue: Queue, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        BullMigration(queue, **wishes)
+        BullMigration(queue, **options)
 
 
 def test_in_place_ids_stay(broker_url: str) -> None:
@@ -188,9 +188,7 @@ MEANWHILE: dict[MoveResult, list[list[str]]] = {
     ("answer", "in_place"),
     [
         *((answer, False) for answer in (MoveResult.DONE, *MEANWHILE)),
-        *(
-            (answer, True) for answer in (MoveResult.DONE, *MEANWHILE) if answer is not MoveResult.ID_TAKEN
-        ),  # a job keeps its key
+        *((answer, True) for answer in (MoveResult.DONE, *MEANWHILE) if answer is not MoveResult.ID_TAKEN),
     ],
 )
 def test_a_job_that_is_not_what_was_read_is_left_alone(
@@ -203,7 +201,7 @@ def test_a_job_that_is_not_what_was_read_is_left_alone(
     source = BullKeys("bull", "mail")
     with queue.link.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("2", "")])
-        found = Judge(Wishes(), only_bulls=False, outcome=Outcome()).change(job)
+        found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
         assert found is not None
         for command in MEANWHILE.get(answer, []):
             redis_client.execute_command(*command)
@@ -225,7 +223,7 @@ def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Re
     source = BullKeys("bull", "mail")
     with queue.link.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("1", "")])
-        found = Judge(Wishes(), only_bulls=False, outcome=Outcome()).change(job)
+        found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
         assert found is not None
         redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
         assert client.run(move_bull_job(source, queue.link.keys, found[0])) is MoveResult.CHANGED

@@ -34,11 +34,11 @@ def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> No
     done = revoke(*ids)
     assert (done.exit_code, done.output) == (
         0,
-        "".join(f"{job_id}  revoked: it has failed, and does not run\n" for job_id in ids),
+        "".join(f"{job_id}  revoked: the job has failed and will not run\n" for job_id in ids),
     )
     assert {str(app.queue("mail").get_job_state(job_id)) for job_id in (ids[0], ids[2])} == {"failed"}
     again = revoke("--queue", "mail", ids[0])
-    assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: it had ended before\n")
+    assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: the job had already ended\n")
 
 
 def test_a_job_that_runs_goes_on_unless_its_end_is_wished(app: App, revoke: Revoke) -> None:
@@ -47,9 +47,9 @@ def test_a_job_that_runs_goes_on_unless_its_end_is_wished(app: App, revoke: Revo
     queue.get_next_job("t")
     left = revoke("-q", "mail", job.id)
     assert left.exit_code == 3
-    assert left.output == f"{job.id}  running: it goes on; --terminate has its worker end it\n"
+    assert left.output == f"{job.id}  running: the job continues; use --terminate to end it\n"
     told = revoke("-q", "mail", "--terminate", job.id)
-    assert (told.exit_code, told.output) == (0, f"{job.id}  terminating: its worker ends it\n")
+    assert (told.exit_code, told.output) == (0, f"{job.id}  terminating: the job's worker ends it\n")
 
 
 def test_ids_that_nobody_knows_do_not_keep_others_from_being_revoked(app: App, revoke: Revoke) -> None:
@@ -58,7 +58,7 @@ def test_ids_that_nobody_knows_do_not_keep_others_from_being_revoked(app: App, r
     assert done.exit_code == 4
     assert done.output.splitlines() == [
         "gone  unknown: there is no such job",
-        f"{job.id}  revoked: it has failed, and does not run",
+        f"{job.id}  revoked: the job has failed and will not run",
     ]
     assert revoke("--queue", "mail", "gone").exit_code == 4
 
@@ -79,7 +79,7 @@ def test_an_id_of_two_queues_needs_the_queue(app: App, revoke: Revoke) -> None:
         app.queue(name).add("n", job_id="same")
     refused = revoke("same")
     assert refused.exit_code == 2
-    assert "there is a job 'same' in each of the queues mail, reports" in refused.output
+    assert "several queues have a job 'same': mail, reports" in refused.output
     assert app.queue("mail").get_job_state("same") == "waiting"
     assert revoke("same", "--queue", "reports").exit_code == 0
     assert app.queue("mail").get_job_state("same") == "waiting"

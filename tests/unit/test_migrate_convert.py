@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bulltask.errors import DecodeError
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.migrate.bull_job import BullJob, Origin
+from bulltask.migrate.bull_job import BullJob, JobOrigin
 from bulltask.migrate.convert import convert
 
 PLAIN = {"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}', "timestamp": "5", "delay": "0"}
@@ -108,23 +108,23 @@ def test_what_no_worker_could_read_is_refused(fields: dict[str, str], text: str)
 @pytest.mark.parametrize(
     ("fields", "origin"),
     [
-        ({}, Origin.BULL),
-        ({"attemptsMade": "1"}, Origin.BULL),
-        ({"opts": '{"attempts":0}'}, Origin.EITHER),
-        ({"opts": '{"attempts":0,"delay":5}'}, Origin.EITHER),
-        ({"opts": '{"attempts":0}', "attemptsMade": "1"}, Origin.EITHER),  # also BullMQ before 5
-        ({"atm": "1"}, Origin.BULLMQ),
-        ({"rjk": "every"}, Origin.BULLMQ),
-        ({"opts": {"repeat": {"pattern": "* * * * *"}}}, Origin.BULLMQ),
-        ({"opts": {"repeat": {"every": 5}, "repeatJobKey": "n:::5"}}, Origin.BULLMQ),
-        ({"opts": {"repeat": {"every": 5}}}, Origin.BULL),
-        ({"opts": {"bulltask": {"v": 1}}}, Origin.BULLMQ),
-        ({"opts": {"de": {"id": "x"}}}, Origin.BULLMQ),
-        ({"retriedOn": "1", "opts": "{}"}, Origin.BULL),
-        ({"opts": "{"}, Origin.UNREADABLE),
+        ({}, JobOrigin.BULL),
+        ({"attemptsMade": "1"}, JobOrigin.BULL),
+        ({"opts": '{"attempts":0}'}, JobOrigin.EITHER),
+        ({"opts": '{"attempts":0,"delay":5}'}, JobOrigin.EITHER),
+        ({"opts": '{"attempts":0}', "attemptsMade": "1"}, JobOrigin.EITHER),  # also BullMQ before 5
+        ({"atm": "1"}, JobOrigin.BULLMQ),
+        ({"rjk": "every"}, JobOrigin.BULLMQ),
+        ({"opts": {"repeat": {"pattern": "* * * * *"}}}, JobOrigin.BULLMQ),
+        ({"opts": {"repeat": {"every": 5}, "repeatJobKey": "n:::5"}}, JobOrigin.BULLMQ),
+        ({"opts": {"repeat": {"every": 5}}}, JobOrigin.BULL),
+        ({"opts": {"bulltask": {"v": 1}}}, JobOrigin.BULLMQ),
+        ({"opts": {"de": {"id": "x"}}}, JobOrigin.BULLMQ),
+        ({"retriedOn": "1", "opts": "{}"}, JobOrigin.BULL),
+        ({"opts": "{"}, JobOrigin.UNREADABLE),
     ],
 )
-def test_whose_a_job_is(fields: dict[str, Any], origin: Origin) -> None:
+def test_whose_a_job_is(fields: dict[str, Any], origin: JobOrigin) -> None:
     assert bull_job(**fields).origin is origin
 
 
@@ -167,5 +167,5 @@ def test_whatever_is_in_a_job_what_comes_out_is_one_of_bullmq(
     assert 0 <= record.priority < 2**21
     assert record.opts["attempts"] >= 1
     assert not {"timestamp", "repeat", "debounce"} & record.opts.keys()
-    assert BullJob(id="7", place=place, score="", fields=found).origin in {Origin.EITHER, Origin.BULLMQ}
+    assert BullJob(id="7", place=place, score="", fields=found).origin in {JobOrigin.EITHER, JobOrigin.BULLMQ}
     json.loads(found.get("progress", b"0"))

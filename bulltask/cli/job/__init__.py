@@ -1,6 +1,6 @@
-"""``bulltask job``: one job or many, from Redis and from the lake of the data pipeline.
+"""``bulltask job``: look at jobs in Redis and in the lake.
 
-Modules of commands do not import Arrow at their top: ``--help`` and a job that Redis still has need none.
+The modules of its commands import Arrow only when they need it: ``--help`` and jobs that are in Redis do without.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bulltask.cli.lazy import LazyGroup
 __all__ = ["COMMANDS", "command"]
 
 COMMANDS: Final = {
-    "list": "bulltask.cli.job.search",
+    "list": "bulltask.cli.job.list",
     "serve": "bulltask.cli.job.serve",
     "show": "bulltask.cli.job.show",
 }
@@ -22,8 +22,8 @@ COMMANDS: Final = {
 
 @click.group("job", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
-    """Look at jobs, also at those that Redis has forgotten.
+    """Look at jobs, including jobs that Redis no longer has.
 
-    For those, and to search, it needs the tables that 'bulltask pipeline run' writes, and the extra history (pip
-    install 'bulltask[history]').
+    Those are read from the lake that 'bulltask pipeline run' writes, and so are searches. Both need the extra history
+    (pip install 'bulltask[history]').
     """

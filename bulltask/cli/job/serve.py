@@ -1,4 +1,4 @@
-"""``bulltask job serve``: the history as JSON, for dashboards on this machine."""
+"""``bulltask job serve``: serve the history as JSON, for dashboards on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from bulltask.cli.job.options import lake_option
+from bulltask.cli.options import job_lake_option
 
 __all__ = ["command"]
 
@@ -17,23 +17,24 @@ _ENDS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @click.command("serve")
-@lake_option(required=True)
+@job_lake_option(required=True)
 @click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
 def command(*, lake: Path, port: int) -> None:
-    """Answer questions about the lake as JSON over HTTP, until Ctrl-C.
+    """Serve the history of the lake as JSON over HTTP until Ctrl-C.
 
-    It listens on 127.0.0.1 only, and everybody on this machine may ask: /search, /job, /counts, /rate, /latency.
+    It listens on 127.0.0.1 only, without authentication: every user of this machine can read it. Paths: /search, /job,
+    /counts, /rate, /latency.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
 
     history = History(lake)
-    # Blocked before there are threads, which inherit it: whoever asks this process to end is heard below.
+    # Blocked before threads start, as they inherit the mask: the signal must reach sigwait below.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         with HistoryServer(history, port) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            click.echo(f"history: {server.url} answers from {lake}")
+            click.echo(f"history: {server.url} serves {lake}")
             signal.sigwait(_ENDS)
             server.shutdown()
     finally:

@@ -1,6 +1,6 @@
-"""``bulltask pipeline``: from queues to tables on disk, on Spark.
+"""``bulltask pipeline``: copy queues' events into tables on disk, with Spark.
 
-Modules of commands import neither Spark nor Arrow at their top: ``--help`` needs none of them.
+The modules of its commands import Spark and Arrow only when they need them: ``--help`` does without.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ COMMANDS: Final = {
 
 @click.group("pipeline", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
-    """Jobs in, history out: the events and jobs of queues become tables in a directory.
+    """Copy the events and jobs of queues into a lake: a directory of tables.
 
-    Needs the extra spark (pip install 'bulltask[spark]') and, where it says so, Java 17.
+    Needs the extra spark (pip install 'bulltask[spark]') and Java 17, unless a command says otherwise.
 
-    A DAY is 2026-11-22, a TIME 2026-11-22 or 2026-11-22T14:00, both UTC. A LENGTH of time is 90 (seconds), 10s, 15m,
+    Formats: DAY is 2026-11-22, TIME is 2026-11-22 or 2026-11-22T14:00, both in UTC. DURATION is 90 (seconds), 10s, 15m,
     12h or 7d.
 
-    Exit codes of all commands: 0 fine, 1 an error, 2 wrong usage, 3 events were lost and recorded, 4 events were lost
-    and --on-loss is fail.
+    Exit codes of all commands: 0 success, 1 an error, 2 invalid usage, 3 events were lost and the loss is recorded, 4
+    events were lost and --on-loss is fail.
     """

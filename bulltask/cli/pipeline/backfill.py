@@ -1,4 +1,4 @@
-"""``bulltask pipeline backfill``: what is still known of the jobs that gaps hide."""
+"""``bulltask pipeline backfill``: add the jobs that gaps hide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from bulltask.cli.pipeline.options import moment, open_session, root_option, source_of, source_options, spark_options
+from bulltask.cli.options import moment, root_option
+from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.lake.plural import counted
 
 __all__ = ["command"]
@@ -17,8 +18,8 @@ __all__ = ["command"]
 @click.command("backfill")
 @root_option
 @source_options
-@click.option("--since", type=moment, metavar="TIME", required=True, help="Gaps that touch this time (UTC) or later.")
-@click.option("--until", type=moment, metavar="TIME", required=True, help="And before this time.")
+@click.option("--since", type=moment, metavar="TIME", required=True, help="Gaps that reach this time (UTC) or later.")
+@click.option("--until", type=moment, metavar="TIME", required=True, help="Gaps that begin before this time.")
 @spark_options
 @click.pass_context
 def command(
@@ -32,10 +33,10 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Write to silver what is still known of the jobs that ended in gaps, from their hashes and from snapshots.
+    """Add jobs that ended in gaps to the silver tables, from Redis and from snapshots.
 
-    Only the last attempt of each is known. What Redis has removed, and no snapshot has, stays unknown. To do it again
-    adds nothing.
+    Only the last attempt of each job is known. Jobs that Redis has removed and no snapshot has stay unknown. Repeating
+    the command adds nothing twice.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
@@ -44,15 +45,15 @@ def command(
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     layout = Layout(root)
-    layout.check()  # before a JVM is started for nothing
+    layout.check()  # before a JVM is started in vain
     spark = open_session(master, conf)
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else names_of(source.queues, "--queues")
     report = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
-    click.echo(f"{counted(report.gaps, 'gap')}, in which at least {counted(report.lost, 'event')} went lost")
+    click.echo(f"{counted(report.gaps, 'gap')} with at least {counted(report.lost, 'lost event')}")
     if report.gaps:
         click.echo(
-            f"{counted(report.looked_at, 'finished job')} looked at, {report.jobs:,} added to silver.jobs from what is "
-            f"still known; something was found of {counted(report.repaired, 'gap')}"
+            f"{counted(report.looked_at, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
+            f"jobs were found for {counted(report.repaired, 'gap')}"
         )

@@ -1,4 +1,4 @@
-"""``bulltask pipeline build``: tables made anew from those below them."""
+"""``bulltask pipeline build``: build silver or gold tables for given days."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from bulltask.cli.pipeline.options import days, open_session, root_option, seconds, spark_options
+from bulltask.cli.options import days, root_option, seconds
+from bulltask.cli.pipeline.options import open_session, spark_options
 from bulltask.lake.plural import counted
 
 __all__ = ["command"]
@@ -17,15 +18,15 @@ __all__ = ["command"]
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @root_option
 @click.option(
-    "--days", "which", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), the last one included."
+    "--days", "which", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last one."
 )
 @click.option(
     "--terms",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with objectives, prices and capacities, for gold.",
+    help="TOML file with objectives, prices and capacities (gold only).",
 )
 @click.option(
-    "--max-open", type=seconds, metavar="LENGTH", default="7d", show_default=True, help="As of `run`, for silver."
+    "--max-open", type=seconds, metavar="DURATION", default="7d", show_default=True, help="As of run (silver only)."
 )
 @spark_options
 def command(
@@ -38,16 +39,16 @@ def command(
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Build all tables of LAYER for some days anew, in the place of what was there.
+    """Build all tables of LAYER for some days and replace what is there.
 
-    The stream writes silver by itself; to build it anew is for a lake that was damaged. Gold is always built so, and
-    today's as often as one likes: it changes while jobs of it have not ended.
+    'run' writes silver itself: rebuild silver only to repair a lake. Gold is always built with this command. Build the
+    current day as often as you like: it changes until all its jobs have ended.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.terms import read_terms  # noqa: PLC0415 - slow
 
     wanted, layout = None if terms is None else read_terms(terms), Layout(root)
-    layout.check()  # before a JVM is started for nothing, as are the terms
+    layout.check()  # before a JVM is started in vain, as the terms are read
     spark = open_session(master, conf)
     if layer == "gold":
         from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow
@@ -57,4 +58,4 @@ def command(
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
         build_silver(spark, layout, which, max_open=timedelta(seconds=max_open))
-    click.echo(f"{layer} was built for {counted(len(which), 'day')}, {which[0]} to {which[-1]}")
+    click.echo(f"built {layer} for {counted(len(which), 'day')}, {which[0]} to {which[-1]}")

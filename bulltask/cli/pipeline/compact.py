@@ -1,4 +1,4 @@
-"""``bulltask pipeline compact``: days that are over become few files."""
+"""``bulltask pipeline compact``: rewrite past days into few files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from bulltask.cli.pipeline.options import day, root_option
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.options import day, root_option
+from bulltask.cli.terminal import as_table
 
 __all__ = ["command"]
 
@@ -19,14 +19,17 @@ __all__ = ["command"]
 @root_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
 @click.option(
-    "--table", "tables", multiple=True, help="A table like silver.jobs; all of bronze and silver if left out."
+    "--table",
+    "tables",
+    multiple=True,
+    help="Table, like silver.jobs; may be repeated (default: all of bronze and silver).",
 )
-@click.option("--target-mb", type=float, default=128, show_default=True, help="Megabytes of a file, about.")
+@click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
-    """Write days that are over into few files. In silver, rows that were superseded are left out.
+    """Rewrite past days into few files, and drop superseded rows of silver tables.
 
-    It may be killed at any moment and started again, and run beside the stream. It needs no Java.
+    It is safe to kill at any moment and to start again, and it can run beside 'run'. Needs no Java.
     """
     from bulltask.lake.compacting import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

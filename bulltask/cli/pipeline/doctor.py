@@ -1,4 +1,4 @@
-"""``bulltask pipeline doctor``: is all there that the pipeline needs, and do the queues' rings hold long enough."""
+"""``bulltask pipeline doctor``: check what the pipeline needs, and the retention of the queues' event streams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any, Final
 
 import click
 
-from bulltask.cli.pipeline.options import Source, seconds, source_of, source_options
-from bulltask.cli.pipeline.tables import as_table, set_aside_lines
+from bulltask.cli.options import seconds
+from bulltask.cli.pipeline.options import QueueSource, source_of, source_options
+from bulltask.cli.pipeline.status import skipped_queue_lines
+from bulltask.cli.terminal import as_table
 from bulltask.errors import BulltaskError
 from bulltask.lake.rings import Need, Ring, sizes
 from bulltask.lake.status import SetAside
@@ -34,13 +36,13 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Something that the pipeline needs.
+class Requirement:
+    """A program or package that the pipeline needs.
 
     Attributes:
-        name: what.
-        found: its version; ``None`` when it is not there.
-        advice: what to do, ``""`` for nothing.
+        name: its name.
+        found: its version; ``None`` if it is missing.
+        advice: what to do; ``""`` if it is fine.
     """
 
     name: str
@@ -51,20 +53,18 @@ class Part:
 @click.command("doctor")
 @source_options
 @click.option(
-    "--trigger", type=seconds, metavar="LENGTH", default="10s", show_default=True, help="Time between two batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."
 )
-@click.option(
-    "--batch", type=seconds, metavar="LENGTH", default="5s", show_default=True, help="Time that a batch takes."
-)
+@click.option("--batch", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Duration of a batch.")
 @click.option(
     "--outage",
     type=seconds,
-    metavar="LENGTH",
+    metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Time without a reader to survive.",
+    help="Longest pause of the pipeline that must lose no events.",
 )
-@click.option("--sizes", "show_sizes", is_flag=True, help="Print the table of sizes of rings, and end.")
+@click.option("--sizes", "show_sizes", is_flag=True, help="Print a table of stream lengths by load, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -78,12 +78,13 @@ def command(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Look whether all is there that the pipeline needs, and whether the queues' rings hold long enough.
+    """Check that all requirements are met and that the queues' event streams are long enough.
 
-    A queue's events are kept in a ring. What is not read before the ring has gone round is lost, so it should hold
-    two rounds of the pipeline (trigger and batch), and the longest outage to survive.
+    BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
+    has read them are lost, so a stream should hold those of two rounds of the pipeline (trigger and batch), and those
+    of the longest outage.
 
-    Exit codes: 0 all is well, 1 something is missing or too small, or a queue cannot be recorded.
+    Exit codes: 0 all checks passed, 1 something is missing or too small, or a queue cannot be recorded.
     """
     if show_sizes:
         click.echo(_sizes())
@@ -91,46 +92,46 @@ def command(
     need = Need(trigger, batch, outage)
     source = source_of(ctx, where)
     parts = [_java(), *map(_package, _PACKAGES)]
-    redis, rings, aside = _ask_redis(source)
+    redis, rings, aside = _check_redis(source)
     parts.append(redis)
     enough = all(ring.is_enough(need) is not False for ring in rings)
     well = enough and not aside and all(not part.advice for part in parts)
     if as_json:
-        said = _as_json(parts, rings, need, well=well)
-        click.echo(json.dumps({**said, "set_aside": [asdict(one) for one in aside]}, indent=2))
+        checks = _to_json(parts, rings, need, well=well)
+        click.echo(json.dumps({**checks, "set_aside": [asdict(one) for one in aside]}, indent=2))
     else:
-        click.echo("\n".join([*_shown(parts, rings, need), *set_aside_lines(aside)]))
+        click.echo("\n".join([*_lines(parts, rings, need), *skipped_queue_lines(aside)]))
     ctx.exit(0 if well else 1)
 
 
-def _java() -> Part:
+def _java() -> Requirement:
     home = environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    advice = "install a JRE, 17 or newer, or set JAVA_HOME where one is"
+    advice = "install a JRE, 17 or newer, or set JAVA_HOME to one"
     if program is None:
-        return Part("java", None, advice)
+        return Requirement("java", None, advice)
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's own
+        output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's own
     except (OSError, subprocess.SubprocessError):
-        return Part("java", None, advice)
-    return _judged("java", said.split('"')[1] if '"' in said else said.strip(), advice)
+        return Requirement("java", None, advice)
+    return _check_version("java", output.split('"')[1] if '"' in output else output.strip(), advice)
 
 
-def _package(name: str) -> Part:
+def _package(name: str) -> Requirement:
     advice = "pip install 'bulltask[spark]'"
     try:
-        return _judged(name, version(name), advice)
+        return _check_version(name, version(name), advice)
     except PackageNotFoundError:
-        return Part(name, None, advice)
+        return Requirement(name, None, advice)
 
 
-def _judged(name: str, found: str, advice: str) -> Part:
+def _check_version(name: str, found: str, advice: str) -> Requirement:
     numbers = tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".") if part.isdecimal())
-    return Part(name, found, "" if numbers >= _OLDEST[name] else advice)
+    return Requirement(name, found, "" if numbers >= _OLDEST[name] else advice)
 
 
-def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
-    """The server, the rings of its queues, and the queues that cannot be recorded."""
+def _check_redis(source: QueueSource) -> tuple[Requirement, list[Ring], Sequence[SetAside]]:
+    """Return the server, the event streams of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
     from bulltask.spark.source.status import observe_streams, redis_version  # noqa: PLC0415 - slow
@@ -141,14 +142,17 @@ def _ask_redis(source: Source) -> tuple[Part, list[Ring], Sequence[SetAside]]:
             found = redis_version(connection) or "unknown"
             look = observe_streams(connection, options)
     except BulltaskError as exc:
-        return Part("redis", None, f"{options.config.broker_url}: {exc}"), [], []
-    advice = "before 7.0 losses are seen but cannot be counted: use Redis 7 or Valkey"
+        return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
+    advice = "before 7.0 losses are noticed but cannot be counted: use Redis 7 or Valkey"
     counted = all(facts is None or facts.added is not None for _, _, facts in look.streams)
-    part = Part("redis", found, "" if counted else advice) if found == "unknown" else _judged("redis", found, advice)
-    return part, [ring for _, ring, _ in look.streams], look.skipped
+    if found == "unknown":
+        redis = Requirement("redis", found, "" if counted else advice)
+    else:
+        redis = _check_version("redis", found, advice)
+    return redis, [ring for _, ring, _ in look.streams], look.skipped
 
 
-def _as_json(parts: Sequence[Part], rings: Sequence[Ring], need: Need, *, well: bool) -> dict[str, Any]:
+def _to_json(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need, *, well: bool) -> dict[str, Any]:
     return {
         "well": well,
         "needed_s": need.seconds,
@@ -168,7 +172,7 @@ def _as_json(parts: Sequence[Part], rings: Sequence[Ring], need: Need, *, well: 
     }
 
 
-def _shown(parts: Sequence[Part], rings: Sequence[Ring], need: Need) -> Iterator[str]:
+def _lines(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need) -> Iterator[str]:
     yield as_table(
         ("", "found", "needed", ""),
         [
@@ -176,10 +180,10 @@ def _shown(parts: Sequence[Part], rings: Sequence[Ring], need: Need) -> Iterator
             for one in parts
         ],
     )
-    yield f"\nA ring should hold {need.seconds:,.0f} s: the greater of 2 x (trigger + batch) and the outage."
+    yield f"\nAn event stream should hold {need.seconds:,.0f} s: the greater of 2 x (trigger + batch) and the outage."
     if not rings:
-        if parts[-1].found is not None:  # Redis answered
-            yield "No queue was found."
+        if parts[-1].found is not None:  # Redis is there
+            yield "No queues found."
         return
     yield as_table(
         ("queue", "events now", "maxLen", "events/s", "holds", "verdict"),
@@ -201,12 +205,12 @@ def _verdict(ring: Ring, need: Need) -> str:
     enough = ring.is_enough(need)
     if enough is None:
         return "no events yet"
-    return "enough" if enough else f"too short: set streams.events.maxLen to {ring.advice(need):,}"
+    return "long enough" if enough else f"too short: set streams.events.maxLen to {ring.advice(need):,}"
 
 
 def _sizes() -> str:
     return as_table(
-        ("jobs/s", "events/s", "10,000 hold", "maxLen for 30 s", "maxLen for 15 min", "takes"),
+        ("jobs/s", "events/s", "10,000 hold", "maxLen for 30 s", "maxLen for 15 min", "memory"),
         [
             (
                 f"{one.jobs_per_s:,}",

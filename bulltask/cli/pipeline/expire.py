@@ -1,4 +1,4 @@
-"""``bulltask pipeline expire``: days that are not kept any longer."""
+"""``bulltask pipeline expire``: remove old days."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bulltask.cli.pipeline.options import day, root_option
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.options import day, root_option
+from bulltask.cli.terminal import as_table
 
 if TYPE_CHECKING:
     from bulltask.lake.expiring import Expired
@@ -21,20 +21,21 @@ __all__ = ["command"]
 
 @click.command("expire")
 @root_option
-@click.option("--before", type=day, metavar="DAY", required=True, help="Days (UTC) before this one go.")
+@click.option("--before", type=day, metavar="DAY", required=True, help="Remove days (UTC) before this one.")
 @click.option(
     "--tables",
     default="bronze.events,bronze.jobs",
     show_default=True,
-    help="Tables, or layers for all of theirs, comma-separated.",
+    help="Tables or whole layers, comma-separated.",
 )
-@click.option("--yes", is_flag=True, help="Do it. Without this nothing is taken away.")
+@click.option("--yes", is_flag=True, help="Remove the days; without it, nothing is removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
-    """Take away the days of tables before a day; a dry run unless --yes is said.
+    """Remove old days from tables; a dry run without --yes.
 
-    What the stream itself needs always stays: its checkpoint, and the events of jobs that are not done. A finished job
-    that is tried again by hand, after its events have expired, is told without its earlier attempts. It needs no Java.
+    What 'run' itself needs is always kept: its checkpoint, and the events of jobs that have not ended. If a finished
+    job is retried manually after its events have expired, its earlier attempts are missing from its history. Needs no
+    Java.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.expiring import expire, tables_named  # noqa: PLC0415 - slow
@@ -48,9 +49,9 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     if found:
         click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(found)))
     if not found:
-        click.echo(f"No day before {before} is there.")
+        click.echo(f"Nothing to remove: there are no days before {before}.")
     elif not yes:
-        click.echo("\nThis was a dry run: nothing was taken away. To do it, say it again with --yes.")
+        click.echo("\nDry run: nothing was removed. Repeat the command with --yes to remove these days.")
 
 
 def _by_table(found: Iterable[Expired]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""``bulltask pipeline gaps``: what is known to be missing."""
+"""``bulltask pipeline gaps``: list lost events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bulltask.cli.pipeline.options import EXIT_LOST, moment, root_option
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.options import moment, root_option
+from bulltask.cli.pipeline.options import EXIT_LOST
+from bulltask.cli.terminal import as_table
 from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ __all__ = ["command"]
 @click.command("gaps")
 @root_option
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
-@click.option("--since", type=moment, metavar="TIME", help="Gaps that touch this time (UTC) or later.")
-@click.option("--until", type=moment, metavar="TIME", help="And before this time.")
+@click.option("--since", type=moment, metavar="TIME", help="Gaps that reach this time (UTC) or later.")
+@click.option("--until", type=moment, metavar="TIME", help="Gaps that begin before this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -37,11 +38,11 @@ def command(
     until: datetime | None,
     as_json: bool,
 ) -> None:
-    """Show which events were lost, and of how many jobs backfills have found the end all the same.
+    """List gaps: which events were lost, and for how many jobs a backfill has found the outcome.
 
-    No gap means that the tables have every event from the pipeline's beginning to its last batch. It needs no Java.
+    Without gaps, the tables have every event from the pipeline's start to its last batch. Needs no Java.
 
-    Exit codes: 0 no gap in that time, 3 there are some.
+    Exit codes: 0 no gaps in that time, 3 there are some.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
@@ -61,16 +62,16 @@ def command(
     elif not found:
         read = any(layout.days(table) for table in (EVENTS, GAPS))
         click.echo(
-            "No gap: every event up to the last batch was read."
+            "No gaps: every event up to the last batch was read."
             if read
-            else "No gap, but no event either: no batch has been published yet."
+            else "No gaps, and no events: no batch has been published yet."
         )
     else:
-        click.echo(_shown(found))
+        click.echo(_table(found))
     ctx.exit(EXIT_LOST if found else 0)
 
 
-def _shown(found: list[GapRow]) -> str:
+def _table(found: list[GapRow]) -> str:
     rows = [
         (
             one.queue,
@@ -82,7 +83,7 @@ def _shown(found: list[GapRow]) -> str:
         )
         for one in found
     ]
-    table = as_table(("queue", "lost events", "reason", "behind", "before", "jobs found"), rows)
+    table = as_table(("queue", "lost events", "reason", "after", "before", "jobs found"), rows)
     return f"{table}\n\n{counted(len(found), 'gap')}, {counted(sum(one.lost for one in found), 'event')} lost"
 
 

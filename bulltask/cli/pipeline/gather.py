@@ -1,4 +1,4 @@
-"""``bulltask pipeline gather``: what became of the jobs of a write."""
+"""``bulltask pipeline gather``: write the outcomes of a write's jobs to Parquet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from bulltask.cli.pipeline.options import open_session, redis_options, seconds, source_of, spark_options
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.options import redis_options, seconds
+from bulltask.cli.pipeline.options import open_session, source_of, spark_options
+from bulltask.cli.terminal import as_table
 
 __all__ = ["command"]
 
@@ -15,13 +16,13 @@ __all__ = ["command"]
 @click.command("gather")
 @click.argument("write_id")
 @redis_options
-@click.option("--queue", required=True, help="Where the jobs went.")
+@click.option("--queue", required=True, help="Queue of the jobs.")
 @click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
 @click.option(
     "--wait",
     type=seconds,
-    metavar="LENGTH",
-    help="How long to wait for jobs that have not ended; not at all by default.",
+    metavar="DURATION",
+    help="How long to wait for jobs that have not ended (default: not at all).",
 )
 @spark_options
 @click.pass_context
@@ -37,9 +38,9 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Write what became of the jobs of WRITE_ID as Parquet: id, state, return_value, failed_reason, finished_at.
+    """Write the outcomes of the jobs of WRITE_ID to Parquet: id, state, return_value, failed_reason, finished_at.
 
-    There is a row for every job; its state is completed, failed, unfinished, or missing when Redis has it no more.
+    There is a row for each job. Its state is completed, failed, unfinished, or missing if Redis no longer has it.
     """
     source = source_of(ctx, where)
     spark = open_session(master, conf)

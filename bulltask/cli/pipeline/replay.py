@@ -1,4 +1,4 @@
-"""``bulltask pipeline replay``: finished jobs, sent anew."""
+"""``bulltask pipeline replay``: send finished jobs again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.pipeline.options import open_session, root_option, source_of, source_options, spark_options
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.options import root_option
+from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
+from bulltask.cli.terminal import as_table
 from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_WIDE = 60
+_CELL_WIDTH = 60
 
 
 @click.command("replay")
 @root_option
 @source_options
-@click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition over silver.jobs.")
-@click.option("--queue", help="Only jobs of this queue; of all by default.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many; all by default.")
-@click.option("--yes", is_flag=True, help="Do it. Without this nothing is sent.")
+@click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition on silver.jobs.")
+@click.option("--queue", help="Only jobs of this queue (default: of all).")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
+@click.option("--yes", is_flag=True, help="Send the jobs; without it, nothing is sent.")
 @spark_options
 @click.pass_context
 def command(
@@ -41,16 +42,17 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Send finished jobs anew, with their names, data and options but ids of their own; a dry run unless --yes is said.
+    """Send finished jobs again, with the same name, data and options but new ids; a dry run without --yes.
 
-    To say it again adds nothing that it has added before. Jobs whose data nobody has any more are counted and named.
+    Repeating the command adds no job twice. Jobs whose data is neither in Redis nor in a snapshot are counted and
+    listed.
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source, layout = source_of(ctx, where), Layout(root)
-    layout.check()  # before a JVM is started for nothing
+    layout.check()  # before a JVM is started in vain
     spark = open_session(master, conf)
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
@@ -62,15 +64,15 @@ def command(
 def _show(report: ReplayReport) -> None:
     click.echo(f"{counted(report.selected, 'finished job')} selected, {report.ready:,} of them can be sent")
     if report.open_again:
-        click.echo(f"Left alone, as somebody has retried them and they are not done: {report.open_again:,}")
+        click.echo(f"Skipped, because they were retried and have not ended: {report.open_again:,}")
     if report.unknown:
         named = ", ".join(report.unknown_ids) + (", ..." if report.unknown > len(report.unknown_ids) else "")
-        click.echo(f"Without their data in Redis or in a snapshot: {report.unknown:,}, {named}")
+        click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {report.unknown:,}, {named}")
     if report.sample:
         heads = ("queue", "job_id", "name", "state", "final_reason", "data")
         click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in report.sample]))
     if report.dry_run:
-        click.echo("\nThis was a dry run: nothing was sent. To do it, say it again with --yes.")
+        click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
     else:
         click.echo(
             f"\n{counted(report.added, 'job')} added, {report.duplicated:,} already there; write id {report.write_id}"
@@ -79,4 +81,4 @@ def _show(report: ReplayReport) -> None:
 
 def _cut(value: object) -> str:
     text = "" if value is None else str(value).replace("\n", " ")
-    return text if len(text) <= _WIDE else text[: _WIDE - 3] + "..."
+    return text if len(text) <= _CELL_WIDTH else text[: _CELL_WIDTH - 3] + "..."

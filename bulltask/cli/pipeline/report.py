@@ -1,4 +1,4 @@
-"""``bulltask pipeline report``: what happened, as a page, as Markdown, or as one table."""
+"""``bulltask pipeline report``: a report as an HTML page, as Markdown, or as a single table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from bulltask.cli.pipeline.options import day, days, root_option, seconds
+from bulltask.cli.options import day, days, root_option, seconds
 from bulltask.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -30,33 +30,41 @@ _BY_ENDING: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.command("report")
 @click.argument("topic", type=click.Choice(_TOPICS), required=False)
 @root_option
-@click.option("--day", "one_day", type=day, metavar="DAY", help="A day (UTC); the last one in the lake by default.")
-@click.option("--days", "several", type=days, metavar="DAY..DAY", help="Several days, the last one included.")
-@click.option("--queues", help="Names of queues, comma-separated; all by default.")
+@click.option(
+    "--day", "one_day", type=day, metavar="DAY", help="Day (UTC) of the report (default: the last one in the lake)."
+)
+@click.option("--days", "several", type=days, metavar="DAY..DAY", help="Several days, including the last one.")
+@click.option("--queues", help="Names of queues, comma-separated (default: all).")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["html", "md", "table", "json", "csv"]),
-    help="By the ending of -o, else html, or table for a TOPIC.",
+    help="Output format (default: by the suffix of -o, else html, or table for a TOPIC).",
 )
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; - is the terminal."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for the terminal."
 )
 @click.option(
     "--within",
     type=seconds,
-    metavar="LENGTH",
+    metavar="DURATION",
     default="2s",
     show_default=True,
-    help="How long attempts may wait for a worker.",
+    help="Capacity target: how long attempts may wait for a worker.",
 )
-@click.option("--share", type=float, default=0.99, show_default=True, help="Part of them, 0 to 1, that begins by then.")
+@click.option(
+    "--share",
+    type=float,
+    default=0.99,
+    show_default=True,
+    help="Capacity target: share of attempts, 0 to 1, that start within that time.",
+)
 @click.option(
     "--peak-factor",
     type=float,
     default=1.2,
     show_default=True,
-    help="Times what came in the busiest minute, 1 or more.",
+    help="Capacity target: safety factor on the load of the busiest minute, at least 1.",
 )
 def command(
     *,
@@ -71,15 +79,15 @@ def command(
     share: float,
     peak_factor: float,
 ) -> None:
-    """Write a report of a day or of several, from the gold tables: one HTML file that needs nothing else.
+    """Write a report on one day or several from the gold tables, as one self-contained HTML file.
 
-    With a TOPIC, print its table. The three last options are about the number of workers that is recommended. It needs
-    the extra report (pip install 'bulltask[report]') and no Java.
+    With a TOPIC, print its table only. The number of recommended workers follows from the capacity target. Needs the
+    extra report (pip install 'bulltask[report]') and no Java.
     """
     kind = _kind(topic, kind, output)
     if one_day is not None and several is not None:
-        raise click.UsageError("--day and --days exclude each other")
-    with _told_what_to_install():
+        raise click.UsageError("--day and --days cannot be used together")
+    with _name_missing_extra():
         from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, as the others
         from bulltask.lake.report.advice import Wish  # noqa: PLC0415
         from bulltask.lake.report.making import make_report  # noqa: PLC0415
@@ -94,12 +102,8 @@ def command(
 
 
 @contextmanager
-def _told_what_to_install() -> Iterator[None]:
-    """Name the extra where one of its modules is missing.
-
-    Raises:
-        MissingExtraError: one is.
-    """
+def _name_missing_extra() -> Iterator[None]:
+    """Raise :class:`MissingExtraError` where a module of the extra ``report`` is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -111,17 +115,17 @@ def _told_what_to_install() -> Iterator[None]:
 
 
 def _kind(topic: str | None, kind: str | None, output: Path | None) -> str:
-    """The format that is meant.
+    """Return the output format.
 
     Raises:
-        click.UsageError: there is none such of what is to be shown.
+        click.UsageError: the report or topic does not have this format.
     """
     found = kind or (_BY_ENDING.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
     if found not in (_TABLES if topic else _PAGES):
         raise click.UsageError(
-            f"a topic comes as {', '.join(_TABLES)}, not as {found}: the page is that of all topics"
+            f"a topic can be {', '.join(_TABLES)}, not {found}, which is for the whole report"
             if topic
-            else f"the whole report comes as {' or '.join(_PAGES)}; {found} is for one topic: {', '.join(_TOPICS)}"
+            else f"the whole report can be {' or '.join(_PAGES)}; {found} needs a topic: {', '.join(_TOPICS)}"
         )
     return found
 
@@ -133,7 +137,7 @@ def _last_day(layout: Layout) -> date:
     reader = TableReader(layout)
     found = reader.days(TASK_MINUTE) or reader.days(EVENTS)
     if not found:
-        raise click.ClickException(f"{layout.root} has no events yet: 'bulltask pipeline run' reads them")
+        raise click.ClickException(f"{layout.root} has no events yet: read some with 'bulltask pipeline run'")
     return found[-1]
 
 
@@ -168,7 +172,7 @@ def _show(made: Report, text: str, output: Path | None) -> None:
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
-    # Whoever reads the file meanwhile finds the old one, or this one whole.
+    # Readers find the old file or the whole new one, never a part.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         unfinished.write_text(text, "utf-8")
@@ -176,4 +180,4 @@ def _show(made: Report, text: str, output: Path | None) -> None:
     except OSError as exc:
         unfinished.unlink(missing_ok=True)
         raise click.ClickException(f"{output} cannot be written: {exc.strerror}") from exc
-    click.echo(f"The report of {made.data.period} is in {output}")
+    click.echo(f"Report on {made.data.period} written to {output}")

@@ -1,4 +1,4 @@
-"""``bulltask pipeline run``: the stream that feeds the tables, until it is told to stop."""
+"""``bulltask pipeline run``: copy queues' events into the lake until a signal ends it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bulltask.cli.options import root_option, seconds
 from bulltask.cli.pipeline.options import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
-    Source,
+    QueueSource,
     open_session,
-    root_option,
-    seconds,
     source_of,
     source_options,
     spark_options,
@@ -30,52 +29,52 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 
 _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""What was raised: the first line of a traceback that is not indented."""
+"""Finds the exception of a traceback: its first line that is not indented."""
 
 
 @click.command("run")
 @root_option
 @source_options
-@click.option("--once", is_flag=True, help="End when all is read that is there now.")
+@click.option("--once", is_flag=True, help="Read the events that are there now, and exit.")
 @click.option(
     "--on-loss",
     type=click.Choice(["gap", "fail"]),
     default="gap",
     show_default=True,
-    help="When events were lost: record it and go on, or stop.",
+    help="When events were lost: record a gap and continue, or fail.",
 )
 @click.option(
-    "--trigger", type=seconds, metavar="LENGTH", default="10s", show_default=True, help="Time between batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."
 )
 @click.option(
     "--starting",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where a new lake begins.",
+    help="First event of a new lake.",
 )
 @click.option(
     "--max-open",
     type=seconds,
-    metavar="LENGTH",
+    metavar="DURATION",
     default="7d",
     show_default=True,
-    help="Time without an event after which a job is written as it was seen last.",
+    help="Time without events after which an open job is written in its last known state.",
 )
 @click.option(
     "--max-events",
     type=click.IntRange(1),
     default=200_000,
     show_default=True,
-    help="Events of a batch, of all queues together.",
+    help="Maximum number of events in a batch, over all queues.",
 )
 @click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), help="TCP port of metrics for Prometheus; off if not given."
+    "--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus metrics (default: no metrics)."
 )
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to bind the metrics port to.")
 @spark_options
 @click.pass_context
 def command(
@@ -89,10 +88,10 @@ def command(
     conf: tuple[str, ...],
     **more: Any,
 ) -> None:
-    """Feed the tables of bronze and silver in --root from the queues' events, each event exactly once.
+    """Copy the queues' events into the bronze and silver tables in --root, each event exactly once.
 
-    TERM and INT end it behind the batch that is being written, a second one at once. However it ends, the next run goes
-    on where it stopped.
+    TERM and INT stop it after the current batch, a second one stops it at once. However it ends, the next run continues
+    from there.
 
     Exit codes: 0 all events were read, 3 some were lost and are recorded in bronze.gaps, 4 some were lost and --on-loss
     is fail, 1 an error.
@@ -102,22 +101,22 @@ def command(
 
     source = source_of(ctx, more)
     spark = open_session(master, conf)
-    # Behind the session, which sets a handler of its own for INT.
-    with _asked_to_end() as asked:
+    # After the session has been opened, as Spark installs its own handler for INT.
+    with _stop_signals() as stop:
         ledger = Ledger(Layout(root))
         before = _lost(ledger.head())
         pipeline = _pipeline(spark, root, source, on_loss, more)
-        teller = _Teller(ledger)
+        progress = _Progress(ledger)
         query = pipeline.run(available_now=once)
-        click.echo(f"feeding {root} from queues {source.queues}", err=True)
-        while query.isActive and not asked.acquire(timeout=_LOOK_S):
-            teller.look()
-        _end(query, asked)
-        teller.look()
-    ctx.exit(_verdict(query, _lost(ledger.head()) - before))
+        click.echo(f"writing the events of queues {source.queues} to {root}", err=True)
+        while query.isActive and not stop.acquire(timeout=_POLL_S):
+            progress.print_new()
+        _end(query, stop)
+        progress.print_new()
+    ctx.exit(_exit_code(query, _lost(ledger.head()) - before))
 
 
-def _pipeline(spark: Any, root: Path, source: Source, on_loss: Any, more: Mapping[str, Any]) -> Any:
+def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, more: Mapping[str, Any]) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
     port = more["metrics_port"]
@@ -139,67 +138,65 @@ def _pipeline(spark: Any, root: Path, source: Source, on_loss: Any, more: Mappin
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[threading.Semaphore]:
-    """A semaphore that is released whenever somebody asks this process to end."""
-    asked = threading.Semaphore(0)
-    ends = (signal.SIGTERM, signal.SIGINT)
+def _stop_signals() -> Iterator[threading.Semaphore]:
+    """Yield a semaphore that every TERM or INT releases."""
+    stop = threading.Semaphore(0)
 
-    def ask(*_: object) -> None:
-        asked.release()
+    def release(*_: object) -> None:
+        stop.release()
 
-    kept = {number: signal.signal(number, ask) for number in ends}
+    before = {number: signal.signal(number, release) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield stop
     finally:
-        for number, handler in kept.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class _Teller:
-    """Responsible for a line about each batch that is done while somebody looks."""
+class _Progress:
+    """Prints a line for each new batch of the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self._shown = ledger, ledger.head()
 
-    def look(self) -> None:
-        """Tell of the last batch, unless that was done."""
+    def print_new(self) -> None:
         head = self._ledger.head()
         if head is not None and (self._shown is None or head.ingest != self._shown.ingest):
             self._shown = head
-            click.echo(_told(head), err=True)
+            click.echo(_batch_line(head), err=True)
 
 
-def _told(head: BatchRecord) -> str:
+def _batch_line(head: BatchRecord) -> str:
     lost = sum(queue.lost for queue in head.queues.values())
     events = sum(queue.events for queue in head.queues.values())
     took = sum(head.steps_ms.values()) / 1000
     return f"batch {head.number:,}: {counted(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
 
 
-def _end(query: Any, asked: threading.Semaphore) -> None:
-    """Stop a query that is still active, behind its batch; a second signal stops it at once, which loses nothing."""
+def _end(query: Any, stop: threading.Semaphore) -> None:
+    """Stop an active query after its batch, or on a second signal at once; neither loses events."""
     if not query.isActive:
         return
     from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
 
-    click.echo("stopping behind this batch", err=True)
-    stop_after_batch(query, lambda wait_s: asked.acquire(timeout=wait_s))
+    click.echo("stopping after this batch", err=True)
+    stop_after_batch(query, lambda wait_s: stop.acquire(timeout=wait_s))
 
 
-def _verdict(query: Any, lost: int) -> int:
-    """The exit code; an error of the stream is told."""
+def _exit_code(query: Any, lost: int) -> int:
+    """Print the stream's error, if it has failed, and return the exit code."""
     failure = query.exception()
     if failure is not None:
         text = str(failure)
         click.echo(f"Error: {_first_line(text)}", err=True)
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
     if lost:
-        click.echo(f"{counted(lost, 'event')} lost: `bulltask pipeline gaps` says which", err=True)
+        click.echo(f"{counted(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)
     return EXIT_LOST if lost else 0
 
 
 def _first_line(text: str) -> str:
-    """The line that says most: bulltask's own, with its code, if there is one; else what a traceback ends with."""
+    """Return the most informative line: bulltask's own with its code, if there is one, else a traceback's exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
     raised = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]

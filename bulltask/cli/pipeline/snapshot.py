@@ -1,4 +1,4 @@
-"""``bulltask pipeline snapshot``: the jobs that Redis has now."""
+"""``bulltask pipeline snapshot``: save the jobs that Redis has now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from bulltask.cli.pipeline.options import moment, open_session, root_option, source_of, source_options, spark_options
+from bulltask.cli.options import moment, root_option
+from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.lake.plural import counted
 
 __all__ = ["command"]
@@ -17,8 +18,8 @@ __all__ = ["command"]
 @click.command("snapshot")
 @root_option
 @source_options
-@click.option("--states", default="completed,failed", show_default=True, help="Comma-separated.")
-@click.option("--since", type=moment, metavar="TIME", help="Only jobs that were done at this time (UTC) or later.")
+@click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
+@click.option("--since", type=moment, metavar="TIME", help="Only jobs that ended at this time (UTC) or later.")
 @spark_options
 @click.pass_context
 def command(
@@ -32,9 +33,9 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Write the jobs that Redis has now to bronze.jobs: with their data, options and stacktraces.
+    """Save the jobs that Redis has now to bronze.jobs, with their data, options and stack traces.
 
-    A replay needs them of jobs that Redis will have removed by then.
+    A later replay needs them for jobs that Redis has removed by then.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

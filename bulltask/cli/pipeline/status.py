@@ -1,9 +1,9 @@
-"""``bulltask pipeline status``: how far the tables are behind the queues."""
+"""``bulltask pipeline status``: show how far the lake is behind the queues."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.pipeline.options import root_option, source_of, source_options
-from bulltask.cli.pipeline.tables import as_table, set_aside_lines
+from bulltask.cli.options import root_option
+from bulltask.cli.pipeline.options import source_of, source_options
+from bulltask.cli.terminal import as_table
 from bulltask.errors import LakeError
 from bulltask.lake.layout import Layout
 from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
-    from bulltask.lake.status import PipelineStatus, QueueStatus
+    from bulltask.lake.status import PipelineStatus, QueueStatus, SetAside
 
-__all__ = ["command"]
+__all__ = ["command", "skipped_queue_lines"]
 
 
 @click.command("status")
@@ -29,9 +30,9 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -> None:
-    """Show how far the tables are behind the queues, and how long the queues' rings hold what is not read.
+    """Show how far the lake is behind the queues, and how long Redis will keep the events that were not read.
 
-    It needs no Java.
+    Needs no Java.
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
@@ -39,16 +40,16 @@ def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2, default=datetime.isoformat))
     else:
-        click.echo("\n".join(_shown(found)))
+        click.echo("\n".join(_lines(found)))
 
 
-def _shown(found: PipelineStatus) -> Iterator[str]:
+def _lines(found: PipelineStatus) -> Iterator[str]:
     try:
         Layout(found.root).check()
         yield f"lake          {found.root}"
     except LakeError:
-        yield f"lake          {found.root}, where there is none yet: 'bulltask pipeline run' makes it"
-    yield f"fed by        {'nobody on this machine' if found.feeder is None else f'process {found.feeder}'}"
+        yield f"lake          {found.root}, does not exist yet: 'bulltask pipeline run' creates it"
+    yield f"written by    {'no process on this machine' if found.feeder is None else f'process {found.feeder}'}"
     if found.written_at is None:
         yield "batches       none yet"
     else:
@@ -61,9 +62,16 @@ def _shown(found: PipelineStatus) -> Iterator[str]:
     if found.queues:
         yield ""
         yield as_table(
-            ("queue", "last event", "behind", "seconds", "ring", "holds for", "lost"), list(map(_row, found.queues))
+            ("queue", "last event", "lag", "lag (s)", "stream", "headroom", "lost"), list(map(_row, found.queues))
         )
-    yield from set_aside_lines(found.set_aside)
+    yield from skipped_queue_lines(found.set_aside)
+
+
+def skipped_queue_lines(skipped: Sequence[SetAside]) -> Iterator[str]:
+    """Yield the lines that name queues which are not recorded."""
+    if skipped:
+        yield f"\n{counted(len(skipped), 'queue')} skipped, nothing of which is recorded:"
+        yield from (f"  {one.queue}: {one.reason}" for one in skipped)
 
 
 def _row(one: QueueStatus) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``bulltask pipeline submit``: the rows of a Parquet file as jobs."""
+"""``bulltask pipeline submit``: send the rows of a Parquet file as jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from bulltask.cli.pipeline.options import open_session, redis_options, source_of, spark_options
+from bulltask.cli.options import redis_options
+from bulltask.cli.pipeline.options import open_session, source_of, spark_options
 from bulltask.lake.plural import counted
 
 __all__ = ["command"]
@@ -15,12 +16,12 @@ __all__ = ["command"]
 @click.command("submit")
 @click.argument("file", metavar="FILE.parquet")
 @redis_options
-@click.option("--queue", required=True, help="Where the jobs go.")
-@click.option("--name", help="Name of all jobs: of a task.")
-@click.option("--name-col", help="The column with their names.")
+@click.option("--queue", required=True, help="Queue to add the jobs to.")
+@click.option("--name", help="Task name of all jobs.")
+@click.option("--name-col", help="Column with the task name of each job.")
 @click.option("--data-cols", required=True, help="Columns that become a job's data, comma-separated.")
-@click.option("--id-col", help="The column with their ids; made from the row if left out.")
-@click.option("--write-id", help="Makes it repeatable: the same rows with the same id add nothing twice.")
+@click.option("--id-col", help="Column with the job ids (default: derived from the row).")
+@click.option("--write-id", help="Makes the command repeatable: the same rows with the same id are not added twice.")
 @spark_options
 @click.pass_context
 def command(
@@ -37,14 +38,14 @@ def command(
     conf: tuple[str, ...],
     **more: Any,
 ) -> None:
-    """Add a job to a queue for each row of a Parquet file (or a directory of them), each once.
+    """Add a job to a queue for each row of a Parquet file or a directory of them, each exactly once.
 
-    The write id that it prints is for `gather`, and to say the same again after an error.
+    It prints a write id: use it for 'gather', and as --write-id to repeat the command after an error.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
 
     if (name is None) == (name_col is None):
-        raise click.UsageError("say either --name or --name-col")
+        raise click.UsageError("pass either --name or --name-col")
     source, write_id = source_of(ctx, more), more["write_id"]
     spark = open_session(master, conf)
     from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow

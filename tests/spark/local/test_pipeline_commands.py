@@ -101,7 +101,7 @@ def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_
     asking.join()
     assert 'bulltask_pipeline_lag_events{queue="mail"} 0.0' in scraped[0]
     assert "10 events" in found
-    assert "stopping behind this batch" in found
+    assert "stopping after this batch" in found
     redis_client.xtrim(events, maxlen=0, approximate=False)
     for _ in range(30):
         redis_client.xadd(events, {"event": "paused"})
@@ -159,7 +159,7 @@ def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, t
           "ended_at": at("2026-11-20 10:00"), "run_ms": 60_000}]
     )  # fmt: skip
     words = ("--root", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
-    assert "gold was built for 2 days, 2026-11-19 to 2026-11-20" in ok(run("build", "gold", *words))
+    assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in ok(run("build", "gold", *words))
     assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
     assert "events that it is told from have expired" in ok(run("build", "silver", *words), 1)
 

@@ -131,4 +131,4 @@ def test_queues_that_cannot_be_recorded_are_counted_and_named_beside_the_others(
     for name in FOREIGN:
         assert any(name in one["queue"] and one["reason"] for one in said["set_aside"]), name
         assert name in shown.output
-    assert "6 queues set aside, of which nothing is recorded:" in shown.output
+    assert "6 queues skipped, nothing of which is recorded:" in shown.output

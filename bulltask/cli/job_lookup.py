@@ -1,4 +1,4 @@
-"""A job as Redis has it now."""
+"""Find a job in Redis by its id, in one queue or in all."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.scripts.queue import scan_queues, served_queues
 
-__all__ = ["Found", "find", "holding"]
+__all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
 
 LOG_LINES: Final = 1_000
-"""Lines of a job's log that are read, the newest ones."""
+"""How many lines of a job's log are read, newest first."""
 
 PAGES: Final = 1_000
-"""Of a thousand keys each: so many are looked through for names of queues, for about a second of Redis' time."""
+"""How many pages of a thousand keys are scanned for names of queues: about a second of Redis' time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A job of Redis.
+class FoundJob:
+    """A job in Redis, with its state and log.
 
     Attributes:
-        job: its fields.
-        state: where it is.
-        logs: its log, the oldest line first; the last ones of a long log.
-        log_lines: how many there are.
+        job: the job.
+        state: its state.
+        logs: the last lines of its log, in order.
+        log_lines: how many lines the whole log has.
     """
 
     job: Job
@@ -45,12 +45,12 @@ class Found:
 
     @property
     def added_at(self) -> datetime | None:
-        """When it was made, by its sender's clock."""
+        """When it was added, by its sender's clock."""
         return _moment(self.job.timestamp_ms or None)
 
     @property
     def started_at(self) -> datetime | None:
-        """When a worker took it last."""
+        """When a worker acquired it last."""
         return _moment(self.job.processed_ms)
 
     @property
@@ -58,8 +58,8 @@ class Found:
         """When it ended."""
         return _moment(self.job.finished_ms)
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as values of JSON: times as ISO 8601, lengths of time in seconds."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the job as JSON values: times in ISO 8601, durations in seconds."""
         job = self.job
         times = {"added_at": self.added_at, "started_at": self.started_at, "finished_at": self.finished_at}
         return {
@@ -87,46 +87,48 @@ class Found:
         }
 
 
-def find(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> Found | None:
-    """Read a job; ``None`` when Redis has none of that id.
+def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> FoundJob | None:
+    """Read a job; ``None`` if Redis has no job with this id.
 
     Args:
-        app: whose Redis.
-        job_id: its id.
-        queue: its queue. If left out, the queues that are known are asked first: ``known``, the app's and those that
-            workers serve; then all that have a key among the first million.
-        known: queues that somebody else knows of.
+        app: its Redis is searched.
+        job_id: the job's id.
+        queue: the job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
+            workers serve; then all queues that have a key among the first million keys.
+        known: further names of queues.
 
     Raises:
-        click.UsageError: jobs of several queues have this id.
+        click.UsageError: several queues have a job with this id.
         BrokerError: Redis cannot be reached.
     """
-    names = [queue] if queue else holding(app, job_id, known)
+    names = [queue] if queue else queues_with_job(app, job_id, known)
     jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
     if len(jobs) > 1:
-        names = sorted(job.queue for job in jobs)
-        raise click.UsageError(
-            f"there is a job {job_id!r} in each of the queues {', '.join(names)}: say which with --queue"
-        )
+        raise ambiguous(job_id, sorted(job.queue for job in jobs))
     if not jobs:
         return None
     logs = jobs[0].get_logs(0, LOG_LINES - 1, asc=False)
-    return Found(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
+    return FoundJob(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
 
 
-def holding(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
-    """The queues that have a job of this id, looked for where that costs least; see :func:`find`."""
+def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
+    """Return the error for a job id that several queues have."""
+    return click.UsageError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one with --queue")
+
+
+def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
+    """Return the queues that have a job with this id, searching the cheapest places first; see :func:`find_job`."""
     config = app.config
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
     with app.broker.pool.client() as client:
         near = sorted({*named, *_bare(_served(client, config), config)} - {""})
-        if found := _having(client, app, job_id, near):
+        if found := _with_job(client, app, job_id, near):
             return found
         rest = set(_bare(_every(client, config), config)) - set(near)
-        return _having(client, app, job_id, sorted(rest))
+        return _with_job(client, app, job_id, sorted(rest))
 
 
-def _having(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
+def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
     calls = [command("EXISTS", app.broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
     return [queue for queue, there in zip(queues, client.run_many(calls), strict=True) if there] if calls else []
 
@@ -139,7 +141,7 @@ def _served(client: Client, config: Config) -> set[str]:
 
 
 def _every(client: Client, config: Config) -> set[str]:
-    """All queues under the prefix; Redis has no list of them, so its keys are looked through, up to a bound."""
+    """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a bound."""
     cursor, found = "0", set[str]()
     for _ in range(PAGES):
         cursor, some = client.run(scan_queues(config.prefix, cursor))
@@ -147,15 +149,15 @@ def _every(client: Client, config: Config) -> set[str]:
         if cursor == "0":
             return found
     click.echo(
-        f"Redis has more keys than the {PAGES * 1000:,} that were looked through for names of queues, so there may be"
-        " others: say which queue is meant with --queue",
+        f"Redis has more than the {PAGES * 1000:,} keys that were scanned for names of queues, so there may be more"
+        " queues: choose one with --queue",
         err=True,
     )
     return found
 
 
 def _bare(wires: Iterable[str], config: Config) -> list[str]:
-    """Those of some queues that the app can name, by its spelling."""
+    """Return queues' names in the app's spelling, without those that it cannot spell."""
     named = []
     for wire in wires:
         bare = wire[1:-1] if config.queue_hash_tag and wire.startswith("{") and wire.endswith("}") else wire

@@ -1,4 +1,4 @@
-"""What becomes of one job: moved and how, or left and why."""
+"""Decide for each job whether it is migrated, and how, or skipped, and why."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs.names import check_job_name, is_queue_key
-from bulltask.migrate.bull_job import BullJob, Origin
+from bulltask.migrate.bull_job import BullJob, JobOrigin
 from bulltask.migrate.convert import DEFAULT_NAME, Conversion, convert
-from bulltask.migrate.outcome import Left, Outcome
+from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.transport.scripts.bull import JobConversion
 
-__all__ = ["STATES", "Judge", "Wishes"]
+__all__ = ["STATES", "JobCheck", "MigrationOptions"]
 
 STATES: Final = ("waiting", "delayed", "completed", "failed")
 _BECOMES: Final = {
@@ -26,19 +26,19 @@ _BECOMES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a user asked for.
+class MigrationOptions:
+    """Options of a migration.
 
     Attributes:
-        states: of :data:`STATES`.
-        limit: how many jobs at most, ``None``: all.
-        id_prefix: stands before the ids of the moved jobs.
-        default_name: for jobs that were added to Bull without a name.
-        recover_active: active jobs without a lock, whose workers have died, wait again.
-        force: also while workers seem to be connected.
+        states: migrate only jobs in these states, some of :data:`STATES`.
+        limit: maximum number of jobs; ``None``: all.
+        id_prefix: prefix for the ids of migrated jobs.
+        default_name: name for jobs that were added to Bull without one.
+        recover_active: return active jobs without a lock, whose workers have died, to the waiting jobs.
+        force: migrate although workers seem to be connected.
 
     Raises:
-        ConfigError, InvalidNameError: a wish cannot be.
+        ConfigError, InvalidNameError: an option is invalid.
     """
 
     states: tuple[str, ...] = STATES
@@ -58,53 +58,53 @@ class Wishes:
         check_job_name(self.default_name)
 
 
-class Judge:
-    """Responsible for one job at a time; what is left is counted here, what is moved by the caller.
+class JobCheck:
+    """Decides about single jobs, and counts those that are skipped; the caller counts those that are migrated.
 
     Args:
-        wishes: what the user asked for.
-        only_bulls: leave every job that does not show itself that it is Bull's: the queue has BullMQ's too.
-        outcome: where it is counted.
+        options: the migration's options.
+        only_bulls: skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
+        outcome: where skipped jobs are counted.
     """
 
-    def __init__(self, wishes: Wishes, *, only_bulls: bool, outcome: Outcome) -> None:
-        self._wishes, self._only_bulls, self._outcome = wishes, only_bulls, outcome
+    def __init__(self, options: MigrationOptions, *, only_bulls: bool, outcome: MigrationOutcome) -> None:
+        self._options, self._only_bulls, self._outcome = options, only_bulls, outcome
 
     def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
-        """What is to be done with a job; ``None``: it stays."""
-        reason, detail = self._stays(job), ""
+        """Return how to migrate a job; ``None`` if it is skipped."""
+        reason, detail = self._skip_reason(job), ""
         if reason is None:
             try:
                 return self._change(job)
             except DecodeError as exc:
-                reason, detail = Left.BROKEN, str(exc)
-        self._outcome.leave(reason, job.id, detail)
+                reason, detail = SkipReason.BROKEN, str(exc)
+        self._outcome.skip(reason, job.id, detail)
         return None
 
-    def _stays(self, job: BullJob) -> Left | None:
+    def _skip_reason(self, job: BullJob) -> SkipReason | None:
         state = _BECOMES[job.place]
         checks = (
-            (not job.fields, Left.NO_HASH),
-            (not self._is_bulls(job), Left.BULLMQ),
-            (job.place == "active" and (job.locked or not self._wishes.recover_active), Left.ACTIVE),
-            (job.locked, Left.LOCKED),
-            (state != "recovered" and state not in self._wishes.states, Left.NOT_ASKED),
-            (is_queue_key(self._wishes.id_prefix + job.id), Left.RESERVED),
+            (not job.fields, SkipReason.NO_HASH),
+            (not self._is_bulls(job), SkipReason.BULLMQ),
+            (job.place == "active" and (job.locked or not self._options.recover_active), SkipReason.ACTIVE),
+            (job.locked, SkipReason.LOCKED),
+            (state != "recovered" and state not in self._options.states, SkipReason.NOT_ASKED),
+            (is_queue_key(self._options.id_prefix + job.id), SkipReason.RESERVED),
         )
         return next((reason for applies, reason in checks if applies), None)
 
     def _is_bulls(self, job: BullJob) -> bool:
-        if job.origin is Origin.EITHER:
+        if job.origin is JobOrigin.EITHER:
             return not self._only_bulls
-        return job.origin is not Origin.BULLMQ  # an unreadable one is told as broken, whoever has made it
+        return job.origin is not JobOrigin.BULLMQ  # unreadable jobs are reported as broken, whoever wrote them
 
     def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
         state = _BECOMES[job.place]
-        made = convert(job, state, self._wishes.default_name)
+        made = convert(job, state, self._options.default_name)
         debounced = job.fields.get("deid")
         change = JobConversion(
             id=job.id,
-            new_id=self._wishes.id_prefix + job.id,
+            new_id=self._options.id_prefix + job.id,
             place=job.place,
             state=state,
             read=job.fields,

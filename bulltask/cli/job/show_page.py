@@ -1,4 +1,4 @@
-"""What ``bulltask job show`` prints of a job."""
+"""The output of ``bulltask job show``."""
 
 from __future__ import annotations
 
@@ -7,44 +7,43 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.cli.job.wording import ago, length, one_line, safe, stamp
-from bulltask.cli.pipeline.tables import as_table
+from bulltask.cli.terminal import ago, as_table, in_one_line, length, safe, stamp
 
 if TYPE_CHECKING:
-    from bulltask.cli.job.finding import Found
+    from bulltask.cli.job_lookup import FoundJob
     from bulltask.lake.past import JobHistory
 
 __all__ = ["page"]
 
-_NAMES: Final = 11
-_REASON: Final = 100
+_NAME_WIDTH: Final = 11
+_REASON_WIDTH: Final = 100
 
 
-def page(job_id: str, found: Found | None, history: JobHistory | None) -> Iterator[str]:
-    """The lines for a job, of which at least one of the two knows.
+def page(job_id: str, found: FoundJob | None, history: JobHistory | None) -> Iterator[str]:
+    """Yield the lines about a job.
 
     Args:
         job_id: its id.
-        found: what Redis has.
-        history: what the lake has.
+        found: the job in Redis; ``None`` only where there is a history.
+        history: the job in the lake.
     """
     name, state, moment = _head(found, history)
     queue = found.job.queue if found else history.queue if history else ""
-    yield f"{one_line(name or '(name unknown)')} {one_line(job_id)}, queue {one_line(queue)}"
+    yield f"{in_one_line(name or '(name unknown)')} {in_one_line(job_id)}, queue {in_one_line(queue)}"
     when = "" if moment is None else f", {ago(moment, datetime.now(UTC))}"
-    known = [who for who, knows in (("Redis", found), ("the lake", history)) if knows]
-    yield f"{state}{when} (known to {' and '.join(known)})"
+    sources = [source for source, has in (("Redis", found), ("the lake", history)) if has]
+    yield f"{state}{when} (from {' and '.join(sources)})"
     yield ""
-    yield from _named(_facts(found) if found else [])
+    yield from _named(_redis_fields(found) if found else [])
     if history:
-        yield from _named(_past_facts(history, whole=found is None))
+        yield from _named(_lake_fields(history, all_fields=found is None))
     for title, lines in _sections(found, history):
         if lines:
             yield from ("", title, *(f"  {line}" for line in lines))
 
 
-def _head(found: Found | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
-    """Its name, its state, and since when."""
+def _head(found: FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
+    """Return the job's name, its state, and since when it is in that state."""
     if found:
         return found.job.name, found.state, found.finished_at or found.started_at or found.added_at
     assert history is not None
@@ -53,13 +52,13 @@ def _head(found: Found | None, history: JobHistory | None) -> tuple[str | None, 
     snapshot = history.snapshot
     name = next((event.name for event in history.events if event.name), snapshot.name if snapshot else None)
     if history.events:
-        return name, f"not done; its last event is {history.events[-1].event!r}", history.events[-1].at
+        return name, f"not finished; its last event is {history.events[-1].event!r}", history.events[-1].at
     if snapshot:
         return name, f"{snapshot.state} in a snapshot", snapshot.at
     return name, "unknown", None
 
 
-def _facts(found: Found) -> list[tuple[str, object]]:
+def _redis_fields(found: FoundJob) -> list[tuple[str, object]]:
     job = found.job
     return [
         ("added", stamp(found.added_at)),
@@ -79,12 +78,12 @@ def _facts(found: Found) -> list[tuple[str, object]]:
     ]
 
 
-def _past_facts(history: JobHistory, *, whole: bool) -> list[tuple[str, object]]:
-    """What the lake adds to what Redis has said; ``whole`` where that is nothing."""
+def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, object]]:
+    """Return the fields that the lake adds to those of Redis; ``all_fields`` where Redis does not have the job."""
     job, snapshot = history.job, history.snapshot
-    facts: list[tuple[str, object]] = []
-    if whole and job is not None:
-        facts += [
+    rows: list[tuple[str, object]] = []
+    if all_fields and job is not None:
+        rows += [
             ("added", stamp(job.created_at)),
             ("started", stamp(job.started_at)),
             ("finished", job.finished_at and stamp(job.finished_at)),
@@ -93,18 +92,18 @@ def _past_facts(history: JobHistory, *, whole: bool) -> list[tuple[str, object]]
             ("reason", job.reason),
             ("parent", job.parent_key),
         ]
-    if whole and snapshot is not None:
+    if all_fields and snapshot is not None:
         result = None if snapshot.returnvalue is None else snapshot.return_value_text
-        facts += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
+        rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
     if job is not None:
-        facts.append(("in all", f"waited {length(job.wait)}, ran {length(job.run)}, took {length(job.total)}"))
-    return facts
+        rows.append(("total", f"waited {length(job.wait)}, ran {length(job.run)}, took {length(job.total)}"))
+    return rows
 
 
-def _sections(found: Found | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
+def _sections(found: FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
     if history:
         yield "Attempts", _attempts(history)
-        yield "Earlier lives of this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.lives[1:]]
+        yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.lives[1:]]
         yield "Events", [_event(event.at, event.event, event.prev, event.reason) for event in history.events]
     traces = found.job.stacktrace if found else history.snapshot.stacktrace if history and history.snapshot else ()
     for number, trace in enumerate(traces, 1):
@@ -124,8 +123,8 @@ def _attempts(history: JobHistory) -> list[str]:
             length(one.wait),
             length(one.run),
             one.outcome,
-            one_line(one.worker or "-"),
-            one_line(one.reason or "", _REASON),
+            in_one_line(one.worker or "-"),
+            in_one_line(one.reason or "", _REASON_WIDTH),
         )
         for one in history.attempts
     ]
@@ -133,18 +132,18 @@ def _attempts(history: JobHistory) -> list[str]:
 
 
 def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> str:
-    before = f" (was {one_line(prev)})" if prev else ""
-    return f"{stamp(at)}  {one_line(event)}{before}{': ' + one_line(reason, _REASON) if reason else ''}"
+    before = f" (was {in_one_line(prev)})" if prev else ""
+    return f"{stamp(at)}  {in_one_line(event)}{before}{': ' + in_one_line(reason, _REASON_WIDTH) if reason else ''}"
 
 
-def _named(facts: list[tuple[str, object]]) -> Iterator[str]:
-    """A line for each fact that there is; the lines of a long text stand below each other."""
-    for name, value in facts:
+def _named(rows: list[tuple[str, object]]) -> Iterator[str]:
+    """Yield a line for each field that has a value; further lines of a text are aligned below the first."""
+    for name, value in rows:
         if value in (None, 0, "", "-"):
             continue
         first, *rest = safe(str(value)).splitlines() or [""]
-        yield f"{name:<{_NAMES}}{first}"
-        yield from (" " * _NAMES + line for line in rest)
+        yield f"{name:<{_NAME_WIDTH}}{first}"
+        yield from (" " * _NAME_WIDTH + line for line in rest)
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,64 @@
+"""Load the app that ``-A`` names, with ``-b`` and the other options applied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from bulltask.app import App
+from bulltask.config.urls import SecretUrl
+from bulltask.registry.discovery import find_app, work_in
+
+__all__ = ["load_app", "load_app_or_broker"]
+
+
+def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> tuple[str, App]:
+    """Find the app and apply ``-b``.
+
+    Args:
+        ctx: the command's context; its ``obj`` holds the options that were given before the command.
+        app: ``-A`` as given after the command.
+        broker: ``-b`` as given after the command.
+
+    Returns:
+        The value of ``-A`` that was used, and the app.
+
+    Raises:
+        click.UsageError: no ``-A`` was given.
+        AppNotFoundError: ``-A`` does not lead to an app.
+    """
+    before: dict[str, Any] = ctx.obj or {}
+    spec = app or before.get("app")
+    if not spec:
+        raise click.UsageError("no app: pass -A pkg.mod:name, or set BULLTASK_APP")
+    if before.get("workdir"):
+        os.chdir(before["workdir"])
+    work_in()
+    found = find_app(spec, App)
+    if url := broker or before.get("broker"):
+        found.conf.override("broker_url", url)
+    return spec, found
+
+
+def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
+    """Return the app of ``-A``, or without one an app of no tasks at ``-b``: enough for commands on queues and jobs.
+
+    Args:
+        ctx: the command's context.
+        options: the values of :func:`bulltask.cli.options.redis_options`.
+    """
+    before: dict[str, Any] = ctx.obj or {}
+    if options["app"] or before.get("app"):
+        app = load_app(ctx, options["app"], options["broker"])[1]
+    else:
+        app = App(f"bulltask {ctx.info_name}")
+        if url := options["broker"] or before.get("broker"):
+            app.conf.override("broker_url", url)
+    if options["prefix"] is not None:
+        app.conf.override("prefix", options["prefix"])
+    if options["hash_tag"] is not None:
+        app.conf.override("queue_hash_tag", options["hash_tag"])
+    return app

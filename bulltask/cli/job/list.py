@@ -1,0 +1,68 @@
+"""``bulltask job list``: search the lake for jobs, newest first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bulltask.cli.options import job_lake_option, time_or_age
+from bulltask.cli.terminal import as_table, in_one_line, length, stamp
+
+if TYPE_CHECKING:
+    from bulltask.lake.past import PastJob
+
+__all__ = ["command"]
+
+_REASON_WIDTH = 80
+
+
+@click.command("list")
+@job_lake_option(required=True)
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--name", help="Only jobs of this task.")
+@click.option(
+    "--state",
+    help="Only jobs in this state: completed, failed or removed, or the last state of a job that the pipeline no longer"
+    " follows: waiting, active, delayed.",
+)
+@click.option(
+    "--since",
+    type=time_or_age,
+    metavar="TIME",
+    help="Only jobs that ended at this time or later: 2026-11-22, 2026-11-22T14:00 (UTC), or 1d (one day ago).",
+)
+@click.option("--until", type=time_or_age, metavar="TIME", help="Only jobs that ended before this time.")
+@click.option("--text", help="Only jobs whose failure reason contains this text, ignoring case.")
+@click.option("--error-key", help="Only failures of this kind (column error_key of silver.jobs).")
+@click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
+@click.option("--cursor", help="Next page: the cursor that the previous page has printed.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
+    """Search for finished jobs, latest first. A job must match all filters.
+
+    Only the latest state of a job counts: a job that failed and was completed by a later retry is completed.
+    """
+    from bulltask.lake import History  # noqa: PLC0415 - slow
+    from bulltask.lake.plain import plain  # noqa: PLC0415 - slow
+
+    page = History(lake).search(limit=limit, cursor=cursor, **filters)
+    if as_json:
+        click.echo(json.dumps(plain(page), indent=2, ensure_ascii=False))
+        return
+    if not page.jobs:
+        click.echo("No jobs found.")
+        return
+    head = ("ended (UTC)", "state", "queue", "name", "id", "attempts", "ran", "reason")
+    click.echo(as_table(head, [_row(job) for job in page.jobs]))
+    if page.cursor:
+        click.echo(f"\nFor more, repeat the command with --cursor {page.cursor}")
+
+
+def _row(job: PastJob) -> tuple[str, ...]:
+    attempts = "-" if job.attempts is None else str(job.attempts)
+    reason = in_one_line(job.reason or "", _REASON_WIDTH)
+    texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
+    return (stamp(job.seen_at), job.state, *texts, attempts, length(job.run), reason)

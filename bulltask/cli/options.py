@@ -1,0 +1,162 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from bulltask.config.urls import SecretUrl
+from bulltask.errors import ConfigError
+
+__all__ = [
+    "app_options",
+    "broker_option",
+    "day",
+    "days",
+    "job_lake_option",
+    "moment",
+    "redis_options",
+    "root_option",
+    "seconds",
+    "time_or_age",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+class _BrokerUrl(_ParamType):
+    """A URL that hides its password, so that a crash report with click's context does not show it."""
+
+    name = "URL"
+
+    def convert(self, value: str | SecretUrl, _param: click.Parameter | None, _ctx: click.Context | None) -> SecretUrl:
+        return SecretUrl(value)
+
+
+class _LakeDirectory(click.Path):
+    """A lake's directory; a URL is rejected."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from bulltask.lake.layout import check_local  # noqa: PLC0415 - only where a command has a lake
+
+        try:
+            check_local(value)
+        except ConfigError as exc:
+            self.fail(str(exc), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def broker_option(function: F) -> F:
+    """Add ``-b``."""
+    return click.option(
+        "-b",
+        "--broker",
+        type=_BrokerUrl(),
+        help="Redis URL; overrides the app's. All users of this machine can see command lines (ps), so put a URL with "
+        "a password into BULLTASK_BROKER_URL, or into a file that BULLTASK_BROKER_URL_FILE names.",
+    )(function)
+
+
+def app_options(function: F) -> F:
+    """Add ``-A`` and ``-b``, which may also be given before the command."""
+    return click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg.")(broker_option(function))
+
+
+def redis_options(function: F) -> F:
+    """Add ``-A``, ``-b`` and how Redis keys are spelled.
+
+    :func:`bulltask.cli.app_loader.load_app_or_broker` and :func:`bulltask.cli.pipeline.options.source_of` read them.
+    """
+    tag = click.option(
+        "--queue-hash-tag/--no-queue-hash-tag",
+        "hash_tag",
+        default=None,
+        help="Whether queue 'emails' is stored as BullMQ's '{emails}'; default: the app's setting, or on.",
+    )
+    return app_options(tag(click.option("--prefix", help="Prefix of all Redis keys (default: bull).")(function)))
+
+
+def root_option(function: F) -> F:
+    """Add ``--root``, the lake of a pipeline command."""
+    return click.option(
+        "--root",
+        required=True,
+        envvar="BULLTASK_LAKE",
+        type=_LakeDirectory(file_okay=False, resolve_path=True, path_type=Path),
+        help="Directory of the lake (or set BULLTASK_LAKE).",
+    )(function)
+
+
+def job_lake_option(*, required: bool) -> Callable[[F], F]:
+    """Add ``--lake``, the lake of a job command."""
+    return click.option(
+        "--lake",
+        required=required,
+        envvar="BULLTASK_LAKE",
+        type=_LakeDirectory(file_okay=False, path_type=Path),
+        help="Directory of the lake: --root of 'bulltask pipeline' (or set BULLTASK_LAKE).",
+    )
+
+
+def day(text: str) -> date:
+    """Parse ``2026-11-22``."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"invalid day {text!r}: write it like 2026-11-22") from None
+
+
+def days(text: str) -> list[date]:
+    """Parse ``2026-11-20..2026-11-22`` or a single day; the last day is included."""
+    first, _, last = text.partition("..")
+    begin, end = day(first), day(last or first)
+    if end < begin:
+        raise click.BadParameter(f"{text!r} ends before it begins")
+    return [begin + timedelta(count) for count in range((end - begin).days + 1)]
+
+
+def moment(text: str) -> datetime:
+    """Parse ``2026-11-22`` or ``2026-11-22T14:00``; a time without an offset is UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"invalid time {text!r}: write it like 2026-11-22 or 2026-11-22T14:00") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def seconds(text: str) -> float:
+    """Parse a duration, ``90``, ``10s``, ``15m``, ``12h`` or ``7d``, into seconds."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    try:
+        duration = float(number) * _UNITS_S[unit]
+    except ValueError:
+        duration = -1.0
+    if not 0 <= duration < float("inf"):
+        raise click.BadParameter(f"invalid duration {text!r}: write it like 90, 10s, 15m, 12h or 7d")
+    return duration
+
+
+def time_or_age(text: str) -> datetime:
+    """Parse a time as :func:`moment` does, or an age: ``1d`` is one day ago."""
+    if text[-1:] in _UNITS_S and text[:1].isdigit():
+        try:
+            return datetime.now(UTC) - timedelta(seconds=seconds(text))
+        except OverflowError:
+            raise click.BadParameter(f"{text!r} is too long ago: Python's dates begin in year 1") from None
+    try:
+        return moment(text)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"invalid time {text!r}: write it like 2026-11-22, 2026-11-22T14:00 or 1d (one day ago)"
+        ) from None

@@ -1,0 +1,66 @@
+"""Format tables, times, durations and texts from jobs for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from bulltask.lake.report.wording import one_line
+
+__all__ = ["ago", "as_table", "in_one_line", "length", "safe", "stamp"]
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+_NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
+"""A number with an optional unit. Times and ids do not match, although they begin with digits."""
+
+
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under a head, in aligned columns; columns of numbers are aligned to the right."""
+    rows = [[one_line(text) for text in row] for row in rows]
+    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    right = [bool(rows) and all(_NUMBER.fullmatch(row[place]) for row in rows) for place in range(len(head))]
+    lines = [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+    return "\n".join(lines)
+
+
+def safe(text: str) -> str:
+    """Escape the control characters of a text from a job, which a terminal would obey; lines and tabs stay."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def in_one_line(text: str, most: int = 255) -> str:
+    """Return a safe text with its white space collapsed, cut after ``most`` characters."""
+    line = " ".join(safe(text).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def stamp(moment: datetime | None) -> str:
+    """Return ``2026-11-22 14:00:03.250`` in UTC, or ``-`` for ``None``."""
+    return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03}"
+
+
+def length(seconds: float | None) -> str:
+    """Return ``0.120 s``, ``12.3 s`` or ``2.5 h``, or ``-`` for ``None``."""
+    if seconds is None:
+        return "-"
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """Return ``3.0 h ago`` or ``in 12.0 s``."""
+    seconds = (now - moment).total_seconds()
+    return f"{length(seconds)} ago" if seconds >= 0 else f"in {length(-seconds)}"

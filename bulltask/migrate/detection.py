@@ -1,0 +1,86 @@
+"""Detect whether a queue is Bull's or BullMQ's; most of their keys have the same names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from bulltask.migrate.bull_job import JobOrigin
+
+__all__ = ["PLACES", "QueueInfo", "QueueLayout", "detect_layout"]
+
+PLACES: Final = ("delayed", "paused", "wait", "active", "failed", "completed")
+"""Suffixes of the keys that hold Bull's jobs, in the order of migration: the most urgent jobs first."""
+
+_ONLY_BULLMQ: Final[Mapping[str, str]] = {
+    "events": "stream",
+    "marker": "zset",
+    "prioritized": "zset",
+    "pc": "string",
+    "waiting-children": "zset",
+}
+"""Keys that only BullMQ has, with their types, as a Bull job may have one of these names as its id."""
+
+
+class QueueLayout(Enum):
+    """The detected layout; the values are shown to users."""
+
+    EMPTY = "no jobs"
+    BULL = "Bull 3 or 4"
+    BULL_1 = "Bull 1 or 2"
+    BULLMQ = "BullMQ"
+    MIXED = "Bull and BullMQ, mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInfo:
+    """A queue without its jobs.
+
+    Attributes:
+        types: the Redis type of each key by suffix, ``none`` for a missing key.
+        sizes: how many jobs each of :data:`PLACES` has.
+        meta: the hash ``meta``.
+        repeats: keys of Bull's repeatable jobs, with the epoch milliseconds of the next run.
+        workers: names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
+    """
+
+    types: Mapping[str, str]
+    sizes: Mapping[str, int]
+    meta: Mapping[str, str]
+    repeats: Sequence[tuple[str, int]]
+    workers: Sequence[str] | None
+
+    @property
+    def paused(self) -> bool:
+        """Whether Bull has paused the queue; late versions store it where BullMQ does, too."""
+        return self.types["meta-paused"] != "none" or "paused" in self.meta
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether finished jobs are in unordered sets, as before Bull 3."""
+        return "set" in {self.types["completed"], self.types["failed"]}
+
+
+def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
+    """Return the layout of a queue.
+
+    Args:
+        info: its keys.
+        origins: how many of its jobs have which origin.
+    """
+    if not any(info.sizes.values()) and not info.repeats and not _is_bullmq(info):
+        return QueueLayout.EMPTY
+    bullmq = _is_bullmq(info) or bool(origins[JobOrigin.BULLMQ])
+    bull_1 = info.has_sets or bool(origins[JobOrigin.BULL_1])
+    bull = bull_1 or bool(origins[JobOrigin.BULL]) or info.types["priority"] == "zset"
+    if bullmq:
+        return QueueLayout.MIXED if bull else QueueLayout.BULLMQ
+    return QueueLayout.BULL_1 if bull_1 else QueueLayout.BULL
+
+
+def _is_bullmq(info: QueueInfo) -> bool:
+    # Late versions of Bull write one field of meta, `paused`.
+    return any(info.types[key] == kind for key, kind in _ONLY_BULLMQ.items()) or bool(info.meta.keys() - {"paused"})
