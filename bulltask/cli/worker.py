@@ -105,11 +105,11 @@ def command(
     TERM and Ctrl-C stop it after its running jobs have finished, QUIT stops it at once.
     """
     from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
-    from bulltask.worker.supervisor.launch import start_no_threads  # noqa: PLC0415
-    from bulltask.worker.supervisor.origin import Origin  # noqa: PLC0415
+    from bulltask.worker.supervisor.launch import limit_native_threads  # noqa: PLC0415
+    from bulltask.worker.supervisor.process_spec import ProcessSpec  # noqa: PLC0415
 
-    origin = Origin()  # before the app is imported
-    start_no_threads()
+    process_spec = ProcessSpec()  # before the app is imported
+    limit_native_threads()
     spec, found = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:
@@ -121,7 +121,7 @@ def command(
     served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in excluded]
     if not served:
         raise click.UsageError("no queue to serve: -X excludes all of them")
-    ctx.exit(run_worker(found, served, spec=spec, origin=origin))
+    ctx.exit(run_worker(found, served, spec=spec, process_spec=process_spec))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

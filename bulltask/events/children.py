@@ -14,14 +14,14 @@ __all__ = [
     "JobCompleted",
     "JobFailed",
     "JobPickedUp",
+    "JobReleased",
     "JobRetried",
-    "JobReturned",
-    "JobSetAside",
     "LockLost",
-    "RedisAccepted",
+    "MalformedJobFailed",
     "RedisDisconnected",
     "RedisReconnected",
     "RedisReconnecting",
+    "RedisRecovered",
     "RedisRefused",
     "SchedulingFailed",
     "StacksDumped",
@@ -94,7 +94,7 @@ class JobRetried(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class JobReturned(ChildEvent):
+class JobReleased(ChildEvent):
     """The job went back unfinished, as at a shutdown or because its task asked for it; it costs no attempt."""
 
     job_id: str
@@ -126,7 +126,7 @@ class SchedulingFailed(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class JobSetAside(ChildEvent):
+class MalformedJobFailed(ChildEvent):
     """A job could not be taken or settled because of what stands in its hash: it was failed, so that the others go on.
 
     The supervisor tells of it, too.
@@ -214,7 +214,7 @@ class RedisRefused(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class RedisAccepted(ChildEvent):
+class RedisRecovered(ChildEvent):
     """Redis does again what it had refused."""
 
     queue: str

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from bulltask.events.bus import Event
 
 __all__ = [
+    "CancelRequested",
     "ChildDied",
+    "ChildExited",
     "ChildKilled",
-    "ChildLeft",
     "ChildStarted",
     "ConcurrencyChanged",
     "HeartbeatFailed",
@@ -18,7 +19,6 @@ __all__ = [
     "JobRecovered",
     "JobRevoked",
     "JobStalled",
-    "RunInterrupted",
     "ServiceFailed",
     "SignalIgnored",
     "StalledCheckSkipped",
@@ -68,13 +68,13 @@ class JobCrashed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RunInterrupted(Event):
+class CancelRequested(Event):
     """A run that goes on was told to end; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` say what became of it."""
 
     job_id: str
     index: int
     """The child's place in the fleet."""
-    cause: str
+    reason: str
     """``"soft_limit"``, ``"hard_limit"`` or ``"revoked"``."""
 
 
@@ -156,14 +156,14 @@ class ChildKilled(Event):
 
     index: int
     pid: int
-    cause: str
+    reason: str
     """Why the run was to end: ``"hard_limit"`` or ``"revoked"``."""
     jobs: int
     """Jobs it held."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChildLeft(Event):
+class ChildExited(Event):
     """A child process was told to end by somebody else than its supervisor: it has ended its jobs, and is replaced."""
 
     index: int

@@ -2,7 +2,7 @@
 
 Field and option names on the wire are BullMQ's (PROTOCOL 2). What only bulltask knows goes into one own key of the
 stored options, ``bulltask``, which Node keeps and ignores; its presence also tells a worker that the job was sent by
-bulltask, which decides what is retried (``bulltask.worker.child.verdict``).
+bulltask, which decides what is retried (``bulltask.worker.child.retry_decision``).
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class MetricsListener:
             lambda e: block.add(e.queue, UNKNOWN_TASK if e.delay_ms is None else RETRIED),
         )
         bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
-        bus.subscribe(events.JobSetAside, lambda e: block.add(e.queue, PERMANENT))
+        bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
         # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
@@ -255,7 +255,7 @@ class MetricsListener:
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
         bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
         bus.subscribe(events.RedisRefused, lambda e: block.set_connected(bool(e.queue)))
-        bus.subscribe(events.RedisAccepted, lambda _: block.set_connected(True))
+        bus.subscribe(events.RedisRecovered, lambda _: block.set_connected(True))
 
 
 def _histogram(cells: Sequence[float]) -> Histogram:

@@ -79,15 +79,15 @@ class LogListener:
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
-            (logging.INFO, events.JobReturned, self._returned),
+            (logging.INFO, events.JobReleased, self._released),
             (logging.ERROR, events.UnknownTaskSeen, self._unknown_task),
             (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
             (logging.ERROR, events.JobCrashed, self._crashed),
-            (logging.ERROR, events.JobSetAside, self._set_aside),
-            (logging.INFO, events.RunInterrupted, self._interrupted),
+            (logging.ERROR, events.MalformedJobFailed, self._malformed_job),
+            (logging.INFO, events.CancelRequested, self._cancel_requested),
             (logging.INFO, events.JobRevoked, self._revoked),
         )
 
@@ -103,12 +103,12 @@ class LogListener:
             (logging.ERROR, events.EventLoopStopped, self._loop_stopped),
             (logging.WARNING, events.ChildDied, self._child_died),
             (logging.WARNING, events.ChildKilled, self._child_killed),
-            (logging.INFO, events.ChildLeft, self._child_left),
+            (logging.INFO, events.ChildExited, self._child_exited),
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
             (logging.INFO, events.RedisReconnected, self._reconnected),
             (logging.ERROR, events.RedisRefused, self._refused),
-            (logging.INFO, events.RedisAccepted, self._accepted),
+            (logging.INFO, events.RedisRecovered, self._recovered_redis),
             (logging.INFO, events.WorkerStarted, self._started),
             (logging.INFO, events.WorkerStopping, self._stopping),
             (logging.ERROR, events.WorkerStopped, self._stopped),
@@ -161,8 +161,8 @@ class LogListener:
             delay=_seconds(event.delay_ms),
         )
 
-    def _returned(self, event: events.JobReturned) -> None:
-        self._log.info("Job returned", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)
+    def _released(self, event: events.JobReleased) -> None:
+        self._log.info("Job released", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)
 
     def _unknown_task(self, event: events.UnknownTaskSeen) -> None:
         fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
@@ -224,17 +224,17 @@ class LogListener:
             hint=DEATHS.get(event.reason, "The job was failed: every child that ran it died. Run it alone to see why"),
         )
 
-    def _set_aside(self, event: events.JobSetAside) -> None:
+    def _malformed_job(self, event: events.MalformedJobFailed) -> None:
         self._log.error(
-            "Job set aside",
+            "Malformed job failed",
             job_id=event.job_id,
             queue=event.queue,
             reason=_shorten(event.reason, ERROR_CHARS),
             hint="Its hash in Redis is malformed. It was failed, and the other jobs go on",
         )
 
-    def _interrupted(self, event: events.RunInterrupted) -> None:
-        self._log.info("Run interrupted", job_id=event.job_id, index=event.index, cause=event.cause)
+    def _cancel_requested(self, event: events.CancelRequested) -> None:
+        self._log.info("Cancel requested", job_id=event.job_id, index=event.index, reason=event.reason)
 
     def _revoked(self, event: events.JobRevoked) -> None:
         self._log.info("Job revoked", job_id=event.job_id, queue=event.queue)
@@ -303,13 +303,13 @@ class LogListener:
             "Child killed",
             index=event.index,
             pid=event.pid,
-            cause=event.cause,
+            reason=event.reason,
             jobs=event.jobs,
             hint="A run did not end otherwise: its attempt has failed, and the child's other jobs run again",
         )
 
-    def _child_left(self, event: events.ChildLeft) -> None:
-        self._log.info("Child left", index=event.index, pid=event.pid)
+    def _child_exited(self, event: events.ChildExited) -> None:
+        self._log.info("Child exited", index=event.index, pid=event.pid)
 
     # ---- connections and the worker's life ----
 
@@ -335,9 +335,9 @@ class LogListener:
             hint="This process asks again, after run_retry_delay at the latest, and running jobs go on",
         )
 
-    def _accepted(self, event: events.RedisAccepted) -> None:
+    def _recovered_redis(self, event: events.RedisRecovered) -> None:
         duration = _seconds(event.duration_ms)
-        self._log.info("Redis accepted", queue=event.queue or None, attempt=event.attempt, duration=duration)
+        self._log.info("Redis recovered", queue=event.queue or None, attempt=event.attempt, duration=duration)
 
     def _started(self, event: events.WorkerStarted) -> None:
         self._log.info(

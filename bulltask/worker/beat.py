@@ -28,8 +28,8 @@ from bulltask.transport.scripts.schedule import (
     read_label,
     remove_job_scheduler,
 )
-from bulltask.worker.beat_entries import Entry
-from bulltask.worker.outage import Outage
+from bulltask.worker.beat_entries import BeatEntry
+from bulltask.worker.broker_backoff import ReconnectBackoff
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -70,21 +70,21 @@ class Beat:
         entries: from ``read_entries``; ``None`` if the app says nothing, and then nothing is touched.
         client: the supervisor's.
         clock: the server's time.
-        outage: the supervisor's view of an outage.
+        backoff: the supervisor's view of an outage.
         logger: hears what was changed.
     """
 
     def __init__(
         self,
         app: App,
-        entries: Sequence[Entry] | None,
+        entries: Sequence[BeatEntry] | None,
         client: Client,
         clock: ServerClock,
-        outage: Outage,
+        backoff: ReconnectBackoff,
         logger: FilteringBoundLogger,
     ) -> None:
         self._app, self._entries, self._client, self._clock = app, entries, client, clock
-        self._outage, self._logger = outage, logger
+        self._backoff, self._logger = backoff, logger
         self._place = (app.config.prefix, app.name)
         self._queues: set[str] | None = None
         self._done = False
@@ -109,12 +109,12 @@ class Beat:
                     self._bring_up_to_date(queue, [entry for entry in self._entries if entry.job.queue == queue])
                     self._queues.discard(queue)
         except _AGAIN as exc:
-            self._outage.failed(exc)
+            self._backoff.record_failure(exc)
             return
-        self._outage.over()
+        self._backoff.reset()
         self._done = True
 
-    def _bring_up_to_date(self, queue: str, mine: Sequence[Entry]) -> None:
+    def _bring_up_to_date(self, queue: str, mine: Sequence[BeatEntry]) -> None:
         try:
             if mine:
                 self._client.run(note_queue(*self._place, queue))
@@ -152,7 +152,7 @@ class Beat:
             )
 
 
-def reconcile(keys: QueueKeys, entries: Sequence[Entry], owner: str, now_ms: int) -> Operation[Changes]:
+def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
     """Make the schedulers of one queue what the entries say.
 
     Args:
@@ -192,7 +192,7 @@ def _labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
     return found
 
 
-def _put(keys: QueueKeys, entry: Entry, label: BeatLabel, now_ms: int) -> Operation[str]:
+def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Operation[str]:
     """Make or change the scheduler of an entry; the result is why that cannot be done, ``""`` if it is."""
     rule = entry.rule
     if rule.every_ms is not None:

@@ -17,14 +17,14 @@ from bulltask.registry.task import AnyTask
 from bulltask.schedule.crontabs import crontab
 from bulltask.schedule.repeat import Repeat
 
-__all__ = ["Entry", "read_entries"]
+__all__ = ["BeatEntry", "read_entries"]
 
 _KNOWN: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
 _REFUSED: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BeatEntry:
     """One entry, checked.
 
     Attributes:
@@ -44,7 +44,7 @@ class Entry:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_entries(app: App) -> list[Entry] | None:
+def read_entries(app: App) -> list[BeatEntry] | None:
     """Return the entries of ``app.conf.beat_schedule``, ``None`` where it was never set.
 
     Raises:
@@ -54,13 +54,13 @@ def read_entries(app: App) -> list[Entry] | None:
     return None if said is None else [_entry(app, name, entry) for name, entry in said.items()]
 
 
-def _entry(app: App, name: str, said: object) -> Entry:
+def _entry(app: App, name: str, said: object) -> BeatEntry:
     try:
         check_scheduler_id(name)
         if not isinstance(said, Mapping):
             raise ConfigError(f"it must be a dictionary, not {said!r}")
         _check_names(said)
-        return Entry(name, _rule(said, app.config.timezone), _job(app, said))
+        return BeatEntry(name, _rule(said, app.config.timezone), _job(app, said))
     except (BulltaskError, TypeError, ValueError) as exc:
         raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
 

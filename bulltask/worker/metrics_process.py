@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bulltask.config.config import Config
 from bulltask.observe.counters import MetricsMemory
 from bulltask.process import fork_holding_signals
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     import socket
@@ -47,11 +47,11 @@ class MetricsProcess:
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
         self._pid = 0
 
-    def start(self, let_go: Callable[[], None]) -> None:
+    def start(self, close_inherited: Callable[[], None]) -> None:
         """Fork.
 
         Args:
-            let_go: closes what the new process inherits and must not touch (the supervisor's connections and pipes).
+            close_inherited: closes the supervisor's connections and pipes in the new process.
         """
         from bulltask.observe.exporter import run_exporter  # noqa: PLC0415
         from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
@@ -59,10 +59,10 @@ class MetricsProcess:
         parent_pid = os.getpid()
         self._pid = fork_holding_signals()  # the exporter lets them through when its handlers stand
         if self._pid == 0:
-            let_go()
+            close_inherited()
             collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
             run_exporter(self._socket, collector, parent_pid)
-            os._exit(Exit.FAILED)
+            os._exit(ExitCode.FAILED)
         self._socket.close()
 
     def stop(self) -> None:

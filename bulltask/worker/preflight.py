@@ -18,8 +18,8 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import write_queue_meta
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -40,7 +40,7 @@ class Preflight:
         keys: the worker's queues.
         config: settings.
         logger: hears what an operator should change.
-        outage: how long to wait between tries.
+        backoff: how long to wait between tries.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Preflight:
         keys: Sequence[QueueKeys],
         config: Config,
         logger: FilteringBoundLogger,
-        outage: Outage,
+        backoff: ReconnectBackoff,
     ) -> None:
-        self._client, self._keys, self._config, self._logger, self._outage = client, keys, config, logger, outage
+        self._client, self._keys, self._config, self._logger, self._backoff = client, keys, config, logger, backoff
 
-    def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> Exit | None:
+    def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
         """Wait for Redis, look at it once, describe the queues in it; an exit code if starting is no use.
 
         Args:
@@ -61,7 +61,7 @@ class Preflight:
             stopped: True when the worker was told to stop meanwhile.
         """
         if not self._has_its_scripts():
-            return Exit.FAILED
+            return ExitCode.FAILED
         self._look_at_environment()
         self._look_at_locks()
         while True:
@@ -72,17 +72,17 @@ class Preflight:
                 refused = isinstance(exc, BrokerAuthError)
                 event = "Redis refused this worker" if refused else "This worker cannot use this Redis"
                 self._logger.error(event, error=str(exc))  # noqa: TRY400
-                return Exit.BROKER_REFUSED
+                return ExitCode.BROKER_REFUSED
             except BrokerError as exc:
-                pause_ms = self._outage.failed(exc)
-                if self._outage.given_up:
-                    return Exit.BROKER_LOST
+                pause_ms = self._backoff.record_failure(exc)
+                if self._backoff.is_exhausted:
+                    return ExitCode.BROKER_LOST
                 wait(pause_ms)
             else:
-                self._outage.over()
+                self._backoff.reset()
                 return None
             if stopped():
-                return Exit.OK
+                return ExitCode.OK
 
     def _look(self) -> None:
         facts = read_server_settings(self._client)

@@ -20,42 +20,44 @@ from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.transport.inspect import queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
-from bulltask.worker.child.spark_tasks import what_is_missing
-from bulltask.worker.child.spawned import SpawnOrder
-from bulltask.worker.exits import Exit
+from bulltask.worker.child.spark_tasks import missing_dependencies
+from bulltask.worker.child.spawned import SpawnSpec
+from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.metrics_process import MetricsProcess
-from bulltask.worker.outage import Outage
 from bulltask.worker.preflight import Preflight
-from bulltask.worker.slots import Slots, shareable_file
-from bulltask.worker.supervisor.fleet import Fleet
+from bulltask.worker.slots import Slots, anonymous_file
+from bulltask.worker.supervisor.canceller import Canceller
+from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.interrupting import Interrupting
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
-from bulltask.worker.supervisor.limits import Limits
 from bulltask.worker.supervisor.loop import Supervisor
-from bulltask.worker.supervisor.origin import Origin
 from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
+from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocations import Revocations
 from bulltask.worker.supervisor.services import Service, Ticker
-from bulltask.worker.supervisor.signals import STOP
-from bulltask.worker.supervisor.stacks import StackDumps
-from bulltask.worker.supervisor.stall_check import StallCheck
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.supervisor.signals import STOP_METHODS
+from bulltask.worker.supervisor.stacks import StackCollector
+from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["default_queues", "run_worker", "worker_id"]
 
 
-def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None, origin: Origin | None = None) -> Exit:
+def run_worker(
+    app: App, queues: Sequence[str] = (), *, spec: str | None = None, process_spec: ProcessSpec | None = None
+) -> ExitCode:
     """Run a worker in this process until it is stopped; what ``bulltask worker`` does after reading its flags.
 
     Args:
         app: the application; its settings are frozen now and its tasks imported.
         queues: the queues as the user spells them; the default queue and those that tasks name, if empty.
         spec: how ``-A`` would name the app; children that cannot be forked need it.
-        origin: made before the app was imported, if that was possible; the worker restarts from there.
+        process_spec: made before the app was imported, if that was possible; the worker restarts from there.
 
     Returns:
         The exit code. After a ``HUP`` it does not return: the process runs its command line again.
@@ -66,10 +68,10 @@ def run_worker(app: App, queues: Sequence[str] = (), *, spec: str | None = None,
     """
     for queue in queues:
         check_queue_name(queue)
-    origin = origin or Origin()
+    process_spec = process_spec or ProcessSpec()
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, spec, origin).run()
+    return _Assembly(app, names, spec, process_spec).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -87,74 +89,83 @@ def worker_id(name: str = "") -> str:
 class _Assembly:
     """The parts of one worker, built in the order in which they need each other."""
 
-    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, origin: Origin) -> None:
+    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, process_spec: ProcessSpec) -> None:
         config = app.config
         self.entries = read_entries(app)
         self.app, self.queues, self.spec, self.config = app, queues, spec, config
         self.worker_id = worker_id(config.worker_name)
         self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
-        self.wakeups = Wakeups()
-        self.origin, self.signals = origin, origin.signals
+        self.wakeup_pipe = WakeupPipe()
+        self.process_spec, self.signals = process_spec, process_spec.signals
         self.bus = Bus(on_error=listener_errors(self.logger))
         LogListener(self.logger).attach(self.bus)
-        self.outage = Outage(self.bus, config)
+        self.backoff = ReconnectBackoff(self.bus, config)
         self.broker = app.broker
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-        self.presence = Presence(self.broker, queues, self.worker_id, self.outage)
-        self.slots_fd = shareable_file("bulltask-slots")
+        self.presence = Presence(self.broker, queues, self.worker_id, self.backoff)
+        self.slots_fd = anonymous_file("bulltask-slots")
         # Room for TTIN: memory that all processes share cannot grow later.
         self.most_children = 2 * config.concurrency + 2
         self.slots = Slots(self.most_children, self._slots_per_child(), self.slots_fd)
-        self.metrics_fd = None if config.metrics_port is None else shareable_file("bulltask-metrics")
+        self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
 
-    def run(self) -> Exit:
+    def run(self) -> ExitCode:
         exporter = self._exporter()
-        self.signals.install(self.wakeups)
+        self.signals.install(self.wakeup_pipe)
         try:
-            preflight = Preflight(self.client, self.keys, self.config, self.logger, self.outage)
-            refusal = preflight.run(self.signals.wait, lambda: self.signals.holds({*STOP, "restart"}))
+            preflight = Preflight(self.client, self.keys, self.config, self.logger, self.backoff)
+            refusal = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
             if refusal is None:
                 if exporter is not None:
-                    exporter.start(self._let_go)
+                    exporter.start(self._close_inherited)
                 code, again = self._supervise()
             else:
-                code, again = refusal, not self.signals.holds(STOP) and self.signals.holds({"restart"})
+                code, again = refusal, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
             if exporter is not None:
                 exporter.stop()
-            self._let_go()
+            self._close_inherited()
         return self._restart() if again else code
 
-    def _restart(self) -> Exit:
-        self.bus.emit(WorkerRestarting(redact_command(self.origin.command)))
+    def _restart(self) -> ExitCode:
+        self.bus.emit(WorkerRestarting(redact_command(self.process_spec.command)))
         try:
-            self.origin.run_again()
+            self.process_spec.restart()
         except OSError as exc:
             self.logger.error("The worker could not start itself again", error=str(exc))  # noqa: TRY400 - one line says it
-            return Exit.FAILED
-        return Exit.OK  # told to stop in the last moment
+            return ExitCode.FAILED
+        return ExitCode.OK  # told to stop in the last moment
 
-    def _supervise(self) -> tuple[Exit, bool]:
-        config, bus, outage, keys, client = self.config, self.bus, self.outage, self.keys, self.client
-        fleet = Fleet(self.slots, self._launcher(), StackDumps(bus), bus, config.concurrency)
-        recovery = Recovery(keys, client, self.broker.clock, config, bus, outage)
-        heartbeat = Heartbeat(keys, fleet.views, client, config, bus, outage)
-        check = StallCheck(self.broker, keys, heartbeat.has_renewed, client, bus, outage)
+    def _supervise(self) -> tuple[ExitCode, bool]:
+        config, bus, backoff, keys, client = self.config, self.bus, self.backoff, self.keys, self.client
+        pool = ChildPool(self.slots, self._launcher(), StackCollector(bus), bus, config.concurrency)
+        recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
+        heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
+        check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
         stalls = [] if config.skip_stalled_check else [check]
         self._name_unknown_tasks()
         self._name_unknown_queues()
         self._name_missing_spark()
-        beat = Beat(self.app, self.entries, client, self.broker.clock, outage, self.logger)
-        interrupting = Interrupting(fleet, bus)
-        limits = Limits(fleet.late_views, interrupting.interrupt)
-        revocations = Revocations(self.broker, keys, interrupting.revoke, client, bus, outage)
-        services: list[Service] = [heartbeat, limits, interrupting, revocations, recovery, *stalls, self.presence, beat]
-        ticker = Ticker(services, outage, bus)
+        beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
+        canceller = Canceller(pool, bus)
+        time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
+        revocations = Revocations(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
+        services: list[Service] = [
+            heartbeat,
+            time_limits,
+            canceller,
+            revocations,
+            recovery,
+            *stalls,
+            self.presence,
+            beat,
+        ]
+        ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
-        supervisor = Supervisor(fleet, ticker, recovery, self.origin, config, bus)
+        supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
     def _name_unknown_tasks(self) -> None:
@@ -175,7 +186,7 @@ class _Assembly:
 
     def _name_missing_spark(self) -> None:
         tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
-        if tasks and (missing := what_is_missing()):
+        if tasks and (missing := missing_dependencies()):
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
 
     def _launcher(self) -> Launcher:
@@ -189,16 +200,16 @@ class _Assembly:
             worker_id=self.worker_id,
             index=index,
             block=self.slots.children[index],
-            orders=self.slots.orders,
+            control=self.slots.control,
             bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app.listeners),
-            let_go=self._let_go,
+            close_inherited=self._close_inherited,
         )
         run_child(plan, parent_pid)
 
     def _order(self, index: int) -> tuple[int, tuple[int, ...]]:
         assert self.spec is not None
         assert self.slots_fd is not None
-        order = SpawnOrder(
+        order = SpawnSpec(
             app=self.spec,
             overrides=self.app.conf.overrides(),
             path=sys.path,
@@ -214,12 +225,12 @@ class _Assembly:
         shared = (self.slots_fd,) if self.metrics_fd is None else (self.slots_fd, self.metrics_fd)
         return order.write(), shared
 
-    def _let_go(self) -> None:
+    def _close_inherited(self) -> None:
         """Close what belongs to the supervisor alone; a forked child calls it too."""
         self.client.close()
         self.presence.close()
         self.broker.close()  # what the app has sent while it was imported went over connections of its own
-        self.wakeups.close()
+        self.wakeup_pipe.close()
 
     def _slots_per_child(self) -> int:
         has_async = any(task.is_async for task in self.app.tasks.values())

@@ -21,19 +21,19 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from bulltask.worker.states import Cause, RunState, SlotState
+from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
 __all__ = [
     "ID_BYTES",
     "STACKS_NAME",
     "UNKNOWN_RUN",
     "ChildBlock",
+    "ControlPage",
     "Deadlines",
-    "Orders",
     "Slot",
     "SlotView",
     "Slots",
-    "shareable_file",
+    "anonymous_file",
 ]
 
 ID_BYTES: Final = 768
@@ -51,7 +51,7 @@ _SLOT_BYTES: Final = _ID_AT + ID_BYTES
 _CHILD_BYTES: Final = 64
 
 # Words of a slot's header.
-_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _ORDER, _HEARD = range(12)
+_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = range(12)
 # Words of a child's block.
 _RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLINES = range(6)
 
@@ -59,7 +59,7 @@ _RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLI
 _PAUSED: Final = 0
 
 _READ_TRIES: Final = 5
-_CAUSE_BITS: Final = 3
+_REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
 _RETRIED: Final = 2
 
@@ -97,8 +97,8 @@ class SlotView:
         since_ms: monotonic time since which the slot is in this state.
         run: counts the jobs that the slot has had; :data:`UNKNOWN_RUN` when it is not known.
         deadlines: of that run.
-        order: why the supervisor wants that run ended.
-        heard: the child has obeyed that order.
+        cancel_reason: why the supervisor wants that run ended.
+        acknowledged: the child has obeyed that order.
     """
 
     state: SlotState
@@ -108,8 +108,8 @@ class SlotView:
     since_ms: int
     run: int = field(default=0, compare=False)
     deadlines: Deadlines = field(default=_NO_DEADLINES, compare=False)
-    order: Cause = field(default=Cause.NONE, compare=False)
-    heard: bool = field(default=False, compare=False)
+    cancel_reason: CancelReason = field(default=CancelReason.NONE, compare=False)
+    acknowledged: bool = field(default=False, compare=False)
 
 
 class Slot:
@@ -131,7 +131,7 @@ class Slot:
         """A fetch begins: from here on the token may hold a job."""
         self._set(SlotState.RESERVED, now_ms)
 
-    def hold(self, queue_index: int, job_id: str, now_ms: int) -> None:
+    def activate(self, queue_index: int, job_id: str, now_ms: int) -> None:
         """A job was taken and runs."""
         encoded = job_id.encode("utf-8", "surrogateescape")
         words = self._words
@@ -145,7 +145,7 @@ class Slot:
             self._bytes[_ID_AT : _ID_AT + len(encoded)] = encoded
         words[_SEQ] += 1
 
-    def limit(self, deadlines: Deadlines) -> None:
+    def set_deadlines(self, deadlines: Deadlines) -> None:
         """The job's run begins now, and may last so long."""
         words = self._words
         words[_SEQ] += 1
@@ -155,20 +155,24 @@ class Slot:
         words[_SEQ] += 1
 
     @property
-    def order(self) -> Cause:
+    def cancel_reason(self) -> CancelReason:
         """Why the supervisor wants the run ended that goes on in this slot."""
-        order = self._words[_ORDER]
-        return Cause(order % (1 << _CAUSE_BITS)) if order >> _CAUSE_BITS == self._words[_RUN] else Cause.NONE
+        cancel_reason = self._words[_CANCEL]
+        return (
+            CancelReason(cancel_reason % (1 << _REASON_BITS))
+            if cancel_reason >> _REASON_BITS == self._words[_RUN]
+            else CancelReason.NONE
+        )
 
-    def give_order(self, run: int, cause: Cause) -> None:
+    def request_cancel(self, run: int, reason: CancelReason) -> None:
         """The supervisor wants a run ended; a signal tells the child to look."""
-        self._words[_ORDER] = run << _CAUSE_BITS | cause
+        self._words[_CANCEL] = run << _REASON_BITS | reason
 
-    def hear(self, heard: bool = True) -> None:
+    def acknowledge(self, acknowledged: bool = True) -> None:
         """The child obeys the order, or must be told again."""
-        self._words[_HEARD] = self._words[_ORDER] if heard else 0
+        self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
-    def is_late(self, now_ms: int) -> bool:
+    def is_overdue(self, now_ms: int) -> bool:
         """Whether a deadline of its run may have passed; a quick look, :meth:`read` knows it."""
         words = self._words
         return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
@@ -193,12 +197,14 @@ class Slot:
         for _ in range(_READ_TRIES):
             seq = words[_SEQ]
             state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
-            run, deadlines, order = words[_RUN], self._deadlines(), self.order
+            run, deadlines, cancel_reason = words[_RUN], self._deadlines(), self.cancel_reason
             raw = bytes(self._bytes[_ID_AT : _ID_AT + max(0, length)])
             if seq % 2 == 0 and words[_SEQ] == seq:
                 job_id = raw.decode("utf-8", "surrogateescape")
-                heard = order is not Cause.NONE and words[_HEARD] == words[_ORDER]
-                return SlotView(SlotState(state), self.token, queue, job_id, since, run, deadlines, order, heard)
+                acknowledged = cancel_reason is not CancelReason.NONE and words[_ACKNOWLEDGED] == words[_CANCEL]
+                return SlotView(
+                    SlotState(state), self.token, queue, job_id, since, run, deadlines, cancel_reason, acknowledged
+                )
         # The child was stopped or killed in the middle of writing: only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_RUN)
 
@@ -216,7 +222,7 @@ class Slot:
         )
 
 
-class Orders:
+class ControlPage:
     """What the supervisor wants of all children, those included that it has yet to start."""
 
     def __init__(self, memory: memoryview) -> None:
@@ -240,12 +246,12 @@ class ChildBlock:
         self._words = memory[:_CHILD_BYTES].cast("q")
 
     @property
-    def run_state(self) -> RunState:
+    def run_state(self) -> ProcessState:
         """How far the child has come; it is ``RUN`` once it fetches."""
-        return RunState(self._words[_RUN_STATE])
+        return ProcessState(self._words[_RUN_STATE])
 
     @run_state.setter
-    def run_state(self, state: RunState) -> None:
+    def run_state(self, state: ProcessState) -> None:
         self._words[_RUN_STATE] = state
 
     @property
@@ -267,7 +273,7 @@ class ChildBlock:
         self._words[_STACKS_FD] = fd + 1  # 0 is what a renewed block has
 
     @property
-    def owes_stacks(self) -> bool:
+    def stacks_pending(self) -> bool:
         """True from the supervisor's question until the child's answer is complete."""
         return self._words[_STACKS_ASKED] != self._words[_STACKS_ANSWERED]
 
@@ -288,7 +294,7 @@ class ChildBlock:
     def has_deadlines(self, has: bool) -> None:
         self._words[_HAS_DEADLINES] = has
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it forks."""
         self._memory[:] = bytes(len(self._memory))
         for index in range(self._per_child):
@@ -311,7 +317,7 @@ class Slots:
     Args:
         children: how many children there may ever be at once; a block that is never used takes no memory.
         per_child: how many jobs a child may hold at once.
-        fd: a file of :func:`shareable_file` to keep it in, for children that are spawned; anonymous memory if
+        fd: a file of :func:`anonymous_file` to keep it in, for children that are spawned; anonymous memory if
             ``None``.
     """
 
@@ -324,12 +330,12 @@ class Slots:
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, whole)
         self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, whole))
-        self.orders = Orders(self._memory[:page])
+        self.control = ControlPage(self._memory[:page])
         starts = (page + index * self._stride for index in range(children))
         self.children = [ChildBlock(self._memory[start : start + size], per_child) for start in starts]
 
 
-def shareable_file(name: str) -> int | None:
+def anonymous_file(name: str) -> int | None:
     """Return a nameless file for memory that spawned children share too; ``None`` where the system has none.
 
     Args:

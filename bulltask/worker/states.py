@@ -8,9 +8,9 @@ from typing import TypeVar
 
 __all__ = [
     "RUN_MOVES",
-    "Cause",
+    "CancelReason",
     "IllegalTransition",
-    "RunState",
+    "ProcessState",
     "SlotState",
     "advance",
 ]
@@ -25,7 +25,7 @@ class SlotState(IntEnum):
     SETTLING = 3  # its outcome is being written, and the token may already hold the next job
 
 
-class Cause(IntEnum):
+class CancelReason(IntEnum):
     """Why the supervisor wants a run ended; one with a larger number replaces one with a smaller."""
 
     NONE = 0
@@ -34,7 +34,7 @@ class Cause(IntEnum):
     REVOKED = 3
 
 
-class RunState(IntEnum):
+class ProcessState(IntEnum):
     """Life of a supervisor or of one child (Celery's RUN / CLOSE / TERMINATE)."""
 
     INIT = 0
@@ -44,12 +44,12 @@ class RunState(IntEnum):
     CLOSED = 4
 
 
-RUN_MOVES: Mapping[RunState, frozenset[RunState]] = {
-    RunState.INIT: frozenset({RunState.RUN, RunState.CLOSE, RunState.TERMINATE, RunState.CLOSED}),
-    RunState.RUN: frozenset({RunState.CLOSE, RunState.TERMINATE}),
-    RunState.CLOSE: frozenset({RunState.TERMINATE, RunState.CLOSED}),
-    RunState.TERMINATE: frozenset({RunState.CLOSED}),
-    RunState.CLOSED: frozenset(),
+RUN_MOVES: Mapping[ProcessState, frozenset[ProcessState]] = {
+    ProcessState.INIT: frozenset({ProcessState.RUN, ProcessState.CLOSE, ProcessState.TERMINATE, ProcessState.CLOSED}),
+    ProcessState.RUN: frozenset({ProcessState.CLOSE, ProcessState.TERMINATE}),
+    ProcessState.CLOSE: frozenset({ProcessState.TERMINATE, ProcessState.CLOSED}),
+    ProcessState.TERMINATE: frozenset({ProcessState.CLOSED}),
+    ProcessState.CLOSED: frozenset(),
 }
 
 

@@ -14,7 +14,7 @@ from bulltask.queue.events import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events_reader import EventReader
 from bulltask.queue.queue import Queue
 from bulltask.testing.worker import WorkerProcess
-from bulltask.worker.supervisor.signals import ON
+from bulltask.worker.supervisor.signals import SIGNAL_METHODS
 from tests.interop.test_queue_coverage import declared, options, without_comments
 from tests.support.programs import ROOT
 
@@ -85,7 +85,7 @@ def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() ->
     methods = {match[1] for word in words if (match := re.fullmatch(r"queue\.(\w+).*", word))}
     assert {name for name in methods if not hasattr(Queue, name)} == set()
     signals = {word for word in words if re.fullmatch(r"[A-Z]{3,4}[0-9]?", word)} - {"GIL"}
-    assert signals <= {number.name.removeprefix("SIG") for number in ON}
+    assert signals <= {number.name.removeprefix("SIG") for number in SIGNAL_METHODS}
 
 
 @pytest.mark.parametrize("name", ["WorkerOptions", "Worker"])

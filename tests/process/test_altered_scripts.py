@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.stage import Stage
 from tests.support.worker import Worker
 
@@ -41,7 +41,7 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
     environ = {"JOURNAL_URL": stage.url}
     worker = Worker(tmp_path / "altered", settings={"broker_url": stage.url}, environ=environ, fresh=True)
     try:
-        assert worker.wait() == Exit.FAILED
+        assert worker.wait() == ExitCode.FAILED
         (line,) = worker.complaints()
     finally:
         worker.close()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
@@ -127,7 +127,7 @@ def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_s
         os.register_at_fork(after_in_child=lambda: os._exit(9))
         """
     )
-    assert worker.wait() == Exit.BOOT_FAILED
+    assert worker.wait() == ExitCode.BOOT_FAILED
     assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
 
 

@@ -18,10 +18,10 @@ TASKS = """
 import asyncio
 import time
 
-from bulltask.worker.supervisor import fleet, interrupting
-from bulltask.worker.supervisor.limits import Limits
+from bulltask.worker.supervisor import canceller, child_pool
+from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
-Limits.interval_ms = interrupting.Interrupting.interval_ms = 1
+TimeLimitCheck.interval_ms = interrupting.Canceller.interval_ms = 1
 interrupting.GRACE_MS = 1
 fleet._SHORT_LIFE_MS = 0  # a child that is killed young is replaced at once
 

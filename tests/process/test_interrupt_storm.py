@@ -21,11 +21,11 @@ import random
 import time
 
 from bulltask import SoftTimeLimitExceeded
-from bulltask.worker.supervisor.interrupting import Interrupting
-from bulltask.worker.supervisor.limits import Limits
+from bulltask.worker.supervisor.canceller import Canceller
+from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
 # The supervisor looks as often as it can, so that orders come at any moment of a run, and just after it.
-Limits.interval_ms = Interrupting.interval_ms = 1
+TimeLimitCheck.interval_ms = Canceller.interval_ms = 1
 
 
 def spin(ms):

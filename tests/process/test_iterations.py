@@ -104,7 +104,7 @@ def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added
     stage.redis.zrem(stage.keys.delayed, job.id)
     stage.redis.zadd(stage.keys.marker, {"0": 0})
     stage.app.result("repeat:nightly:1").get(timeout=60)
-    worker.wait_for_line("Redis reconnected" if lost == "the reply" else "Redis accepted")
+    worker.wait_for_line("Redis reconnected" if lost == "the reply" else "Redis recovered")
     assert (proxy.dropped, proxy.injected) == ((1, 0) if lost == "the reply" else (0, 1))
     assert stage.redis.hget(f"{stage.keys.repeat}:nightly", "ic") == "2"
     assert stage.redis.zcard(stage.keys.delayed) == 1

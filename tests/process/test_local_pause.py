@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.process
@@ -36,7 +36,7 @@ def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(stage: Sta
     paused.send(signal.SIGCONT)
     paused.wait_for_line("Worker resumed")
     assert job.get(timeout=60) is None
-    assert paused.stop() == Exit.OK
+    assert paused.stop() == ExitCode.OK
 
 
 def test_a_worker_that_starts_paused_can_be_stopped_and_starts_paused_again(stage: Stage) -> None:
@@ -44,7 +44,7 @@ def test_a_worker_that_starts_paused_can_be_stopped_and_starts_paused_again(stag
     worker.wait_for_line("Worker paused")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker paused", count=2)
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> None:
@@ -55,7 +55,7 @@ def test_a_queue_goes_on_in_other_workers_while_one_is_paused(stage: Stage) -> N
     assert job.get(timeout=60) is None
     assert int(stage.started(job)["pid"]) in other.children
     assert not stage.app.queue("default").is_paused()
-    assert [worker.stop() for worker in (paused, other)] == [Exit.OK, Exit.OK]
+    assert [worker.stop() for worker in (paused, other)] == [ExitCode.OK, ExitCode.OK]
 
 
 @METHODS
@@ -67,4 +67,4 @@ def test_a_task_can_pause_its_own_worker_and_is_not_waited_for(stage: Stage, met
     worker.send(signal.SIGCONT)
     assert job.get(timeout=60) is None
     assert len(worker.logged("Worker resumed")) == 1
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK

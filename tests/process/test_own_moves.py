@@ -149,6 +149,6 @@ def test_the_log_says_where_the_job_went(stage: Stage) -> None:
     worker = stage.worker(TASKS)
     job = stage.app.send_task("later")
     job.get(timeout=60)
-    line = worker.wait_for_line("Job returned", job_id=job.id)[0]
+    line = worker.wait_for_line("Job released", job_id=job.id)[0]
     assert line["reason"] == "its task asked to be run again in 0.3 s"
     assert worker.complaints() == []

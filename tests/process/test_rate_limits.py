@@ -125,7 +125,7 @@ def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(stage
     assert stage.became("active", later).ms >= second, "it is the next one, and nobody is taken before"
     assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("2", "1")
     assert stage.field(job, "failedReason") is None
-    line = worker.wait_for_line("Job returned", job_id=job.id)[0]
+    line = worker.wait_for_line("Job released", job_id=job.id)[0]
     assert line["reason"] == "its task rate-limited the queue for 0.5 s"
     assert worker.complaints() == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from bulltask.testing.server import RedisServer
 from bulltask.transport.permissions import worker_grants
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.pace import at_this_pace
 from tests.support.stage import Stage
 from tests.support.worker import Worker
@@ -28,7 +28,7 @@ def locked_server(server_factory: Callable[..., RedisServer]) -> RedisServer:
 def refused(worker: Worker) -> str:
     """Wait for the worker's end, check what every refusal has in common, and return its error line."""
     code = worker.wait()
-    assert code == int(Exit.BROKER_REFUSED) == 4
+    assert code == int(ExitCode.BROKER_REFUSED) == 4
     for secret in (SECRET, quote(SECRET, safe=""), "the-right-password", "Traceback"):
         assert secret not in worker.log
     errors = [line for line in worker.text if '"level": "info"' not in line]

@@ -39,7 +39,7 @@ def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_fo
     assert worker.logged("Redis disconnected") == []
     stage.redis.delete(key)
     assert stage.app.send_task("quick", queue="broken").get(timeout=60) is None
-    assert worker.wait_for_line("Redis accepted", queue="broken")[0]["attempt"] >= 2
+    assert worker.wait_for_line("Redis recovered", queue="broken")[0]["attempt"] >= 2
     assert worker.stop() == 0
 
 
@@ -73,7 +73,7 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     assert len(worker.logged("Redis refused")) == 1
     stage.redis.config_set("maxmemory", "0")
     assert job.get(timeout=60) is None
-    worker.wait_for_line("Redis accepted")
+    worker.wait_for_line("Redis recovered")
     assert worker.logged("Redis disconnected") == worker.logged("Redis reconnecting") == []
     assert worker.stop() == 0
 

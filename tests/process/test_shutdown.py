@@ -79,7 +79,7 @@ def test_at_the_deadline_of_a_stop_the_rest_goes_back_to_wait_and_nothing_is_cou
     took_s = time.monotonic() - stopped
     stage.note(exit_after_s=round(took_s, 3), grace_s=GRACE_S)
     assert GRACE_S <= took_s <= GRACE_S + at_this_pace(2)  # the job itself would never have ended
-    assert worker.logged("Job returned", job_id=job.id)
+    assert worker.logged("Job released", job_id=job.id)
     assert_waits_unharmed(stage, job)
 
 

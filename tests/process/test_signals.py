@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.wait import wait_until
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.processes import ended
 from tests.support.stage import Stage
 from tests.support.worker import Worker
@@ -121,7 +121,7 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
     worker.wait_for_line("Child started", count=4)
     wait_until(lambda: descriptors(worker.pid) <= fds, 60, "no more descriptors than before")
     assert worker.complaints() == []
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_three_hups_in_a_row_leave_a_worker_that_works(stage: Stage) -> None:
@@ -131,7 +131,7 @@ def test_three_hups_in_a_row_leave_a_worker_that_works(stage: Stage) -> None:
         worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=4)
     assert version(stage) == "old"
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(stage: Stage) -> None:
@@ -148,7 +148,7 @@ def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(stage: S
 
     wait_until(annoyed, 60, "one more restart")
     assert version(stage) == "old"
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_term_after_hup_ends_the_worker_for_good(stage: Stage) -> None:
@@ -161,7 +161,7 @@ def test_term_after_hup_ends_the_worker_for_good(stage: Stage) -> None:
     worker.wait_for_line("Signal ignored", signal="SIGHUP")
     worker.send(signal.SIGTERM)
     stage.open_gate()
-    assert worker.wait() == Exit.OK
+    assert worker.wait() == ExitCode.OK
     assert running.get(timeout=60) == "gate"
     assert worker.logged("Worker restarting") == []
 
@@ -175,7 +175,7 @@ def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_go
     stage.open_gate("gate", 2)
     assert running.get(timeout=60) == "gate"
     assert len(worker.logged("Worker started")) == 2
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_code_that_cannot_be_imported_ends_a_worker_that_restarts_with_an_exit_code_that_says_so(stage: Stage) -> None:
@@ -183,7 +183,7 @@ def test_code_that_cannot_be_imported_ends_a_worker_that_restarts_with_an_exit_c
     assert version(stage) == "old"
     module_of(worker).write_text("this is no Python\n")
     worker.send(signal.SIGHUP)
-    assert worker.wait() == Exit.FAILED
+    assert worker.wait() == ExitCode.FAILED
 
 
 def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_was_started(stage: Stage) -> None:
@@ -193,7 +193,7 @@ def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_w
     worker.wait_for_line("Worker started", count=2)
     assert version(stage) == "old"
     assert [entry["seen"] for entry in stage.journal.all(what="sees")] == ["no", "no"]
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(stage: Stage) -> None:
@@ -206,7 +206,7 @@ def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(stage:
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker restarting")
     worker.wait_for_line("Redis disconnected", count=2)
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
     assert worker.logged("Worker started") == []
 
 
@@ -219,7 +219,7 @@ def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(
     os.close(master)
     worker.wait_for_line("Worker stopping", how="warm")
     stage.open_gate()
-    assert worker.wait() == Exit.OK
+    assert worker.wait() == ExitCode.OK
     assert running.get(timeout=60) == "gate"
     assert stage.starts(running) == 1
     assert worker.logged("Worker restarting") == []
@@ -236,7 +236,7 @@ def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_al
         stage.started(job)
     os.close(master)
     stage.open_gate("gate", 2)
-    assert worker.wait() == Exit.OK
+    assert worker.wait() == ExitCode.OK
     assert [job.get(timeout=60) for job in running] == ["gate", "gate"]
     assert [stage.starts(job) for job in running] == [1, 1]
 
@@ -251,7 +251,7 @@ def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(stage: Sta
     assert version(stage) == "old"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b"bullmq_jobs_processed_total" in answer.read()
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_after_a_restart(
@@ -267,7 +267,7 @@ def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_afte
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2, timeout=50)
     stage.journal.wait_for(what="step", number="2", timeout=50)
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(stage: Stage) -> None:
@@ -277,7 +277,7 @@ def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(stage:
     os.killpg(worker.pid, signal.SIGHUP)
     assert version(stage) == "old"
     assert worker.children == before
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
     assert worker.logged("Worker stopping", how="restart") == []
 
 
@@ -308,7 +308,7 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(stag
         job.get(timeout=60)
     pids = {entry["pid"] for job in waiting for entry in stage.journal.all(what="start", job=job.id)}
     stage.note(children_that_went_on=len(pids))
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(stage: Stage) -> None:
@@ -319,7 +319,7 @@ def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(stage: Stage) -> N
     job = stage.app.send_task("quick")
     worker.send(signal.SIGCONT)
     assert job.get(timeout=20) is None
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_async_jobs_go_on_while_the_worker_is_paused(stage: Stage) -> None:
@@ -329,7 +329,7 @@ def test_async_jobs_go_on_while_the_worker_is_paused(stage: Stage) -> None:
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
     assert job.get(timeout=60) == "waited"
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_paused_worker_stops_when_it_is_told_to(stage: Stage) -> None:
@@ -338,7 +338,7 @@ def test_a_paused_worker_stops_when_it_is_told_to(stage: Stage) -> None:
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused")
     worker.send(signal.SIGTERM)
-    assert worker.wait(20) == Exit.OK
+    assert worker.wait(20) == ExitCode.OK
 
 
 def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
@@ -350,7 +350,7 @@ def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
     assert "T" not in states
     os.killpg(worker.pid, signal.SIGCONT)
     assert stage.app.send_task("quick").get(timeout=60) is None
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 # ---- TTIN and TTOU --------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(stage
     assert third.get(timeout=60) is None
     assert [stage.starts(job) for job in (first, second, third)] == [1, 1, 1]
     assert worker.complaints() == []
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(stage: Stage) -> None:
@@ -398,7 +398,7 @@ def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(stage: Stage) 
     for job in jobs:
         job.get(timeout=60)
     assert [line["children"] for line in worker.logged("Concurrency changed")] == [2, 3, 4]
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 # ---- USR1 and USR2 --------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_
     assert sync.get(timeout=60) == "gate"
     assert deep.get(timeout=60) == "waited"
     assert worker.logged("Child died") == []
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(stage: Stage) -> None:
@@ -441,7 +441,7 @@ def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(stage
         assert text.count("most recent call first") == 1, "not the answer before as well"
     assert not job.ready()
     assert job.get(timeout=60) == "held"
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_a_child_that_is_asked_itself_tells_its_stacks_itself(stage: Stage) -> None:
@@ -454,7 +454,7 @@ def test_a_child_that_is_asked_itself_tells_its_stacks_itself(stage: Stage) -> N
         assert text.count("in hold\n") == 1
     stage.open_gate()
     assert job.get(timeout=60) == "gate"
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 def test_usr2_does_nothing_and_is_not_passed_over_in_silence(stage: Stage) -> None:
@@ -466,7 +466,7 @@ def test_usr2_does_nothing_and_is_not_passed_over_in_silence(stage: Stage) -> No
     stage.open_gate()
     assert job.get(timeout=60) == "gate"
     assert stage.starts(job) == 1
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK
 
 
 # ---- signals to a child ---------------------------------------------------------------------------------------------
@@ -485,8 +485,8 @@ def test_a_child_that_somebody_tells_to_end_ends_its_job_and_is_replaced_without
     stage.open_gate()
     assert job.get(timeout=60) == "gate"
     assert following.get(timeout=60) is None
-    assert worker.wait_for_line("Child left", pid=child)[0]["level"] == "info"
+    assert worker.wait_for_line("Child exited", pid=child)[0]["level"] == "info"
     assert [stage.starts(job), stage.starts(following)] == [1, 1]
     assert stage.journal.all(what="start", job=following.id)[0]["pid"] != str(child)
     assert worker.complaints() == []
-    assert worker.stop() == Exit.OK
+    assert worker.stop() == ExitCode.OK

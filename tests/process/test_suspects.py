@@ -14,9 +14,9 @@ from bulltask.events import Bus, JobCrashed
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
-from bulltask.worker.outage import Outage
-from bulltask.worker.supervisor.recovery import Orphans, Recovery
-from bulltask.worker.suspects import UNSEEN_CRASHES
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.quarantine import UNSEEN_CRASHES
+from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.process
@@ -135,8 +135,8 @@ class Taken:
         self.crashed: list[JobCrashed] = []
         bus = Bus()
         bus.subscribe(JobCrashed, self.crashed.append)
-        outage = Outage(bus, app.config)
-        self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, outage)
+        backoff = ReconnectBackoff(bus, app.config)
+        self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, backoff)
 
     def take(self, count: int) -> dict[str, str]:
         """Take jobs; token by job."""
@@ -148,7 +148,7 @@ class Taken:
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:
         """Have the child that took them die; return in how many rounds its jobs were settled."""
-        self.recovery.take(Orphans(tuple(tokens), frozenset(running), 0, "SIGKILL", wanted=False))
+        self.recovery.recover(OrphanedJobs(tuple(tokens), frozenset(running), 0, "SIGKILL", intentional=False))
         rounds = 1
         while self.recovery.pending:
             self.recovery.tick(0, 0)

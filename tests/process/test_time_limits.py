@@ -140,7 +140,7 @@ def test_at_the_soft_limit_an_exception_ends_the_task_that_except_exception_does
     line = worker.wait_for_line("Job failed", job_id=job.id)[0]
     assert (line["category"], line["attempts_made"]) == ("transient", 1)
     assert "in rest_" in line["traceback"]
-    assert worker.logged("Run interrupted", job_id=job.id, cause="soft_limit")
+    assert worker.logged("Cancel requested", job_id=job.id, reason="soft_limit")
     with pytest.raises(TaskError, match="soft time limit"):
         job.get(timeout=5)
     after = stage.app.send_task("quick")
@@ -176,7 +176,7 @@ def test_at_the_hard_limit_a_task_that_holds_the_gil_is_killed_and_its_job_fails
         job.get(timeout=5)
     line = worker.wait_for_line("Job failed", job_id=job.id)[0]
     assert (line["error"], line["category"], line["attempts_made"]) == (expected, "transient", 1)
-    assert worker.wait_for_line("Child killed", pid=pid, cause="hard_limit", jobs=1)
+    assert worker.wait_for_line("Child killed", pid=pid, reason="hard_limit", jobs=1)
     assert not worker.logged("Child died")
     assert not crashes(stage, job)
     after = stage.app.send_task("quick")

@@ -144,7 +144,7 @@ def test_one_that_ignores_it_is_killed_with_its_child_and_the_others_end_exactly
         "task ignores ran longer than its soft time limit of 0.2 s",
         "task ignores ran longer than its time limit of 0.5 s",
     ]
-    assert len(worker.logged("Child killed", cause="hard_limit")) == 1
+    assert len(worker.logged("Child killed", reason="hard_limit")) == 1
     assert not any(stage.field(job, CRASHES) for job in (*short, culprit, *long)), "no crash is counted"
     assert {stage.field(job, "atm") for job in long} == {"1"}
     assert worker.stop(PATIENCE) == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.stage import Stage
 
@@ -27,6 +27,6 @@ def test_a_worker_whose_certificate_is_refused_says_so_once_and_ends(
 ) -> None:
     url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.strange_authority}"
     worker = stage_on(tls_server.url).worker(settings={"broker_url": url})
-    assert worker.wait() == int(Exit.BROKER_REFUSED)
+    assert worker.wait() == int(ExitCode.BROKER_REFUSED)
     assert "add ssl_ca_certs=FILE" in worker.complaints()[0]["error"]
     assert "Traceback" not in worker.log

@@ -22,7 +22,7 @@ from bulltask.queue.flow import FlowProducer
 from bulltask.queue.queue import Queue
 from bulltask.spark.source.options import EventsOptions, read_options
 from bulltask.spark.source.settings import broker_options
-from bulltask.worker.child.spawned import SpawnOrder
+from bulltask.worker.child.spawned import SpawnSpec
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
@@ -129,7 +129,7 @@ def test_nor_does_a_wrong_setting_beside_it(make: Callable[[str], object]) -> No
 
 def test_no_object_that_has_the_url_shows_it() -> None:
     app = App("shop", at("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
-    order = SpawnOrder("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
     holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, order]
     holders += [app.conf.overrides(), vars(app), vars(app.broker), order.overrides]
     assert [what for what in holders if SECRET in repr(what)] == []
@@ -146,7 +146,7 @@ def test_the_options_of_spark_have_it_and_do_not_show_it() -> None:
 
 
 def test_a_spawned_child_is_told_it() -> None:
-    order = SpawnOrder("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
     with os.fdopen(order.write()) as file:
         assert at("127.0.0.1") in file.read()
 

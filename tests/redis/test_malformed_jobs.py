@@ -16,17 +16,17 @@ from bulltask.events import (
     JobCompleted,
     JobCrashed,
     JobRecovered,
-    JobSetAside,
     LockLost,
+    MalformedJobFailed,
     RedisRefused,
     SchedulingFailed,
 )
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
-from bulltask.worker.outage import Outage
-from bulltask.worker.supervisor.recovery import Orphans, Recovery
-from bulltask.worker.supervisor.stall_check import StallCheck
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.stalled_check import StalledCheck
 from tests.support.child import Child
 
 pytestmark = pytest.mark.redis
@@ -76,8 +76,8 @@ def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[...
     """Have a supervisor settle the jobs of a child that died; the result is how many it could not settle."""
 
     def settle(*tokens: str) -> int:
-        recovery = Recovery([keys], client, app.broker.clock, app.config, bus, Outage(bus, app.config))
-        recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+        recovery = Recovery([keys], client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
+        recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
         return recovery.pending
 
     return settle
@@ -102,7 +102,9 @@ def look_for_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_clien
 
     def look() -> None:
         redis_client.delete(keys.stalled_check)
-        StallCheck(app.broker, [keys], lambda _index: True, client, Bus(), Outage(Bus(), app.config)).tick(0, 0)
+        StalledCheck(app.broker, [keys], lambda _index: True, client, Bus(), ReconnectBackoff(Bus(), app.config)).tick(
+            0, 0
+        )
 
     return look
 
@@ -146,7 +148,7 @@ def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_th
     redis_client.delete(keys.job("text"))
     redis_client.set(keys.job("text"), "not a hash")
     assert recover(*tokens) == 0
-    assert [event.job_id for event in of(heard, JobSetAside)] == ["text"]
+    assert [event.job_id for event in of(heard, MalformedJobFailed)] == ["text"]
     assert [event.job_id for event in of(heard, JobRecovered)] == ["sound"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == 0
@@ -163,10 +165,10 @@ def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_
     ]
     put("text", value="not a hash")
     put("sound")
-    picked = child.source.take(child.slot)
-    assert picked is not None
-    assert picked.job.id == "sound"
-    assert [event.job_id for event in of(heard, JobSetAside)] == [*malformed, "text"]
+    acquired = child.fetcher.acquire(child.slot)
+    assert acquired is not None
+    assert acquired.job.id == "sound"
+    assert [event.job_id for event in of(heard, MalformedJobFailed)] == [*malformed, "text"]
     assert of(heard, RedisRefused) == []
     assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
     assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
@@ -184,7 +186,7 @@ def test_no_job_is_set_aside_for_what_is_wrong_with_its_queue(
     put("sound")
     redis_client.set(keys.marker, "not a sorted set")
     assert child.run_waiting() == 0
-    assert of(heard, JobSetAside) == []
+    assert of(heard, MalformedJobFailed) == []
     assert [event.queue for event in of(heard, RedisRefused)] == ["mail"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
@@ -198,7 +200,7 @@ def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
     put("third")
     assert child.run_waiting() == 2
     assert [event.job_id for event in of(heard, JobCompleted)] == ["first", "third"]
-    assert [event.job_id for event in of(heard, JobSetAside)] == ["second"]
+    assert [event.job_id for event in of(heard, MalformedJobFailed)] == ["second"]
     assert of(heard, LockLost) == []
     assert redis_client.zrange(keys.failed, 0, -1) == ["second"]
     assert redis_client.llen(keys.active) == 0
@@ -382,6 +384,6 @@ def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
     child.run_waiting()
     child.close()
     assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]
-    assert [(event.queue, event.job_id) for event in of(heard, JobSetAside)] == [("other", "bad")]
+    assert [(event.queue, event.job_id) for event in of(heard, MalformedJobFailed)] == [("other", "bad")]
     assert redis_client.llen(other.active) == redis_client.llen(keys.active) == 0
     assert redis_client.zrange(other.failed, 0, -1) == ["bad"]

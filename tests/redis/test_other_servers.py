@@ -16,8 +16,8 @@ from bulltask.errors import BrokerConfigError
 from bulltask.events.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
 from bulltask.testing.server import RedisServer
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
 from tests.conftest import ServerFactory
 from tests.support.other_servers import CLUSTER_NODE, give_all_slots, sentinel
@@ -95,8 +95,8 @@ def test_a_worker_says_so_and_does_not_start(other: tuple[str, str]) -> None:
     client = broker.client()
     with structlog.testing.capture_logs() as lines:
         logger = structlog.get_logger()
-        preflight = Preflight(client, [broker.keys("mail")], config, logger, Outage(Bus(), config))
-        assert preflight.run(lambda _: None, lambda: True) is Exit.BROKER_REFUSED
+        preflight = Preflight(client, [broker.keys("mail")], config, logger, ReconnectBackoff(Bus(), config))
+        assert preflight.run(lambda _: None, lambda: True) is ExitCode.BROKER_REFUSED
     (line,) = lines
     assert line["log_level"] == "error"
     with pytest.raises(BrokerConfigError, match=said):

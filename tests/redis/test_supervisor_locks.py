@@ -17,23 +17,23 @@ from bulltask.events import (
     HeartbeatSucceeded,
     JobRecovered,
     JobStalled,
-    RedisAccepted,
     RedisReconnected,
+    RedisRecovered,
     RedisRefused,
 )
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.scripts.move import FetchOptions, keep_lock, move_to_active
-from bulltask.worker.child.source import JobSource
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slot, Slots
-from bulltask.worker.states import Cause
-from bulltask.worker.supervisor.culprits import Culprit
+from bulltask.worker.states import CancelReason
 from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.killed_runs import KilledRun
 from bulltask.worker.supervisor.presence import Presence
-from bulltask.worker.supervisor.recovery import Orphans, Recovery
-from bulltask.worker.supervisor.stall_check import StallCheck
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 pytestmark = pytest.mark.redis
 
@@ -56,14 +56,14 @@ class Supervised:
         self.bus = Bus()
         self.bus.subscribe(Event, self.heard.append)
         self.slots = Slots(1, 2)
-        self.slots.children[0].renew()
+        self.slots.children[0].reset()
         self.slot, self.other = self.slots.children[0].slots()
-        self.outage = Outage(self.bus, self.app.config)
+        self.backoff = ReconnectBackoff(self.bus, self.app.config)
         broker, config = self.app.broker, self.app.config
-        self.heartbeat = Heartbeat(self.keys, self.views, self.client, config, self.bus, self.outage)
-        self.recovery = Recovery(self.keys, self.client, broker.clock, config, self.bus, self.outage)
+        self.heartbeat = Heartbeat(self.keys, self.views, self.client, config, self.bus, self.backoff)
+        self.recovery = Recovery(self.keys, self.client, broker.clock, config, self.bus, self.backoff)
         renewed = self.heartbeat.has_renewed
-        self.check = StallCheck(broker, self.keys, renewed, self.client, self.bus, self.outage)
+        self.check = StalledCheck(broker, self.keys, renewed, self.client, self.bus, self.backoff)
 
     def views(self) -> list[Any]:
         return [slot.read() for slot in self.slots.children[0].slots()]
@@ -77,7 +77,7 @@ class Supervised:
     def run(self, slot: Slot, index: int = 0) -> str:
         """The same, and the child knows of it."""
         job_id = self.take(slot, index)
-        slot.hold(index, job_id, mono_ms())
+        slot.activate(index, job_id, mono_ms())
         return job_id
 
     def left_ms(self, job_id: str, index: int = 0) -> int:
@@ -130,7 +130,7 @@ def test_the_lock_of_a_job_that_a_child_is_fetching_for_long_is_renewed(worker: 
 
 
 def test_the_lock_of_a_job_that_came_with_the_end_of_another_is_renewed(worker: Supervised) -> None:
-    worker.slot.hold(0, "has-ended", mono_ms())
+    worker.slot.activate(0, "has-ended", mono_ms())
     worker.slot.settle(mono_ms() - LONG_AGO_MS)
     job_id = worker.take(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
@@ -168,7 +168,7 @@ def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_rig
     for job_id in jobs:
         worker.expire(job_id)
     worker.check.tick(0, 0)
-    worker.outage.over()
+    worker.backoff.reset()
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == [], "a check would have had the worker's own jobs run twice"
     heartbeat.tick(0, 0)
@@ -184,7 +184,7 @@ def test_a_redis_that_takes_no_writes_is_told_once_although_it_answers(
     on_server: Callable[..., tuple[Supervised, RedisServer]], fault: str
 ) -> None:
     worker, _ = on_server()
-    presence = Presence(worker.app.broker, worker.queues, "worker", worker.outage)
+    presence = Presence(worker.app.broker, worker.queues, "worker", worker.backoff)
     job_id = worker.run(worker.slot)
     worker.heartbeat.tick(0, 0)
     if fault == "full":
@@ -196,13 +196,13 @@ def test_a_redis_that_takes_no_writes_is_told_once_although_it_answers(
             for service in (worker.heartbeat, worker.check, presence):
                 service.tick(0, 0)
         assert len(worker.events(RedisRefused)) == 1
-        assert worker.events(RedisAccepted) == []
+        assert worker.events(RedisRecovered) == []
         if fault == "full":
             worker.redis.config_set("maxmemory", "0")
         else:
             worker.redis.replicaof("NO", "ONE")
         presence.tick(0, 0)
-        assert len(worker.events(RedisAccepted)) == 1
+        assert len(worker.events(RedisRecovered)) == 1
         worker.redis.pexpire(worker.keys[0].lock(job_id), 5_000)
         worker.heartbeat.tick(0, 0)
         assert worker.left_ms(job_id) > 20_000
@@ -210,7 +210,7 @@ def test_a_redis_that_takes_no_writes_is_told_once_although_it_answers(
         presence.close()
 
 
-@pytest.mark.parametrize("over", [RedisReconnected(3, LOCK_MS), RedisAccepted("", 3, LOCK_MS)])
+@pytest.mark.parametrize("over", [RedisReconnected(3, LOCK_MS), RedisRecovered("", 3, LOCK_MS)])
 def test_after_an_outage_that_locks_may_not_have_outlived_a_check_waits_for_other_workers(
     worker: Supervised, over: Event
 ) -> None:
@@ -296,12 +296,16 @@ def test_jobs_of_a_child_that_died_in_an_outage_go_back_at_once_although_their_l
     worker: Supervised,
 ) -> None:
     killed, beside = worker.run(worker.slot, 0), worker.run(worker.other, 1)
-    culprit = Culprit(worker.slot.token, 1, killed, Cause.HARD_LIMIT, 1_000, retried=False, since_ms=mono_ms())
+    killed_run = KilledRun(
+        worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, retried=False, since_ms=mono_ms()
+    )
     worker.expire(killed, 0)
     worker.expire(beside, 1)
     tokens = (worker.slot.token, worker.other.token)
     jobs = ((0, tokens[0], killed), (1, tokens[1], beside))
-    worker.recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: culprit}, jobs))
+    worker.recovery.recover(
+        OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_run}, jobs)
+    )
     assert worker.recovery.pending == 0
     assert [event.job_id for event in worker.events(JobRecovered)] == [beside]
     assert worker.app.queue("sms").get_job_state(beside) == "waiting"
@@ -309,21 +313,21 @@ def test_jobs_of_a_child_that_died_in_an_outage_go_back_at_once_although_their_l
 
 
 def test_a_child_that_hears_late_of_its_job_keeps_it_unless_another_worker_has_it(worker: Supervised) -> None:
-    wakeups = Wakeups()
-    source = JobSource(worker.app.broker, worker.queues, worker.bus, "worker", wakeups, worker.slots.orders)
+    wakeup_pipe = WakeupPipe()
+    fetcher = JobFetcher(worker.app.broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
     try:
         for mine in (True, False):
             job_id = worker.app.queue("mail").add("held").id
-            fetched = source.client.run(source.fetch_call(0, worker.slot))
+            fetched = fetcher.client.run(fetcher.fetch_call(0, worker.slot))
             worker.redis.delete(worker.keys[0].lock(job_id))
             if not mine:
                 worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
             worker.slot.reserve(mono_ms() - LONG_AGO_MS - 1_000)
-            picked = source.picked(0, worker.slot, fetched)
-            assert (picked is not None) == mine
-            if picked is not None:
+            acquired = fetcher.acquired(0, worker.slot, fetched)
+            assert (acquired is not None) == mine
+            if acquired is not None:
                 assert worker.left_ms(job_id) > 20_000
-                assert source.keeps(picked)
+                assert fetcher.keeps_lock(acquired)
     finally:
-        source.client.close()
-        wakeups.close()
+        fetcher.client.close()
+        wakeup_pipe.close()

@@ -19,20 +19,20 @@ from bulltask.events import (
     JobRecovered,
     JobRevoked,
     JobStalled,
-    RedisAccepted,
+    RedisRecovered,
     RedisRefused,
 )
 from bulltask.transport.client import Client
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
-from bulltask.worker.child.source import JobSource
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slots, SlotView
 from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.recovery import Orphans, Recovery
+from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from bulltask.worker.supervisor.revocations import Revocations
-from bulltask.worker.supervisor.stall_check import StallCheck
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.supervisor.stalled_check import StalledCheck
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 pytestmark = pytest.mark.redis
 
@@ -54,7 +54,7 @@ def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
     for index, each in enumerate(keys):
         redis_client.set(each.lock(f"job-{index}"), f"token-{index}", px=5_000)
     redis_client.set(keys[0].stalled, "not a set")
-    Heartbeat(keys, lambda: views, client, app.config, bus, Outage(bus, app.config)).tick(0, 0)
+    Heartbeat(keys, lambda: views, client, app.config, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
     assert redis_client.pttl(keys[1].lock("job-1")) > 20_000
     assert [event.job_ids for event in heard if isinstance(event, HeartbeatFailed)] == [("job-0",)]
     assert [event.queue for event in heard if isinstance(event, HeartbeatSucceeded)] == ["sound"]
@@ -68,7 +68,7 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     job = app.queue("sound").add("lost", {})
     redis_client.lmove(keys[1].wait, keys[1].active)
     redis_client.sadd(keys[1].stalled, job.id)
-    StallCheck(app.broker, keys, lambda _index: True, client, bus, Outage(bus, app.config)).tick(0, 0)
+    StalledCheck(app.broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
     assert [event.job_id for event in heard if isinstance(event, JobStalled)] == [job.id]
     assert job.get_state() == "waiting"
 
@@ -82,9 +82,9 @@ def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is
         client.run(move_to_active(each, FetchOptions(f"token-{index}", 30_000, "dead"), app.now_ms()))
     redis_client.rename(keys[0].active, f"{keys[0].base}aside")
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
     tokens = ("token-0", "token-1")
-    recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+    recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     recovery.tick(0, 0)
     assert [event.job_id for event in heard if isinstance(event, JobRecovered)] == [jobs[1].id]
     assert jobs[1].get_state() == "waiting"
@@ -103,11 +103,11 @@ def test_a_job_is_not_failed_for_a_crash_while_a_broken_queue_may_have_another_s
     keys = [app.broker.keys(queue) for queue in QUEUES]
     job = app.queue("sound").add("held", {})
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
     for crash in range(app.config.max_crashes + 1):
         tokens = (f"token-{crash}", f"other-{crash}")
         client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
-        recovery.take(Orphans(tokens, frozenset(tokens), mono_ms(), "SIGKILL", wanted=False))
+        recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     assert job.get_state() == "waiting"
     assert [event for event in heard if isinstance(event, JobCrashed)] == []
 
@@ -117,9 +117,9 @@ def test_what_nobody_can_settle_is_left_to_the_stalled_check_when_its_locks_have
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].active, "not a list")
-    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, Outage(bus, app.config))
+    recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
     died_ms = mono_ms() - app.config.lock_ms - 1
-    recovery.take(Orphans(("token-0",), frozenset(), died_ms, "SIGKILL", wanted=False))
+    recovery.recover(OrphanedJobs(("token-0",), frozenset(), died_ms, "SIGKILL", intentional=False))
     assert recovery.pending == 0
 
 
@@ -128,35 +128,35 @@ def test_a_broken_queue_is_told_of_once(
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
-    check = StallCheck(app.broker, keys, lambda _index: True, client, bus, Outage(bus, app.config))
+    check = StalledCheck(app.broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
     for _ in range(3):
         redis_client.delete(keys[0].stalled_check)
         check.tick(0, 0)
     assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
     redis_client.delete(keys[0].stalled, keys[0].stalled_check)
     check.tick(0, 0)
-    assert [event.queue for event in heard if isinstance(event, RedisAccepted)] == ["broken"]
+    assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
 
 
 def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue_is_broken(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
-    keys, slots, wakeups = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), Wakeups()
-    slots.children[0].renew()
+    keys, slots, wakeup_pipe = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
+    slots.children[0].reset()
     (slot,) = slots.children[0].slots()
     job = app.queue("sound").add("held", {})
     client.run(move_to_active(keys[1], FetchOptions(slot.token, 30_000, "worker"), app.now_ms()))
     redis_client.set(keys[0].active, "not a list")
-    source = JobSource(app.broker, QUEUES, bus, "worker", wakeups, slots.orders)
+    fetcher = JobFetcher(app.broker, QUEUES, bus, "worker", wakeup_pipe, slots.control)
     try:
-        source.failed(BrokerUnavailableError("the reply was lost"), slot)
-        picked = source.take(slot)
+        fetcher.record_lost_call(BrokerUnavailableError("the reply was lost"), slot)
+        acquired = fetcher.acquire(slot)
     finally:
-        source.client.close()
-        wakeups.close()
-    assert picked is not None
-    assert picked.job.id == job.id
-    assert picked.job.attempts_started == 2
+        fetcher.client.close()
+        wakeup_pipe.close()
+    assert acquired is not None
+    assert acquired.job.id == job.id
+    assert acquired.job.attempts_started == 2
 
 
 def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
@@ -182,8 +182,8 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
         asked.append((index, set(job_ids)))
         return {ours, lapsed}
 
-    outage = Outage(bus, app.config)
-    service = Revocations(app.broker, keys, interrupt, client, bus, outage)
+    backoff = ReconnectBackoff(bus, app.config)
+    service = Revocations(app.broker, keys, interrupt, client, bus, backoff)
     service.tick(0, 0)
     assert asked == [(1, set(marked))]
     assert [event.job_id for event in heard if isinstance(event, JobRevoked)] == [waiting]
@@ -191,14 +191,14 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     left = dict(redis_client.zrange(keys[1].revoked, 0, -1, withscores=True))
     assert left == dict.fromkeys([ours, lapsed, of_another], marked_ms)
     assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
-    assert not outage.is_on
+    assert not backoff.is_active
     redis_client.delete(keys[0].revoked)
     service.tick(0, 0)
-    assert [event.queue for event in heard if isinstance(event, RedisAccepted)] == ["broken"]
+    assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
 
 
 def test_marks_are_not_asked_for_while_redis_is_away(app: App, bus: Bus) -> None:
-    outage = Outage(bus, app.config)
+    backoff = ReconnectBackoff(bus, app.config)
     asked: list[int] = []
 
     class Away:
@@ -207,11 +207,11 @@ def test_marks_are_not_asked_for_while_redis_is_away(app: App, bus: Bus) -> None
             raise BrokerUnavailableError
 
     service = Revocations(
-        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, Away()), bus, outage
+        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, Away()), bus, backoff
     )
     service.tick(0, 0)
     service.tick(0, 0)
     assert asked == [1]
-    outage.over()
+    backoff.reset()
     service.tick(0, 0)
     assert asked == [1, 1]

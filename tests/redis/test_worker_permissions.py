@@ -15,8 +15,8 @@ from bulltask.events.bus import Bus
 from bulltask.lua import loader
 from bulltask.transport import permissions
 from bulltask.transport.permissions import metrics_commands, worker_commands, worker_grants
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
 
 pytestmark = pytest.mark.redis
@@ -29,13 +29,13 @@ def acl(redis_client: redis.Redis) -> Iterator[Any]:
     redis_client.execute_command("ACL DELUSER worker")
 
 
-def start(broker_url: str, **settings: Any) -> tuple[Exit | None, list[Any]]:
+def start(broker_url: str, **settings: Any) -> tuple[ExitCode | None, list[Any]]:
     """Let a worker look at Redis; its exit code, and the errors that it logs."""
     app = App("shop", broker_url.replace("://", "://worker:secret@"), **settings)
     client = app.broker.client()
     with structlog.testing.capture_logs() as lines:
-        logger, outage = structlog.get_logger(), Outage(Bus(), app.config)
-        preflight = Preflight(client, [app.broker.keys("mail")], app.config, logger, outage)
+        logger, backoff = structlog.get_logger(), ReconnectBackoff(Bus(), app.config)
+        preflight = Preflight(client, [app.broker.keys("mail")], app.config, logger, backoff)
         code = preflight.run(lambda _: None, lambda: True)
     client.close()
     app.close()
@@ -48,7 +48,7 @@ def test_each_command_that_is_refused_is_named(broker_url: str, redis_client: re
     for name in worker_commands():
         acl("+@all", f"-{name}")
         code, (error,) = start(broker_url)
-        assert code is Exit.BROKER_REFUSED, name
+        assert code is ExitCode.BROKER_REFUSED, name
         assert f"Grant them: ACL SETUSER worker +{name}" in error or f"Grant it: ACL SETUSER worker +{name}" in error
         assert "secret" not in error
     acl("+@all", "-zremrangebyscore", "-lpos", "-xtrim")
@@ -60,7 +60,7 @@ def test_metrics_need_more_and_a_worker_without_them_does_not_ask_for_it(broker_
     acl("+@all", "-lindex", "-rpop")
     assert start(broker_url) == (None, [])
     code, (error,) = start(broker_url, metrics_port=9_000)
-    assert code is Exit.BROKER_REFUSED
+    assert code is ExitCode.BROKER_REFUSED
     assert "Grant them: ACL SETUSER worker +lindex +rpop" in error
 
 

@@ -9,17 +9,17 @@ from typing import Any, cast
 from bulltask import App
 from bulltask.clock import mono_ms
 from bulltask.events import Bus
+from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
-from bulltask.worker.child.interruption import Interruption
+from bulltask.worker.child.cancellation import Cancellation
+from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.sync_loop import SyncLoop
-from bulltask.worker.outage import Outage
 from bulltask.worker.slots import Slots
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["Child"]
 
@@ -33,40 +33,40 @@ class Child:
         bus: hears of them.
 
     Attributes:
-        source: takes the jobs.
+        fetcher: takes the jobs.
         slot: the only one.
     """
 
     def __init__(self, app: App, queues: Sequence[str], bus: Bus) -> None:
-        slots, self._wakeups, broker = Slots(1, 1), Wakeups(), app.broker
+        slots, self._wakeup_pipe, broker = Slots(1, 1), WakeupPipe(), app.broker
         block = slots.children[0]
-        block.renew()
+        block.reset()
         (self.slot,) = block.slots()
-        self.source = JobSource(broker, queues, bus, "worker", self._wakeups, slots.orders)
-        spark = SparkTasks(app, cast("Any", None), lambda _job, _token: True, self.source.close)
-        attempts = Attempts(app, cast("Any", None), spark, Interruption(block, spark.interrupt, lambda: None))
-        settler = Settler(app.config, broker.clock, bus, "worker", self.source.rotation.limited)
-        outage = Outage(bus, app.config)
-        async_loop = AsyncLoop(block, attempts, settler, broker.async_client, outage, self._wakeups)
-        iterations = Iterations(self.source, broker.clock, UTC)
-        self._loop = SyncLoop(self.source, attempts, settler, iterations, async_loop, block)
+        self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
+        spark = SparkTasks(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
+        attempts = Attempts(app, cast("Any", None), spark, Cancellation(block, spark.interrupt, lambda: None))
+        settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.limited)
+        backoff = ReconnectBackoff(bus, app.config)
+        async_loop = AsyncLoop(block, attempts, settler, broker.async_client, backoff, self._wakeup_pipe)
+        iterations = Iterations(self.fetcher, broker.clock, UTC)
+        self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop, block)
 
     def run_waiting(self) -> int:
         """Run jobs until none waits; the result is how many there were."""
         done = 0
-        self.source.rotation.open_all()
-        self.source.client.connect()
+        self.fetcher.round_robin.open_all()
+        self.fetcher.client.connect()
         self.slot.reserve(mono_ms())
-        picked = self.source._ask(self.slot)
-        while picked is not None:
+        acquired = self.fetcher._poll(self.slot)
+        while acquired is not None:
             done += 1
-            picked = self._loop._work(picked)
-            if picked is None:
+            acquired = self._loop._work(acquired)
+            if acquired is None:
                 self.slot.reserve(mono_ms())
-                picked = self.source._ask(self.slot)
+                acquired = self.fetcher._poll(self.slot)
         return done
 
     def close(self) -> None:
         """End its connections."""
-        self.source.client.close()
-        self._wakeups.close()
+        self.fetcher.client.close()
+        self._wakeup_pipe.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError, crontab
-from bulltask.worker.beat_entries import Entry, read_entries
+from bulltask.worker.beat_entries import BeatEntry, read_entries
 
 
 def app_with(entries: object, **settings: Any) -> App:
@@ -19,13 +19,13 @@ def app_with(entries: object, **settings: Any) -> App:
     return app
 
 
-def entries(said: dict[str, Any], **settings: Any) -> list[Entry]:
+def entries(said: dict[str, Any], **settings: Any) -> list[BeatEntry]:
     found = read_entries(app_with(said, **settings))
     assert found is not None
     return found
 
 
-def one(**said: Any) -> Entry:
+def one(**said: Any) -> BeatEntry:
     return entries({"nightly": {"task": "clean", "schedule": 60, "args": (7,), **said}})[0]
 
 

@@ -31,10 +31,10 @@ from bulltask.config.settings import SETTINGS
 from bulltask.events import Bus
 from bulltask.registry.options import CallOptions, TaskOptions
 from bulltask.testing.wait import wait_until
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.signals import ON
+from bulltask.worker.supervisor.signals import SIGNAL_METHODS
 from tests.interop.conftest import HERE as NODE_FOLDER
 from tests.interop.conftest import node_client  # noqa: F401 - a fixture
 from tests.support.worker import Worker
@@ -207,7 +207,7 @@ def worker_of(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    assert process.wait(20) == Exit.OK
+    assert process.wait(20) == ExitCode.OK
 
 
 def run_program(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
@@ -288,8 +288,8 @@ def caught(pid: int, *masks: str) -> set[signal.Signals]:
 
 def test_the_table_of_signals_is_the_supervisors() -> None:
     table = documented_signals()
-    assert table.keys() == ON.keys()
-    for number, method in ON.items():
+    assert table.keys() == SIGNAL_METHODS.keys()
+    for number, method in SIGNAL_METHODS.items():
         assert table[number][0].startswith(METHODS[method]), f"{number.name} is {method}"
 
 
@@ -309,14 +309,14 @@ def test_worker_and_child_catch_the_signals_that_the_table_says_they_catch(broke
 
         wait_until(lambda: handled() == by_child, what=f"handlers of the child: {handled()}, not {by_child}")
         assert caught(worker.pid) == table.keys()
-        assert worker.stop() == Exit.OK
+        assert worker.stop() == ExitCode.OK
     finally:
         worker.close()
 
 
 def test_the_documented_exit_codes_are_the_workers() -> None:
     codes = {int(row[0]): in_code(row[1])[0] for row in rows(SIGNALS, "Exit codes")}
-    assert codes == {int(code): code.name for code in Exit}
+    assert codes == {int(code): code.name for code in ExitCode}
 
 
 def test_every_command_is_documented() -> None:
@@ -338,8 +338,8 @@ def test_the_table_of_settings_is_up_to_date() -> None:
 
 def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
     app = App("documented")
-    outage = Outage(Bus(), app.config)
-    heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), outage)
+    backoff = ReconnectBackoff(Bus(), app.config)
+    heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), backoff)
     said = re.search(
         r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/reference/configuration.md")
     )

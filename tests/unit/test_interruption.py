@@ -13,9 +13,9 @@ import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.worker.child.interruption import Interruption, Run, call_users, quietly
+from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task, uninterrupted
 from bulltask.worker.slots import Slot, Slots
-from bulltask.worker.states import Cause
+from bulltask.worker.states import CancelReason
 
 LIMITS = TimeLimits(1_000, 2_000)
 
@@ -25,28 +25,28 @@ class Child:
 
     def __init__(self) -> None:
         block = Slots(1, 1).children[0]
-        block.renew()
+        block.reset()
         self.slot: Slot = block.slots()[0]
         self.cancelled = 0
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.interruption = Interruption(block, self._cancel_spark, lambda: self.loop)
-        self.interruption.install()
+        self.cancellation = Cancellation(block, self._cancel_spark, lambda: self.loop)
+        self.cancellation.install()
 
     def _cancel_spark(self) -> None:
         self.cancelled += 1
 
-    def begin(self) -> Run:
-        self.slot.hold(0, "job-1", 0)
-        run = Run(self.slot, "mail", LIMITS)
-        self.interruption.enter(run)
+    def begin(self) -> TaskRun:
+        self.slot.activate(0, "job-1", 0)
+        run = TaskRun(self.slot, "mail", LIMITS)
+        self.cancellation.enter(run)
         return run
 
-    def order(self, cause: Cause = Cause.SOFT_LIMIT) -> None:
-        self.slot.give_order(self.slot.read().run, cause)
+    def order(self, cause: CancelReason = CancelReason.SOFT_LIMIT) -> None:
+        self.slot.request_cancel(self.slot.read().run, cause)
         os.kill(os.getpid(), signal.SIGUSR2)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        return call_users(self.interruption.obey, function)
+        return call_task(self.cancellation.raise_if_cancelled, function)
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_an_order_is_raised_in_the_tasks_code_with_spark_cancelled_before_and_on
     assert child.call(task) == "value"
     assert seen == ["task mail ran longer than its soft time limit of 1 s"]
     assert child.cancelled == 1
-    assert child.slot.read().heard
+    assert child.slot.read().acknowledged
 
 
 def test_one_that_comes_before_the_call_is_raised_in_its_place(child: Child) -> None:
     child.begin()
     child.order()  # a Spark session is being started, say
-    assert not child.slot.read().heard
+    assert not child.slot.read().acknowledged
     called = []
     with pytest.raises(SoftTimeLimitExceeded):
         child.call(lambda: called.append(1))
@@ -92,14 +92,14 @@ def test_one_that_comes_after_it_does_nothing_and_does_not_reach_the_next_run(ch
     child.begin()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert child.call(lambda: "next") == "next"
-    assert child.slot.order is Cause.NONE
+    assert child.slot.cancel_reason is CancelReason.NONE
 
 
 def test_an_order_for_an_earlier_run_is_none(child: Child) -> None:
     child.begin()
     earlier = child.slot.read().run
     child.begin()
-    child.slot.give_order(earlier, Cause.REVOKED)
+    child.slot.request_cancel(earlier, CancelReason.REVOKED)
 
     def task() -> str:
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -116,7 +116,7 @@ def test_a_signal_handler_of_the_childs_own_is_not_cut_short_and_the_next_signal
         child.order()
         done.append("closed")
 
-    before = signal.signal(signal.SIGTERM, quietly(close))
+    before = signal.signal(signal.SIGTERM, uninterrupted(close))
     try:
 
         def task() -> None:
@@ -144,7 +144,7 @@ def test_what_a_finalizer_loses_is_told_again(child: Child) -> None:
         reference = weakref.ref(thing, lambda _: child.order())
         del thing
         assert reference() is None
-        assert not child.slot.read().heard
+        assert not child.slot.read().acknowledged
         os.kill(os.getpid(), signal.SIGUSR2)
         return "never"
 
@@ -156,49 +156,53 @@ def test_a_greater_cause_is_raised_after_a_smaller_one_and_nothing_makes_good_a_
     run = child.begin()
 
     def task() -> str:
-        for cause in (Cause.SOFT_LIMIT, Cause.REVOKED):
+        for cause in (CancelReason.SOFT_LIMIT, CancelReason.REVOKED):
             with pytest.raises((SoftTimeLimitExceeded, TaskCancelled)):
                 child.order(cause)
         return "value"
 
     assert child.call(task) == "value"
-    assert isinstance(run.ended(None), TaskCancelled)
-    assert isinstance(run.ended(ValueError()), TaskCancelled)
+    assert isinstance(run.resolve(None), TaskCancelled)
+    assert isinstance(run.resolve(ValueError()), TaskCancelled)
 
 
 def test_the_hard_limit_of_a_plain_function_is_left_to_the_supervisor(child: Child) -> None:
     child.begin()
 
     def task() -> str:
-        child.order(Cause.HARD_LIMIT)
+        child.order(CancelReason.HARD_LIMIT)
         return "value"
 
     assert child.call(task) == "value"
 
 
-@pytest.mark.parametrize("cause", [Cause.SOFT_LIMIT, Cause.HARD_LIMIT, Cause.REVOKED])
-async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child, cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [CancelReason.SOFT_LIMIT, CancelReason.HARD_LIMIT, CancelReason.REVOKED])
+async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child, cause: CancelReason) -> None:
     child.loop = asyncio.get_running_loop()
     run = child.begin()
-    child.interruption.enter_async(run)
+    child.cancellation.enter_async(run)
     child.order(cause)
     raised: BaseException | None = None
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError as exc:
         raised = exc
-    child.interruption.leave_async()
-    ended = {Cause.SOFT_LIMIT: SoftTimeLimitExceeded, Cause.HARD_LIMIT: TimeLimitExceeded, Cause.REVOKED: TaskCancelled}
-    assert type(run.ended(raised)) is ended[cause]
-    after = run.ended(None)
-    assert (after is None) == (cause is Cause.SOFT_LIMIT), "a task that returns has made good a soft limit only"
+    child.cancellation.leave_async()
+    ended = {
+        CancelReason.SOFT_LIMIT: SoftTimeLimitExceeded,
+        CancelReason.HARD_LIMIT: TimeLimitExceeded,
+        CancelReason.REVOKED: TaskCancelled,
+    }
+    assert type(run.resolve(raised)) is ended[cause]
+    after = run.resolve(None)
+    assert (after is None) == (cause is CancelReason.SOFT_LIMIT), "a task that returns has made good a soft limit only"
     await asyncio.sleep(0)  # nothing of it is left for the child's own awaits
 
 
 async def test_without_the_signal_the_loop_finds_the_order_itself(child: Child) -> None:
     run = child.begin()
-    child.interruption.enter_async(run)
-    child.slot.give_order(child.slot.read().run, Cause.SOFT_LIMIT)
+    child.cancellation.enter_async(run)
+    child.slot.request_cancel(child.slot.read().run, CancelReason.SOFT_LIMIT)
     with pytest.raises(asyncio.CancelledError, match="soft time limit of 1 s"):
         await asyncio.sleep(60)
-    child.interruption.leave_async()
+    child.cancellation.leave_async()

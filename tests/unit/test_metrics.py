@@ -175,7 +175,7 @@ def test_the_connection_is_lost_while_one_process_has_lost_it() -> None:
     assert status_of(scrape(memory)) == (1, 0)
     bus.emit(events.RedisRefused("", "OOM"))
     assert status_of(scrape(memory)) == (0, 1)
-    bus.emit(events.RedisAccepted("", 3, 10.0))
+    bus.emit(events.RedisRecovered("", 3, 10.0))
     samples = scrape(memory)
     assert status_of(samples) == (1, 0)
     assert samples["bullmq_redis_reconnect_attempts_total", ()] == 3

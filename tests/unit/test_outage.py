@@ -15,20 +15,19 @@ from bulltask.errors import (
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
 )
-from bulltask.events import Bus, Event, RedisAccepted, RedisDisconnected, RedisReconnected, RedisReconnecting
+from bulltask.events import Bus, Event, RedisDisconnected, RedisReconnected, RedisReconnecting, RedisRecovered
 from bulltask.events import RedisRefused as Refused
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.outage import Outage
-from bulltask.worker.refusals import Refusals
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 MOST_S = 1.2  # the jitter comes on top of the longest pause
 QUEUES = [QueueKeys("bull", "{mail}", "mail"), QueueKeys("bull", "{sms}", "sms")]
 
 
-def outage(**settings: Any) -> tuple[Outage, list[Event]]:
+def backoff(**settings: Any) -> tuple[ReconnectBackoff, list[Event]]:
     bus, heard = Bus(), list[Event]()
     bus.subscribe(Event, heard.append)
-    return Outage(bus, Conf(settings, {}).freeze()), heard
+    return ReconnectBackoff(bus, Conf(settings, {}).freeze()), heard
 
 
 def nothing_listens() -> BrokerUnavailableError:
@@ -37,26 +36,26 @@ def nothing_listens() -> BrokerUnavailableError:
     return exc
 
 
-def pauses(watched: Outage, exc: BrokerError, count: int = 40) -> list[int]:
-    return [watched.failed(exc) for _ in range(count)]
+def pauses(watched: ReconnectBackoff, exc: BrokerError, count: int = 40) -> list[int]:
+    return [watched.record_failure(exc) for _ in range(count)]
 
 
 @pytest.mark.parametrize("exc", [BrokerOutOfMemoryError(), BrokerAuthError(), BrokerError("ERR")])
 def test_an_answer_is_asked_for_again_after_run_retry_delay_at_most(exc: BrokerError) -> None:
-    found = pauses(outage(run_retry_delay=3, broker_reconnect_delay_max=60)[0], exc)
+    found = pauses(backoff(run_retry_delay=3, broker_reconnect_delay_max=60)[0], exc)
     assert found[0] <= 0.1 * MOST_S * 1000
     assert 3_000 * 0.8 <= max(found) <= 3_000 * MOST_S
     assert all(later > 0.5 * earlier for earlier, later in pairwise(found)), "it grows"
 
 
 def test_a_lost_redis_is_asked_for_after_the_pause_of_a_reconnect_whatever_run_retry_delay_is() -> None:
-    found = pauses(outage(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailableError("timed out"))
+    found = pauses(backoff(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailableError("timed out"))
     assert 60_000 * 0.8 <= max(found) <= 60_000 * MOST_S
 
 
 def test_what_passes_by_itself_is_asked_for_every_second() -> None:
-    assert max(pauses(outage()[0], BrokerNotReadyError("LOADING"))) <= 1_000 * MOST_S
-    assert max(pauses(outage(run_retry_delay=0.5)[0], BrokerNotReadyError("READONLY"))) <= 500 * MOST_S
+    assert max(pauses(backoff()[0], BrokerNotReadyError("LOADING"))) <= 1_000 * MOST_S
+    assert max(pauses(backoff(run_retry_delay=0.5)[0], BrokerNotReadyError("READONLY"))) <= 500 * MOST_S
 
 
 FAULTS = [
@@ -71,47 +70,47 @@ FAULTS = [
 def test_the_tries_of_one_kind_of_fault_do_not_lengthen_the_pause_after_another(
     first: BrokerError, then: BrokerError
 ) -> None:
-    watched, _ = outage()
+    watched, _ = backoff()
     pauses(watched, first)
-    assert watched.failed(then) <= 0.1 * MOST_S * 1000
-    assert watched.failed(first) > 0.5 * 1000, "what goes on is not asked for more often because of it"
+    assert watched.record_failure(then) <= 0.1 * MOST_S * 1000
+    assert watched.record_failure(first) > 0.5 * 1000, "what goes on is not asked for more often because of it"
 
 
 @pytest.mark.parametrize("exc", [*FAULTS, BrokerAuthError("NOAUTH"), BrokerError("ERR")])
 def test_by_default_no_pause_is_longer_than_four_seconds(exc: BrokerError) -> None:
-    assert max(pauses(outage()[0], exc)) <= 4_000
-    refusals = Refusals(QUEUES, Bus(), Conf({}, {}).freeze())
-    assert max(refusals.note(0, exc) for _ in range(40)) <= 4_000
+    assert max(pauses(backoff()[0], exc)) <= 4_000
+    queue_backoff = QueueBackoff(QUEUES, Bus(), Conf({}, {}).freeze())
+    assert max(queue_backoff.record_failure(0, exc) for _ in range(40)) <= 4_000
 
 
 def test_many_jobs_that_meet_one_fault_wait_together_and_count_as_one_try() -> None:
-    watched, heard = outage(broker_reconnect_delay=1)
-    waits = [watched.failed_together(BrokerUnavailableError("reset")) for _ in range(100)]
+    watched, heard = backoff(broker_reconnect_delay=1)
+    waits = [watched.record_shared_failure(BrokerUnavailableError("reset")) for _ in range(100)]
     assert max(waits) <= 1_000 * MOST_S
     assert max(waits) - min(waits) <= 1_000, "the later ones wait no longer than the first"
     assert [event.attempt for event in heard if isinstance(event, RedisReconnecting)] == [1]
-    watched.over()
-    assert watched.failed_together(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
+    watched.reset()
+    assert watched.record_shared_failure(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
 
 
 def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() -> None:
-    watched, heard = outage()
+    watched, heard = backoff()
     pauses(watched, BrokerOutOfMemoryError("full"), 5)
-    watched.over()
-    watched.over()
+    watched.reset()
+    watched.reset()
     assert heard[0] == Refused("", "full")
     (told,) = heard[1:]
-    assert isinstance(told, RedisAccepted)
+    assert isinstance(told, RedisRecovered)
     assert (told.queue, told.attempt) == ("", 5)
 
 
 def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
-    watched, heard = outage()
+    watched, heard = backoff()
     lost, loading, login = BrokerUnavailableError("gone"), BrokerNotReadyError("LOADING"), BrokerAuthError("WRONGPASS")
     for exc in (BrokerOutOfMemoryError("full"), lost, loading, lost, login, loading, login):
-        watched.failed(exc)
-    watched.over()
-    watched.failed(login)
+        watched.record_failure(exc)
+    watched.reset()
+    watched.record_failure(login)
     told = [event for event in heard if not isinstance(event, RedisReconnecting)]
     assert [type(event) for event in told] == [Refused, RedisDisconnected, Refused, Refused, RedisReconnected, Refused]
     errors = [event.error for event in told if isinstance(event, Refused)]
@@ -119,32 +118,32 @@ def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
 
 
 def test_an_answer_that_is_not_redis_is_told_although_the_connection_was_lost_before() -> None:
-    watched, heard = outage()
+    watched, heard = backoff()
     page = BrokerUnavailableError("HTTP")
     page.answered = True
     for exc in (BrokerUnavailableError("reset"), page, BrokerUnavailableError("reset"), page, nothing_listens()):
-        watched.failed(exc)
+        watched.record_failure(exc)
     assert [event.error for event in heard if isinstance(event, RedisDisconnected)] == ["reset", "HTTP"]
 
 
 def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
     bus, heard = Bus(), list[Event]()
     bus.subscribe(Event, heard.append)
-    refusals = Refusals(QUEUES, bus, Conf({"run_retry_delay": 2}, {}).freeze())
-    mail = [refusals.note(0, BrokerError("WRONGTYPE")) for _ in range(20)]
+    queue_backoff = QueueBackoff(QUEUES, bus, Conf({"run_retry_delay": 2}, {}).freeze())
+    mail = [queue_backoff.record_failure(0, BrokerError("WRONGTYPE")) for _ in range(20)]
     assert 2_000 * 0.8 <= max(mail) <= 2_000 * MOST_S
-    assert refusals.note(1, BrokerError("NOPERM")) <= 0.1 * MOST_S * 1000
-    refusals.note(0, BrokerAuthError("NOPERM"))
-    refusals.over(0)
-    refusals.over(0)
+    assert queue_backoff.record_failure(1, BrokerError("NOPERM")) <= 0.1 * MOST_S * 1000
+    queue_backoff.record_failure(0, BrokerAuthError("NOPERM"))
+    queue_backoff.reset(0)
+    queue_backoff.reset(0)
     assert heard[:3] == [Refused("mail", "WRONGTYPE"), Refused("sms", "NOPERM"), Refused("mail", "NOPERM")]
     (told,) = heard[3:]
-    assert isinstance(told, RedisAccepted)
+    assert isinstance(told, RedisRecovered)
     assert (told.queue, told.attempt) == ("mail", 21)
 
 
 @pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
 def test_what_concerns_the_whole_server_is_no_refusal_of_a_queue(exc: BrokerError) -> None:
-    assert not Refusals.concern_a_queue(exc)
-    assert Refusals.concern_a_queue(BrokerError("WRONGTYPE"))
-    assert Refusals.concern_a_queue(BrokerAuthError("NOPERM"))
+    assert not QueueBackoff.concerns_queue(exc)
+    assert QueueBackoff.concerns_queue(BrokerError("WRONGTYPE"))
+    assert QueueBackoff.concerns_queue(BrokerAuthError("NOPERM"))

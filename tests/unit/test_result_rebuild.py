@@ -29,7 +29,7 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
-from bulltask.worker.child.verdict import trace_of
+from bulltask.worker.child.retry_decision import trace_of
 from tests.support.pace import at_this_pace
 
 

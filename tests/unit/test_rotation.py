@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bulltask.clock import ServerClock
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import NO_JOB, Fetched
-from bulltask.worker.child import rotation as module
-from bulltask.worker.child.rotation import LONGEST_LIMIT_MS, PROBE_MS, Rotation
+from bulltask.worker.child import round_robin as module
+from bulltask.worker.child.round_robin import LONGEST_LIMIT_MS, PROBE_MS, RoundRobin
 
 START_MS = 1_000_000
 SERVER_AHEAD_MS = 7_000_000
@@ -46,16 +46,16 @@ def time() -> Iterator[Time]:
         yield moment
 
 
-def rotation(time: Time, queues: int) -> Rotation:
-    return Rotation([QueueKeys("bull", f"q{index}") for index in range(queues)], Clock(time))
+def round_robin(time: Time, queues: int) -> RoundRobin:
+    return RoundRobin([QueueKeys("bull", f"q{index}") for index in range(queues)], Clock(time))
 
 
-def ask(turns: Rotation, lengths: list[int]) -> int | None:
+def ask(turns: RoundRobin, lengths: list[int]) -> int | None:
     """Ask as a child does; take a job of the first queue that has one."""
     for index in turns.candidates():
         if lengths[index]:
             lengths[index] -= 1
-            turns.took(index)
+            turns.acquired_from(index)
             return index
         turns.empty(index, NO_JOB)
     return None
@@ -63,7 +63,7 @@ def ask(turns: Rotation, lengths: list[int]) -> int | None:
 
 @given(queues=st.integers(1, 6), rounds=st.integers(1, 5))
 def test_full_queues_are_served_in_turn(time: Time, queues: int, rounds: int) -> None:
-    turns, lengths = rotation(time, queues), [100] * queues
+    turns, lengths = round_robin(time, queues), [100] * queues
     assert [ask(turns, lengths) for _ in range(queues * rounds)] == [*range(queues)] * rounds
 
 
@@ -71,7 +71,7 @@ def test_full_queues_are_served_in_turn(time: Time, queues: int, rounds: int) ->
 def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_other(
     time: Time, lengths: list[int]
 ) -> None:
-    turns = rotation(time, len(lengths))
+    turns = round_robin(time, len(lengths))
     left, last_seen = list(lengths), [0] * len(lengths)
     for step in range(1, sum(lengths) + 1):
         index = ask(turns, left)
@@ -83,7 +83,7 @@ def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_oth
 
 
 def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     turns.empty(1, NO_JOB)
     assert list(turns.candidates()) == [0]
     time.pass_ms(PROBE_MS - 1)
@@ -93,17 +93,17 @@ def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: T
 
 
 def test_the_queue_that_is_asked_with_finishing_a_job_is_the_next_one_that_may_have_some(time: Time) -> None:
-    turns = rotation(time, 3)
+    turns = round_robin(time, 3)
     assert [turns.after(0), turns.after(1), turns.after(2)] == [1, 2, 0]
     turns.empty(1, NO_JOB)
     assert turns.after(0) == 2
     turns.empty(2, NO_JOB)
     assert turns.after(0) == 0
-    assert rotation(time, 1).after(0) == 0
+    assert round_robin(time, 1).after(0) == 0
 
 
 def test_a_marker_opens_its_queue(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     turns.empty(0, NO_JOB)
     turns.empty(1, NO_JOB)
     turns.marked(1, 0)
@@ -111,7 +111,7 @@ def test_a_marker_opens_its_queue(time: Time) -> None:
 
 
 def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) -> None:
-    turns = rotation(time, 1)
+    turns = round_robin(time, 1)
     turns.empty(0, NO_JOB)
     turns.marked(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
     assert list(turns.candidates()) == []
@@ -121,7 +121,7 @@ def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) 
 
 
 def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     now_ms = time.mono_ms + SERVER_AHEAD_MS
     turns.empty(0, Fetched(due_ms=now_ms + 400))
     turns.empty(1, Fetched(due_ms=now_ms + 300))
@@ -135,7 +135,7 @@ def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: 
 
 
 def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     turns.empty(0, Fetched(limited_ms=500))
     turns.empty(1, NO_JOB)
     assert turns.waitable() == [1]
@@ -149,7 +149,7 @@ def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: T
 
 
 def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_are_lifted(time: Time) -> None:
-    turns = rotation(time, 1)
+    turns = round_robin(time, 1)
     turns.empty(0, Fetched(limited_ms=3_600_000))
     assert turns.waitable() == []
     assert turns.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
@@ -159,7 +159,7 @@ def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_a
 
 
 def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     turns.limited(0, 500)
     turns.marked(0, 0)
     assert list(turns.candidates()) == [1]
@@ -172,7 +172,7 @@ def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(tim
 
 
 def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
-    turns = rotation(time, 3)
+    turns = round_robin(time, 3)
     for index in range(3):
         turns.empty(index, NO_JOB)
     assert list(turns.candidates()) == []
@@ -181,7 +181,7 @@ def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
 
 
 def test_a_queue_that_was_refused_is_left_alone_for_its_pause_and_ends_no_wait_before(time: Time) -> None:
-    turns = rotation(time, 2)
+    turns = round_robin(time, 2)
     turns.empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
     turns.refused(0, 60_000)
     time.pass_ms(100)

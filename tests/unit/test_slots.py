@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, shareable_file
-from bulltask.worker.states import Cause, RunState, SlotState
+from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, anonymous_file
+from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
 # Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 def renewed(children: int = 1, per_child: int = 1) -> Slots:
     slots = Slots(children, per_child)
     for block in slots.children:
-        block.renew()
+        block.reset()
     return slots
 
 
@@ -49,7 +49,7 @@ def test_a_slot_tells_what_it_is_doing_and_since_when() -> None:
     slot = one_slot()
     slot.reserve(5)
     assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
-    slot.hold(3, "job-1", 7)
+    slot.activate(3, "job-1", 7)
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 3, "job-1", 7)
     slot.settle(9)
     assert slot.read() == SlotView(SlotState.SETTLING, slot.token, 3, "job-1", 9)
@@ -60,17 +60,17 @@ def test_a_slot_tells_what_it_is_doing_and_since_when() -> None:
 @pytest.mark.parametrize("job_id", ["", "1", "é" * (ID_BYTES // 2), "x" * ID_BYTES, "a\udcffb", "\x00"])
 def test_an_id_that_fits_is_kept_byte_by_byte(job_id: str) -> None:
     slot = one_slot()
-    slot.hold(0, job_id, 1)
+    slot.activate(0, job_id, 1)
     assert slot.read().job_id == job_id
 
 
 @pytest.mark.parametrize("job_id", ["x" * (ID_BYTES + 1), "é" * ID_BYTES])
 def test_an_id_that_does_not_fit_is_left_to_the_token(job_id: str) -> None:
     slot = one_slot()
-    slot.hold(0, "old", 1)
-    slot.hold(2, job_id, 5)
+    slot.activate(0, "old", 1)
+    slot.activate(2, job_id, 5)
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 2, "", 5)
-    slot.hold(1, "short", 6)
+    slot.activate(1, "short", 6)
     assert slot.read().job_id == "short"
 
 
@@ -95,7 +95,7 @@ def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
         before = expected[slot]
         queue, job_id = argument or (before.queue_index, before.job_id)
         if name == "hold":
-            slot.hold(queue, job_id, now_ms)
+            slot.activate(queue, job_id, now_ms)
             job_id = job_id if len(job_id.encode()) <= ID_BYTES else ""
         else:
             getattr(slot, name)(now_ms)
@@ -108,32 +108,42 @@ def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
 
 def test_an_order_is_for_one_run_and_for_none_after_it() -> None:
     slot = one_slot()
-    slot.hold(0, "job-1", 1)
+    slot.activate(0, "job-1", 1)
     first = slot.read().run
-    slot.give_order(first, Cause.SOFT_LIMIT)
-    assert (slot.order, slot.read().order, slot.read().heard) == (Cause.SOFT_LIMIT, Cause.SOFT_LIMIT, False)
-    slot.hear()
-    assert slot.read().heard
-    slot.give_order(first, Cause.REVOKED)
-    assert (slot.order, slot.read().heard) == (Cause.REVOKED, False), "another order must be heard, too"
-    slot.hold(0, "job-1", 2)  # the same job again
-    assert (slot.order, slot.read().order, slot.read().heard) == (Cause.NONE, Cause.NONE, False)
-    slot.give_order(first, Cause.HARD_LIMIT)
-    assert slot.order is Cause.NONE, "it came too late"
+    slot.request_cancel(first, CancelReason.SOFT_LIMIT)
+    assert (slot.cancel_reason, slot.read().cancel_reason, slot.read().acknowledged) == (
+        CancelReason.SOFT_LIMIT,
+        CancelReason.SOFT_LIMIT,
+        False,
+    )
+    slot.acknowledge()
+    assert slot.read().acknowledged
+    slot.request_cancel(first, CancelReason.REVOKED)
+    assert (slot.cancel_reason, slot.read().acknowledged) == (CancelReason.REVOKED, False), (
+        "another order must be heard, too"
+    )
+    slot.activate(0, "job-1", 2)  # the same job again
+    assert (slot.cancel_reason, slot.read().cancel_reason, slot.read().acknowledged) == (
+        CancelReason.NONE,
+        CancelReason.NONE,
+        False,
+    )
+    slot.request_cancel(first, CancelReason.HARD_LIMIT)
+    assert slot.cancel_reason is CancelReason.NONE, "it came too late"
 
 
 def test_deadlines_are_those_of_one_run_and_are_looked_at_while_it_goes_on() -> None:
     slot = one_slot()
     deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, retried=True)
-    slot.hold(0, "job-1", 50)
-    assert (slot.read().deadlines, slot.is_late(10**9)) == (Deadlines(), False)
-    slot.limit(deadlines)
+    slot.activate(0, "job-1", 50)
+    assert (slot.read().deadlines, slot.is_overdue(10**9)) == (Deadlines(), False)
+    slot.set_deadlines(deadlines)
     assert slot.read().deadlines == deadlines
-    assert [slot.is_late(now_ms) for now_ms in (99, 100, 200)] == [False, True, True]
+    assert [slot.is_overdue(now_ms) for now_ms in (99, 100, 200)] == [False, True, True]
     slot.settle(150)
-    assert not slot.is_late(300), "its outcome is being written"
-    slot.hold(0, "job-2", 400)
-    assert (slot.read().deadlines, slot.is_late(10**9)) == (Deadlines(), False)
+    assert not slot.is_overdue(300), "its outcome is being written"
+    slot.activate(0, "job-2", 400)
+    assert (slot.read().deadlines, slot.is_overdue(10**9)) == (Deadlines(), False)
 
 
 # --- torn writes ------------------------------------------------------------------------------------------------------
@@ -141,19 +151,19 @@ def test_deadlines_are_those_of_one_run_and_are_looked_at_while_it_goes_on() -> 
 
 def test_a_write_that_was_never_ended_leaves_only_the_token() -> None:
     slot = one_slot()
-    slot.hold(3, "job-1", 7)
+    slot.activate(3, "job-1", 7)
     slot._words[0] += 1  # as if the child was killed between the two counts
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 0, "", 0)
 
 
 def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> None:
     slot = one_slot()
-    slot.hold(0, "0", 0)
+    slot.activate(0, "0", 0)
     pid = os.fork()
     if pid == 0:
         try:
             for number in range(1, 10**9):
-                slot.hold(number % 1_000, str(number) * (1 + number % 7), number)
+                slot.activate(number % 1_000, str(number) * (1 + number % 7), number)
         finally:
             os._exit(0)
     child_pids.append(pid)
@@ -180,20 +190,20 @@ def test_every_slot_of_every_child_has_a_token_of_its_own() -> None:
 def test_a_block_that_is_renewed_forgets_everything() -> None:
     block = renewed().children[0]
     slot = block.slots()[0]
-    slot.hold(1, "job-1", 5)
-    block.run_state = RunState.RUN
+    slot.activate(1, "job-1", 5)
+    block.run_state = ProcessState.RUN
     block.count_job()
-    block.renew()
+    block.reset()
     again = block.slots()[0]
     assert again.token != slot.token
     assert again.read() == SlotView(SlotState.FREE, again.token, 0, "", 0)
-    assert (block.run_state, block.jobs_done) == (RunState.INIT, 0)
+    assert (block.run_state, block.jobs_done) == (ProcessState.INIT, 0)
 
 
 def test_a_child_tells_its_state_and_how_much_it_has_done() -> None:
     block = renewed().children[0]
-    assert (block.run_state, block.jobs_done) == (RunState.INIT, 0)
-    for state in RunState:
+    assert (block.run_state, block.jobs_done) == (ProcessState.INIT, 0)
+    for state in ProcessState:
         block.run_state = state
         assert block.run_state is state
     block.count_job()
@@ -206,37 +216,37 @@ def test_what_a_forked_child_writes_is_seen_by_its_parent() -> None:
     slot = block.slots()[0]
     pid = os.fork()
     if pid == 0:
-        block.run_state = RunState.RUN
-        slot.hold(1, "job-1", 5)
+        block.run_state = ProcessState.RUN
+        slot.activate(1, "job-1", 5)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert block.run_state is RunState.RUN
+    assert block.run_state is ProcessState.RUN
     assert slot.read().job_id == "job-1"
 
 
 def test_orders_are_nobodys_slot_and_survive_the_renewal_of_blocks() -> None:
     slots = renewed(children=2, per_child=2)
     before = [slot.read() for block in slots.children for slot in block.slots()]
-    assert not slots.orders.paused
-    slots.orders.paused = True
+    assert not slots.control.paused
+    slots.control.paused = True
     assert [slot.read() for block in slots.children for slot in block.slots()] == before
-    slots.children[0].renew()
-    assert slots.orders.paused
-    slots.orders.paused = False
-    assert not slots.orders.paused
+    slots.children[0].reset()
+    assert slots.control.paused
+    slots.control.paused = False
+    assert not slots.control.paused
 
 
 def test_a_nameless_file_is_the_same_memory_for_whoever_has_its_descriptor() -> None:
-    fd = shareable_file("slots-of-a-test")
+    fd = anonymous_file("slots-of-a-test")
     assert fd is not None, "Linux has memfd_create"
     try:
         mine, theirs = Slots(2, 3, fd), Slots(2, 3, fd)
         block: ChildBlock = mine.children[1]
-        block.renew()
-        block.slots()[2].hold(1, "job-1", 5)
+        block.reset()
+        block.slots()[2].activate(1, "job-1", 5)
         assert theirs.children[1].slots()[2].read() == block.slots()[2].read()
         assert theirs.children[1].slots()[2].read().job_id == "job-1"
-        mine.orders.paused = True
-        assert theirs.orders.paused
+        mine.control.paused = True
+        assert theirs.control.paused
     finally:
         os.close(fd)

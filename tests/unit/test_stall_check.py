@@ -10,8 +10,8 @@ import redis
 from bulltask import App
 from bulltask.events import Bus
 from bulltask.transport.client import Client
-from bulltask.worker.outage import Outage
-from bulltask.worker.supervisor.stall_check import StallCheck
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.supervisor.stalled_check import StalledCheck
 
 pytestmark = pytest.mark.redis
 
@@ -34,7 +34,7 @@ def test_a_check_does_not_shut_out_the_same_workers_next_one(
     app: App, client: Client, redis_client: redis.Redis
 ) -> None:
     bus, keys = Bus(), app.broker.keys("default")
-    check = StallCheck(app.broker, [keys], lambda _index: True, client, bus, Outage(bus, app.config))
+    check = StalledCheck(app.broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app.config))
     check.tick(0, 0)
     left_ms = redis_client.pttl(keys.stalled_check)
     assert isinstance(left_ms, int)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.worker.suspects import ALONE, FEW, UNSEEN_CRASHES, company_allowed, is_convicted
+from bulltask.worker.quarantine import ALONE, SMALL_GROUP, UNSEEN_CRASHES, max_concurrent, should_fail
 
 FIELD = CRASHES.encode()
 
@@ -15,34 +15,36 @@ def fields(crashes: str | None, *more: bytes) -> list[bytes]:
 
 
 def test_a_job_that_saw_no_child_die_may_run_with_any_number() -> None:
-    assert company_allowed([], 2) == 0
-    assert company_allowed(fields(None), 2) == 0
+    assert max_concurrent([], 2) == 0
+    assert max_concurrent(fields(None), 2) == 0
 
 
 def test_a_job_whose_data_looks_like_the_mark_is_no_suspect() -> None:
-    assert company_allowed([b"data", FIELD, b"opts", b"9"], 2) == 0
+    assert max_concurrent([b"data", FIELD, b"opts", b"9"], 2) == 0
 
 
-@pytest.mark.parametrize(("crashes", "most", "allowed"), [(1, 2, FEW), (2, 2, ALONE), (1, 1, ALONE), (2, 9, ALONE)])
+@pytest.mark.parametrize(
+    ("crashes", "most", "allowed"), [(1, 2, SMALL_GROUP), (2, 2, ALONE), (1, 1, ALONE), (2, 9, ALONE)]
+)
 def test_one_death_makes_the_company_small_and_another_one_ends_it(crashes: int, most: int, allowed: int) -> None:
-    assert company_allowed(fields(str(crashes), b"atm", b"1"), most) == allowed
+    assert max_concurrent(fields(str(crashes), b"atm", b"1"), most) == allowed
 
 
 @pytest.mark.parametrize("mark", ["many", "", "9" * 5_000])
 def test_a_mark_that_is_no_number_is_taken_seriously(mark: str) -> None:
-    assert company_allowed(fields(mark), 2) == ALONE
+    assert max_concurrent(fields(mark), 2) == ALONE
 
 
 @pytest.mark.parametrize("crashes", [1, 2, 3, 100])
 def test_no_number_of_crashes_in_company_convicts_a_running_job(crashes: int) -> None:
-    assert not is_convicted(crashes, 2, company=2, running=True)
+    assert not should_fail(crashes, 2, concurrent=2, running=True)
 
 
 def test_a_crash_that_a_job_had_for_itself_convicts_it_once_there_were_enough() -> None:
-    assert [is_convicted(crashes, 2, company=1, running=True) for crashes in (1, 2, 3)] == [False, True, True]
-    assert is_convicted(1, 1, company=1, running=False)
+    assert [should_fail(crashes, 2, concurrent=1, running=True) for crashes in (1, 2, 3)] == [False, True, True]
+    assert should_fail(1, 1, concurrent=1, running=False)
 
 
 def test_a_job_that_kills_whoever_takes_it_is_convicted_in_the_end_although_it_is_never_alone() -> None:
     limit = 2 + UNSEEN_CRASHES
-    assert [is_convicted(crashes, 2, company=9, running=False) for crashes in (limit - 1, limit)] == [False, True]
+    assert [should_fail(crashes, 2, concurrent=9, running=False) for crashes in (limit - 1, limit)] == [False, True]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor import services as module
 from bulltask.worker.supervisor.services import Ticker
 
@@ -52,7 +52,7 @@ class Note:
 
 
 def ticker(*services: Note) -> Ticker:
-    return Ticker(services, Outage(Bus(), Conf({}, {}).freeze()), Bus())
+    return Ticker(services, ReconnectBackoff(Bus(), Conf({}, {}).freeze()), Bus())
 
 
 @pytest.fixture(autouse=True)
@@ -131,12 +131,12 @@ def test_every_interval_is_a_tick_or_a_missed_one(time: Time, interval_ms: int, 
 
 
 def test_the_ticker_knows_when_redis_has_been_away_for_too_long(time: Time) -> None:
-    outage = Outage(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
-    clockwork = Ticker([], outage, Bus())
-    outage.failed(BrokerUnavailableError())
-    assert not clockwork.given_up
-    outage.failed(BrokerUnavailableError())
-    assert clockwork.given_up
+    backoff = ReconnectBackoff(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
+    clockwork = Ticker([], backoff, Bus())
+    backoff.record_failure(BrokerUnavailableError())
+    assert not clockwork.is_exhausted
+    backoff.record_failure(BrokerUnavailableError())
+    assert clockwork.is_exhausted
 
 
 def test_a_service_that_raises_ends_neither_the_others_nor_itself_and_is_told_of(time: Time) -> None:
@@ -148,7 +148,7 @@ def test_a_service_that_raises_ends_neither_the_others_nor_itself_and_is_told_of
     bus, heard = Bus(), list[ServiceFailed]()
     bus.subscribe(ServiceFailed, heard.append)
     broken, other = Broken(time, 100), Note(time, 100)
-    clockwork = Ticker([broken, other], Outage(Bus(), Conf({}, {}).freeze()), bus)
+    clockwork = Ticker([broken, other], ReconnectBackoff(Bus(), Conf({}, {}).freeze()), bus)
     for now_ms in (0, 100):
         time.now_ms = START_MS + now_ms
         clockwork.run_due()

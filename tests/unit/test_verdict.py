@@ -24,11 +24,11 @@ from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, Attempts
-from bulltask.worker.child.interruption import Interruption
+from bulltask.worker.child.cancellation import Cancellation
+from bulltask.worker.child.outcomes import AcquiredJob, Failed, Retried
+from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.verdict import judge, trace_of
-from bulltask.worker.child.work import Failed, Picked, RetryLater
 from bulltask.worker.slots import Slots
 
 OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}}
@@ -64,16 +64,16 @@ def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
 
 def verdict(
     error: BaseException, opts: dict[str, Any] | None = None, *, made: int = 0, attempts: int = 3, **options: Any
-) -> Failed | RetryLater:
-    return judge(error, job(OURS if opts is None else opts, made=made, attempts=attempts), task(**options), app)
+) -> Failed | Retried:
+    return decide_retry(error, job(OURS if opts is None else opts, made=made, attempts=attempts), task(**options), app)
 
 
-def retried(found: Failed | RetryLater) -> bool:
-    return isinstance(found, RetryLater)
+def retried(found: Failed | Retried) -> bool:
+    return isinstance(found, Retried)
 
 
-def delay_of(found: Failed | RetryLater) -> int:
-    assert isinstance(found, RetryLater)
+def delay_of(found: Failed | Retried) -> int:
+    assert isinstance(found, Retried)
     return found.delay_ms
 
 
@@ -134,8 +134,8 @@ def test_a_task_may_widen_and_narrow_what_is_retried(
 def test_a_rule_of_the_app_counts() -> None:
     own = App("own")
     own.categorizer.register(UnknownError, ErrorCategory.TRANSIENT)
-    assert retried(judge(UnknownError("x"), job(OURS), task(), own))
-    assert not retried(judge(UnknownError("x"), job(OURS), task(), app))
+    assert retried(decide_retry(UnknownError("x"), job(OURS), task(), own))
+    assert not retried(decide_retry(UnknownError("x"), job(OURS), task(), app))
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_attempts_are_those_written_in_the_job(opts: dict[str, Any], attempts: i
 
 
 def test_a_job_whose_task_was_not_found_is_judged_too() -> None:
-    assert not retried(judge(InvalidJobError("x"), job(FOREIGN), None, app))
-    assert retried(judge(TransientError("x"), job(FOREIGN), None, app))
+    assert not retried(decide_retry(InvalidJobError("x"), job(FOREIGN), None, app))
+    assert retried(decide_retry(TransientError("x"), job(FOREIGN), None, app))
 
 
 # --- self.retry() -----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_task_that_asks_for_a_retry_gets_it_whatever_the_reason(opts: dict[str
 
 def test_the_reason_of_a_retry_is_what_is_reported() -> None:
     found = verdict(Retry(exc=UnknownError("why")))
-    assert isinstance(found, RetryLater)
+    assert isinstance(found, Retried)
     assert (found.reason, found.category) == ("why", "unknown")
     assert "UnknownError: why" in found.trace
 
@@ -320,8 +320,8 @@ def test_a_job_that_is_nested_too_deeply_fails_for_good_before_its_task_is_calle
 def test_the_traceback_begins_with_the_users_own_code() -> None:
     spark = SparkTasks(app, nothing_is_reported, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
-    interruption = Interruption(block, spark.interrupt, lambda: None)
-    attempts = Attempts(app, nothing_is_reported, spark, interruption)
+    cancellation = Cancellation(block, spark.interrupt, lambda: None)
+    attempts = Attempts(app, nothing_is_reported, spark, cancellation)
     found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), block.slots()[0])
     assert isinstance(found, Failed)
     head, first, *_ = found.trace.splitlines()
@@ -358,10 +358,10 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
 def test_what_a_worker_stores_of_a_failure_is_bounded_whatever_its_message_and_its_past(error: Exception) -> None:
     past = json.dumps([400_000 * "a", 40_000 * "b", *(15 * [40_000 * "c"])]).encode()  # any client may have written it
     failed = replace(job(OURS), stacktrace=past)
-    outcome = judge(error, failed, task(), app)
+    outcome = decide_retry(error, failed, task(), app)
     assert len(outcome.reason) <= REASON_CHARS
-    picked = Picked(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed)
-    call = Settler(app.config, ServerClock(), Bus(), "worker").call(picked, outcome, fetch_next=False)
+    acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed)
+    call = Settler(app.config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
     assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
 
 
@@ -391,5 +391,5 @@ json_values: st.SearchStrategy[Any] = (
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
 def test_every_error_of_every_job_gets_a_verdict(error: BaseException, opts: dict[str, Any], made: int) -> None:
-    found = judge(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
+    found = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
     assert isinstance(found, Failed) or found.delay_ms >= 0

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bulltask.events import Bus, ChildDied, ChildLeft, ChildStarted, Event
+from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.stacks import tasks_text
 from bulltask.worker.slots import ChildBlock, Slots
-from bulltask.worker.states import RunState
-from bulltask.worker.supervisor.fleet import Fleet
-from bulltask.worker.supervisor.origin import Origin
-from bulltask.worker.supervisor.recovery import Orphans
-from bulltask.worker.supervisor.signals import ON, STOP, SignalQueue
-from bulltask.worker.supervisor.stacks import StackDumps
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.states import ProcessState
+from bulltask.worker.supervisor.child_pool import ChildPool
+from bulltask.worker.supervisor.process_spec import ProcessSpec
+from bulltask.worker.supervisor.recovery import OrphanedJobs
+from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, SignalQueue
+from bulltask.worker.supervisor.stacks import StackCollector
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 # Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 
 @pytest.fixture(autouse=True)
 def _signals_are_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in ON}
+    before = {number: signal.getsignal(number) for number in SIGNAL_METHODS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -38,8 +38,8 @@ def _signals_are_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def wakeups() -> Iterator[Wakeups]:
-    made = Wakeups()
+def wakeup_pipe() -> Iterator[WakeupPipe]:
+    made = WakeupPipe()
     yield made
     made.close()
 
@@ -47,41 +47,43 @@ def wakeups() -> Iterator[Wakeups]:
 # ---- the queue ------------------------------------------------------------------------------------------------------
 
 
-def test_signals_come_out_as_methods_in_their_order(wakeups: Wakeups) -> None:
+def test_signals_come_out_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> None:
     queue = SignalQueue()
-    queue.install(wakeups)
+    queue.install(wakeup_pipe)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
         signal.raise_signal(number)
-    assert queue.holds({"restart"})
-    assert queue.holds(STOP)
-    assert not queue.holds({"pause"})
-    assert queue.take() == ["restart", "dump_stacks", "warm_shutdown"]
-    assert not queue.holds(STOP)
+    assert queue.contains({"restart"})
+    assert queue.contains(STOP_METHODS)
+    assert not queue.contains({"pause"})
+    assert queue.pop_all() == ["restart", "dump_stacks", "warm_shutdown"]
+    assert not queue.contains(STOP_METHODS)
 
 
-def test_a_program_that_is_still_loaded_remembers_what_must_not_end_it_and_can_be_ended(wakeups: Wakeups) -> None:
+def test_a_program_that_is_still_loaded_remembers_what_must_not_end_it_and_can_be_ended(
+    wakeup_pipe: WakeupPipe,
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     queue = SignalQueue()
     queue.install_early()
     assert signal.getsignal(signal.SIGTERM) is before
     signal.raise_signal(signal.SIGUSR2)
-    queue.install(wakeups)
-    assert queue.take() == ["ignore"]
+    queue.install(wakeup_pipe)
+    assert queue.pop_all() == ["ignore"]
 
 
-def test_signals_that_were_held_back_come_through(wakeups: Wakeups) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, ON)
+def test_signals_that_were_held_back_come_through(wakeup_pipe: WakeupPipe) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads hold nothing back
     queue = SignalQueue()
-    queue.install(wakeups)
-    assert queue.take() == ["ignore"]
+    queue.install(wakeup_pipe)
+    assert queue.pop_all() == ["ignore"]
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(wakeups: Wakeups) -> None:
+def test_a_hangup_that_is_ignored_stays_ignored(wakeup_pipe: WakeupPipe) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     queue = SignalQueue()
     queue.install_early()
-    queue.install(wakeups)
+    queue.install(wakeup_pipe)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
@@ -89,7 +91,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(wakeups: Wakeups) -> None:
 
 
 def test_the_command_has_the_interpreters_own_options() -> None:
-    assert Origin().command == [sys.executable, *sys.orig_argv[1:]]
+    assert ProcessSpec().command == [sys.executable, *sys.orig_argv[1:]]
 
 
 def test_a_closed_terminal_is_noticed_and_one_that_never_was_is_not_missed() -> None:
@@ -98,12 +100,12 @@ def test_a_closed_terminal_is_noticed_and_one_that_never_was_is_not_missed() -> 
     try:
         os.dup2(slave, 0)
         os.close(slave)
-        origin = Origin()
-        assert not origin.hung_up
+        process_spec = ProcessSpec()
+        assert not process_spec.terminal_closed
         os.close(master)
-        assert origin.hung_up
+        assert process_spec.terminal_closed
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        assert not Origin().hung_up
+        assert not ProcessSpec().terminal_closed
     finally:
         os.dup2(saved, 0)
         os.close(saved)
@@ -123,7 +125,7 @@ class Children:
         self._life = life
         bus = Bus()
         bus.subscribe(Event, self.heard.append)
-        self.fleet = Fleet(self.slots, self._launch, StackDumps(bus), bus, wanted)
+        self.pool = ChildPool(self.slots, self._launch, StackCollector(bus), bus, wanted)
 
     def _launch(self, index: int) -> int:
         pid = os.fork()
@@ -134,13 +136,13 @@ class Children:
                 os._exit(0)
         return pid
 
-    def buried(self) -> list[Orphans]:
+    def buried(self) -> list[OrphanedJobs]:
         """Wait until one dies."""
-        return wait_until(self.fleet.reap, what="a dead child")
+        return wait_until(self.pool.reap, what="a dead child")
 
     def close(self) -> None:
-        self.fleet.kill()
-        wait_until(lambda: self.fleet.reap() is not None and self.fleet.alive == 0)
+        self.pool.kill()
+        wait_until(lambda: self.pool.reap() is not None and self.pool.alive == 0)
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def children() -> Iterator[Callable[..., Children]]:
 
     def make(life: Life, **options: int) -> Children:
         made.append(Children(life, **options))
-        made[-1].fleet.hold_strength()
+        made[-1].pool.start_missing()
         return made[-1]
 
     yield make
@@ -159,13 +161,13 @@ def children() -> Iterator[Callable[..., Children]]:
 
 def wait_for_term(block: ChildBlock) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
-    block.run_state = RunState.RUN
+    block.run_state = ProcessState.RUN
     signal.pause()
-    block.run_state = RunState.CLOSED
+    block.run_state = ProcessState.CLOSED
 
 
 def running(made: Children, index: int = 0) -> bool:
-    return made.slots.children[index].run_state is RunState.RUN
+    return made.slots.children[index].run_state is ProcessState.RUN
 
 
 def pid_of(made: Children, index: int = 0) -> int:
@@ -176,11 +178,11 @@ def test_a_dead_child_is_told_from_one_that_left(children: Callable[..., Childre
     left = children(wait_for_term)
     wait_until(lambda: running(left))
     os.kill(pid_of(left), signal.SIGTERM)
-    assert left.buried()[0].wanted, "what it may have left behind is no crash"
-    assert left.heard[-1] == ChildLeft(0, pid_of(left))
+    assert left.buried()[0].intentional, "what it may have left behind is no crash"
+    assert left.heard[-1] == ChildExited(0, pid_of(left))
 
-    died = children(lambda block: setattr(block, "run_state", RunState.RUN))
-    assert not died.buried()[0].wanted
+    died = children(lambda block: setattr(block, "run_state", ProcessState.RUN))
+    assert not died.buried()[0].intentional
     assert died.heard[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
 
 
@@ -188,8 +190,8 @@ def test_the_orphans_of_a_child_are_told_by_whether_they_ran(children: Callable[
     def life(block: ChildBlock) -> None:
         taking, running_one, settling = block.slots()
         taking.reserve(1)
-        running_one.hold(0, "1", 1)
-        settling.hold(0, "2", 1)
+        running_one.activate(0, "1", 1)
+        settling.activate(0, "2", 1)
         settling.settle(2)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -204,17 +206,17 @@ def test_a_fleet_grows_to_its_room_and_shrinks_to_one_by_telling_the_last_one_to
     children: Callable[..., Children],
 ) -> None:
     made = children(wait_for_term, room=3, wanted=2)
-    assert made.fleet.grow()
-    assert not made.fleet.grow()
-    made.fleet.hold_strength()
+    assert made.pool.grow()
+    assert not made.pool.grow()
+    made.pool.start_missing()
     wait_until(lambda: all(running(made, index) for index in range(3)))
-    assert made.fleet.shrink()
-    assert made.buried()[0].wanted
-    made.fleet.hold_strength()
-    assert made.fleet.alive == made.fleet.wanted == 2
-    assert made.fleet.shrink()
-    assert not made.fleet.shrink()
-    assert not any(isinstance(event, ChildDied | ChildLeft) for event in made.heard), "they were told to"
+    assert made.pool.shrink()
+    assert made.buried()[0].intentional
+    made.pool.start_missing()
+    assert made.pool.alive == made.pool.target == 2
+    assert made.pool.shrink()
+    assert not made.pool.shrink()
+    assert not any(isinstance(event, ChildDied | ChildExited) for event in made.heard), "they were told to"
 
 
 # ---- stacks ---------------------------------------------------------------------------------------------------------

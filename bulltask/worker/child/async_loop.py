@@ -15,13 +15,13 @@ from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, Bu
 from bulltask.process import leave
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
+from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.outcomes import AcquiredJob, Limited, Outcome
 from bulltask.worker.child.settle import UNSTORABLE, Settler
-from bulltask.worker.child.work import Limited, Outcome, Picked
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
+from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, Slot
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["AsyncLoop"]
 
@@ -41,8 +41,8 @@ class AsyncLoop:
         attempts: runs attempts.
         settler: writes outcomes; its bus is this thread's own.
         client: makes the loop's client.
-        outage: this loop's view of an outage.
-        wakeups: wakes the main thread when a slot is free again.
+        backoff: this loop's view of an outage.
+        wakeup_pipe: wakes the main thread when a slot is free again.
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class AsyncLoop:
         attempts: Attempts,
         settler: Settler,
         client: Callable[[], AsyncClient],
-        outage: Outage,
-        wakeups: Wakeups,
+        backoff: ReconnectBackoff,
+        wakeup_pipe: WakeupPipe,
     ) -> None:
         self._free = deque(block.slots())
         self._count = len(self._free)
         self._attempts, self._settler, self._make_client = attempts, settler, client
-        self._outage, self._block, self._wakeups = outage, block, wakeups
+        self._backoff, self._block, self._wakeup_pipe = backoff, block, wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: AsyncClient | None = None
         self._tasks: dict[asyncio.Task[None], str] = {}  # the loop itself keeps only weak references
         self._handed_over = self._closing = False
-        self._at_once: dict[Slot, int] = {}
+        self._limits: dict[Slot, int] = {}
 
     def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a slot that may be used; ``None`` once the child is closing."""
         while not closing():
-            if len(self._free) > self._count - min(self._at_once.values(), default=self._count):
+            if len(self._free) > self._count - min(self._limits.values(), default=self._count):
                 return self._free.popleft()
-            self._wakeups.wait(_WAIT_MS)
+            self._wakeup_pipe.wait(_WAIT_MS)
         return None
 
     def done_with(self, slot: Slot) -> None:
@@ -79,13 +79,13 @@ class AsyncLoop:
             self._free.append(slot)
         self._handed_over = False
 
-    def start(self, picked: Picked, attempt: Attempt) -> None:
-        """Run an async attempt; its slot comes back when the job is settled."""
-        if picked.at_once:
-            self._at_once[picked.slot] = picked.at_once
+    def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
+        """TaskRun an async attempt; its slot comes back when the job is settled."""
+        if acquired.max_concurrent:
+            self._limits[acquired.slot] = acquired.max_concurrent
         self._handed_over = True  # only the main thread reads and writes it
         loop = self._loop or self._start_thread()
-        loop.call_soon_threadsafe(self._spawn, picked, attempt)
+        loop.call_soon_threadsafe(self._spawn, acquired, attempt)
 
     def drain(self) -> None:
         """Wait until every job is settled, then end the thread."""
@@ -100,7 +100,7 @@ class AsyncLoop:
     def wait_for_others(self, left: int) -> None:
         """Wait until no more than ``left`` jobs are in hand, the main thread's included."""
         while self._count - len(self._free) > left:
-            self._wakeups.wait(_WAIT_MS)
+            self._wakeup_pipe.wait(_WAIT_MS)
 
     def client(self) -> AsyncClient:
         """The loop's client; only for code that runs on the loop."""
@@ -133,12 +133,12 @@ class AsyncLoop:
 
     def _give_up(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
         """End the child, whose async jobs cannot go on: the supervisor finds them by their slots."""
-        self._settler.tell_stopped(jobs, raised)
-        leave(Exit.FAILED)
+        self._settler.emit_loop_stopped(jobs, raised)
+        leave(ExitCode.FAILED)
 
-    def _spawn(self, picked: Picked, attempt: Attempt) -> None:
-        task = asyncio.get_running_loop().create_task(self._work(picked, attempt), name=f"job {picked.job.id}")
-        self._tasks[task] = picked.job.id
+    def _spawn(self, acquired: AcquiredJob, attempt: Attempt) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(acquired, attempt), name=f"job {acquired.job.id}")
+        self._tasks[task] = acquired.job.id
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -147,71 +147,75 @@ class AsyncLoop:
             self._give_up([self._tasks[task]], raised)
         del self._tasks[task]
 
-    async def _work(self, picked: Picked, attempt: Attempt) -> None:
+    async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         started = time.monotonic()
-        outcome = await self._attempts.acall(attempt, picked.slot)
-        await self._settle(picked, outcome, (time.monotonic() - started) * 1000)
-        picked.slot.free(mono_ms())
-        self._at_once.pop(picked.slot, None)
-        self._free.append(picked.slot)
-        self._wakeups.wake()
+        outcome = await self._attempts.acall(attempt, acquired.slot)
+        await self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
+        acquired.slot.free(mono_ms())
+        self._limits.pop(acquired.slot, None)
+        self._free.append(acquired.slot)
+        self._wakeup_pipe.wake()
 
-    async def _settle(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
-        unsure = False
-        picked.slot.settle(mono_ms())
+    async def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
+        uncertain = False
+        acquired.slot.settle(mono_ms())
         while True:
             try:
-                await self._write(picked, outcome)
+                await self._write(acquired, outcome)
             except RECOVERABLE as exc:
-                unsure = unsure or isinstance(exc, BrokerUnavailableError)
-                await asyncio.sleep(self._outage.failed_together(exc) / 1000)
+                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
+                await asyncio.sleep(self._backoff.record_shared_failure(exc) / 1000)
                 continue
             except (BrokerError, JobError) as exc:
-                again, written = await self._refused(picked, outcome, exc, unsure)
+                again, written = await self._refused(acquired, outcome, exc, uncertain)
                 if again is not None:
                     outcome = again
                     continue
             else:
                 written = True
-            self._outage.over()
+            self._backoff.reset()
             self._block.count_job()
-            await self._tell(picked, outcome if written else None, duration_ms)
+            await self._finish(acquired, outcome if written else None, duration_ms)
             return
 
     async def _refused(
-        self, picked: Picked, outcome: Outcome, exc: BulltaskError, unsure: bool
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
     ) -> tuple[Outcome | None, bool]:
         """As :meth:`bulltask.worker.child.sync_loop.SyncLoop._refused`."""
-        if isinstance(exc, BrokerError) and await self._surely(self._settler.was_ours(picked), False):
+        if isinstance(exc, BrokerError) and await self._run_until_answered(
+            self._settler.already_applied(acquired), False
+        ):
             return None, True
         if isinstance(exc, UNSTORABLE):
-            return self._settler.instead(picked, outcome, exc), False
-        if unsure and await self._surely(self._settler.was_ours(picked), False):
+            return self._settler.fallback(acquired, outcome, exc), False
+        if uncertain and await self._run_until_answered(self._settler.already_applied(acquired), False):
             return None, True
-        retaken = isinstance(exc, LockMissingError) and await self._surely(self._settler.retake(picked), False)
+        retaken = isinstance(exc, LockMissingError) and await self._run_until_answered(
+            self._settler.renew_lock(acquired), False
+        )
         return (outcome if retaken else None), False
 
-    async def _tell(self, picked: Picked, written: Outcome | None, duration_ms: float) -> None:
+    async def _finish(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
         if written is None:
-            self._settler.tell_lost(picked)
+            self._settler.emit_lock_lost(acquired)
             return
-        if (call := self._settler.follow_up(picked, written)) is not None:
-            await self._surely(call, "")
-        self._settler.tell(picked, written, duration_ms)
+        if (call := self._settler.after_settle(acquired, written)) is not None:
+            await self._run_until_answered(call, "")
+        self._settler.emit(acquired, written, duration_ms)
 
-    async def _write(self, picked: Picked, outcome: Outcome) -> None:
+    async def _write(self, acquired: AcquiredJob, outcome: Outcome) -> None:
         client = self.client()
         if isinstance(outcome, Limited):
-            await client.run(self._settler.limit_call(picked, outcome))
-        await client.run(self._settler.call(picked, outcome, fetch_next=False))
+            await client.run(self._settler.limit_call(acquired, outcome))
+        await client.run(self._settler.call(acquired, outcome, fetch_next=False))
 
-    async def _surely(self, call: Call[R], otherwise: R) -> R:
+    async def _run_until_answered(self, call: Call[R], otherwise: R) -> R:
         """Make a call until Redis answers; ``otherwise`` where it refuses."""
         while True:
             try:
                 return await self.client().run(call)
             except RECOVERABLE as exc:
-                await asyncio.sleep(self._outage.failed_together(exc) / 1000)
+                await asyncio.sleep(self._backoff.record_shared_failure(exc) / 1000)
             except (BrokerError, JobError):
                 return otherwise
 

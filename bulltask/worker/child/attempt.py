@@ -21,11 +21,11 @@ from bulltask.process import end_if_forked
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
-from bulltask.worker.child.interruption import Interruption, Run, call_users
-from bulltask.worker.child.moves import moved
+from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
+from bulltask.worker.child.moves import requested_outcome
+from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed
+from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.verdict import is_retried, judge
-from bulltask.worker.child.work import Completed, Failed, Outcome, Postponed
 from bulltask.worker.slots import Deadlines, Slot
 
 __all__ = ["Attempt", "Attempts"]
@@ -54,20 +54,20 @@ class Attempts:
         app: tasks, settings, error categories.
         reporter: gives what carries a bound task's progress and log lines for a job.
         spark: runs tasks with ``spark=True``.
-        interruption: tells runs what the supervisor orders.
+        cancellation: tells runs what the supervisor orders.
     """
 
     def __init__(
-        self, app: App, reporter: Callable[[RunningJob], Reporter], spark: SparkTasks, interruption: Interruption
+        self, app: App, reporter: Callable[[RunningJob], Reporter], spark: SparkTasks, cancellation: Cancellation
     ) -> None:
         self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
-        self._interruption, self._pid = interruption, os.getpid()
+        self._cancellation, self._pid = cancellation, os.getpid()
         self._known_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome where the task must not or cannot be called."""
         if job.malformed:
-            return Failed(job.deferred_failure, "", "permanent", aside=True)
+            return Failed(job.deferred_failure, "", "permanent", malformed=True)
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
@@ -77,25 +77,25 @@ class Attempts:
             if task.bind:
                 args = (self._context(job, args, kwargs), *args)
         except DecodeError as exc:
-            return self._judge(InvalidJobError(str(exc)), job, task)
+            return self._decide(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
-            return self._judge(exc, job, task)
+            return self._decide(exc, job, task)
         except Exception as exc:  # noqa: BLE001 - whatever the job holds: the child has others
-            return self._judge(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
+            return self._decide(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """Run a sync task whose job is locked with the slot's token.
+        """TaskRun a sync task whose job is locked with the slot's token.
 
         Whatever it raises ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
-        users = functools.partial(call_users, self._interruption.obey, attempt.task.function)
+        users = functools.partial(call_task, self._cancellation.raise_if_cancelled, attempt.task.function)
         function: Callable[..., Any] = users
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
             function = self._spark.inside(attempt.job, slot.token, users, context)
         run = self._begun(attempt, slot)
-        self._interruption.enter(run)
+        self._cancellation.enter(run)
         try:
             # A copy, so that context variables that one task sets are not seen by the next one.
             result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
@@ -104,9 +104,9 @@ class Attempts:
         return self._returned(attempt, run, result)
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
+        """TaskRun an async task; the caller gives it an asyncio task, and so a context, of its own."""
         run = self._begun(attempt, slot)
-        self._interruption.enter_async(run)
+        self._cancellation.enter_async(run)
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
@@ -116,7 +116,7 @@ class Attempts:
             end_if_forked(self._pid)
             return self._returned(attempt, run, result)
         finally:
-            self._interruption.leave_async()
+            self._cancellation.leave_async()
 
     def close(self) -> None:
         """End what is kept for the tasks of this child."""
@@ -159,7 +159,7 @@ class Attempts:
         )
         return Context(request, self._reporter(job))
 
-    def _begun(self, attempt: Attempt, slot: Slot) -> Run:
+    def _begun(self, attempt: Attempt, slot: Slot) -> TaskRun:
         limits = attempt.limits
         if limits != NO_LIMITS:
             now_ms = mono_ms()
@@ -175,21 +175,21 @@ class Attempts:
                 is_async=attempt.task.is_async,
                 retried=retried,
             )
-            self._interruption.limit(slot, deadlines)
-        return Run(slot, attempt.job.name, limits)
+            self._cancellation.limit(slot, deadlines)
+        return TaskRun(slot, attempt.job.name, limits)
 
-    def _ended(self, attempt: Attempt, run: Run, raised: BaseException) -> Outcome:
-        ended = run.ended(raised) or raised
-        return moved(ended) or self._judge(ended, attempt.job, attempt.task)
+    def _ended(self, attempt: Attempt, run: TaskRun, raised: BaseException) -> Outcome:
+        ended = run.resolve(raised) or raised
+        return requested_outcome(ended) or self._decide(ended, attempt.job, attempt.task)
 
-    def _returned(self, attempt: Attempt, run: Run, result: object) -> Outcome:
-        ended = run.ended(None)
+    def _returned(self, attempt: Attempt, run: TaskRun, result: object) -> Outcome:
+        ended = run.resolve(None)
         if ended is not None:
-            return self._judge(ended, attempt.job, attempt.task)
+            return self._decide(ended, attempt.job, attempt.task)
         return self._completed(attempt, result)
 
-    def _judge(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
-        outcome = judge(exc, job, task, self._app)
+    def _decide(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
+        outcome = decide_retry(exc, job, task, self._app)
         end_if_forked(self._pid)  # by a backoff function, or by an error category's
         return outcome
 

@@ -9,8 +9,8 @@ from bulltask.clock import ServerClock
 from bulltask.errors import RECOVERABLE
 from bulltask.queue.following import add_following, pause_ms
 from bulltask.transport.operation import run_sync
-from bulltask.worker.child.source import JobSource
-from bulltask.worker.child.work import Picked, Postponed
+from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.outcomes import AcquiredJob, Postponed
 
 __all__ = ["Iterations"]
 
@@ -25,15 +25,15 @@ class Iterations:
     asked about jobs that no scheduler made.
 
     Args:
-        source: whose connection carries the call; jobs are picked up by the main thread, for the event loop too.
+        fetcher: whose connection carries the call; jobs are picked up by the main thread, for the event loop too.
         clock: the server's time.
         zone: for patterns that name no time zone.
     """
 
-    def __init__(self, source: JobSource, clock: ServerClock, zone: tzinfo) -> None:
-        self._source, self._clock, self._zone = source, clock, zone
+    def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
+        self._fetcher, self._clock, self._zone = fetcher, clock, zone
 
-    def add_next(self, picked: Picked) -> Postponed | None:
+    def add_next(self, acquired: AcquiredJob) -> Postponed | None:
         """Add the job that follows; return what becomes of the job in hand if that cannot be done.
 
         While Redis is away it is tried again, as when an outcome cannot be written: the job is ours and the
@@ -43,17 +43,17 @@ class Iterations:
         interrupted = False
         while True:
             try:
-                self._add(picked)
+                self._add(acquired)
                 # Redis was away, perhaps for longer than the lock lasts: the job may be another worker's by now.
-                lost = interrupted and not self._source.keeps(picked)
+                lost = interrupted and not self._fetcher.keeps_lock(acquired)
             except RECOVERABLE as exc:
                 interrupted = True
-                self._source.pause(exc)
+                self._fetcher.back_off(exc)
             except Exception as exc:  # noqa: BLE001 - whatever rule it has: the child has other jobs
-                return Postponed(pause_ms(picked.job.attempts_started), str(exc) or type(exc).__name__)
+                return Postponed(pause_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__)
             else:
-                self._source.outage.over()
+                self._fetcher.backoff.reset()
                 return Postponed(_PAUSE_MS, "its lock was lost") if lost else None
 
-    def _add(self, picked: Picked) -> None:
-        run_sync(self._source.client, add_following(picked.keys, picked.job, self._clock.now_ms(), self._zone))
+    def _add(self, acquired: AcquiredJob) -> None:
+        run_sync(self._fetcher.client, add_following(acquired.keys, acquired.job, self._clock.now_ms(), self._zone))

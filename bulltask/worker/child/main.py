@@ -17,22 +17,22 @@ from bulltask.lua import loader
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.transport.scripts.move import keep_lock
+from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
-from bulltask.worker.child.copies import tame_copies
-from bulltask.worker.child.interruption import Interruption, quietly
+from bulltask.worker.child.cancellation import Cancellation, uninterrupted
+from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.source import JobSource
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.stacks import StackDump
+from bulltask.worker.child.stacks import StackDumper
 from bulltask.worker.child.sync_loop import SyncLoop
-from bulltask.worker.exits import Exit
-from bulltask.worker.outage import Outage
-from bulltask.worker.slots import ChildBlock, Orders
-from bulltask.worker.states import RunState
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.slots import ChildBlock, ControlPage
+from bulltask.worker.states import ProcessState
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["ChildPlan", "run_child"]
 
@@ -47,9 +47,9 @@ class ChildPlan:
         worker_id: of the whole worker.
         index: the child's place in the fleet.
         block: the child's part of the shared memory.
-        orders: what the supervisor wants of all children.
+        control: what the supervisor wants of all children.
         bus: makes the child's bus, listeners attached; called after the fork.
-        let_go: closes what the child inherited and must not touch (the supervisor's connections and pipes).
+        close_inherited: closes what the child inherited and must not touch (the supervisor's connections and pipes).
     """
 
     app: App
@@ -57,30 +57,30 @@ class ChildPlan:
     worker_id: str
     index: int
     block: ChildBlock
-    orders: Orders
+    control: ControlPage
     bus: Callable[[], Bus]
-    let_go: Callable[[], None]
+    close_inherited: Callable[[], None]
 
 
 def run_child(plan: ChildPlan, parent_pid: int) -> None:
     """Work until told to close, then end the process; never returns."""
-    code: int = Exit.BOOT_FAILED
+    code: int = ExitCode.BOOT_FAILED
     try:
         _own_process(parent_pid)
-        plan.let_go()
+        plan.close_inherited()
         loader.every()  # a fork has what its supervisor has read; a new interpreter reads the files as they are now
         bus = plan.bus()
         loop = _assemble(plan, bus)
         release_signals()
         bus.emit(ChildReady(plan.index, os.getpid()))
-        plan.block.run_state = RunState.RUN
+        plan.block.run_state = ProcessState.RUN
         loop.run()
         bus.emit(ChildClosing(plan.index, os.getpid()))
-        plan.block.run_state = RunState.CLOSED
-        code = Exit.OK
+        plan.block.run_state = ProcessState.CLOSED
+        code = ExitCode.OK
     except BaseException:  # noqa: BLE001 - the fork's caller is the supervisor's code: nothing may return to it
         traceback.print_exc()
-        code = Exit.BOOT_FAILED if plan.block.run_state is RunState.INIT else Exit.FAILED
+        code = ExitCode.BOOT_FAILED if plan.block.run_state is ProcessState.INIT else ExitCode.FAILED
     finally:
         leave(code)
 
@@ -107,7 +107,7 @@ def _own_process(parent_pid: int) -> None:
 def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     app, config = plan.app, plan.app.config
     broker = app.broker  # the child's own: App makes a new one after a fork
-    wakeups = Wakeups()
+    wakeup_pipe = WakeupPipe()
 
     def reporter(job: RunningJob) -> Reporter:
         # Asked for late: the loop's client is made by the loop's own thread.
@@ -117,23 +117,25 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     def is_locked(job: RunningJob, token: str) -> bool:
         return broker.pool.run(keep_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
-    source = JobSource(broker, plan.queues, bus, plan.worker_id, wakeups, plan.orders)
-    spark = SparkTasks(app, reporter, is_locked, source.close)
-    interruption = Interruption(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - late
-    attempts = Attempts(app, reporter, spark, interruption)
-    settler = Settler(config, broker.clock, bus, plan.worker_id, source.rotation.limited)
-    async_loop = AsyncLoop(plan.block, attempts, settler, broker.async_client, Outage(bus, config), wakeups)
-    _listen(source)
-    interruption.install()
-    StackDump(plan.block, async_loop.running_loop, bus, plan.index).install()
-    tame_copies(source.disconnect, async_loop.running_loop)
-    iterations = Iterations(source, broker.clock, zone_of(config.timezone))
-    return SyncLoop(source, attempts, settler, iterations, async_loop, plan.block)
+    fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
+    spark = SparkTasks(app, reporter, is_locked, fetcher.close)
+    cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - late
+    attempts = Attempts(app, reporter, spark, cancellation)
+    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.limited)
+    async_loop = AsyncLoop(
+        plan.block, attempts, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe
+    )
+    _listen(fetcher)
+    cancellation.install()
+    StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
+    isolate_forks(fetcher.disconnect, async_loop.running_loop)
+    iterations = Iterations(fetcher, broker.clock, zone_of(config.timezone))
+    return SyncLoop(fetcher, attempts, settler, iterations, async_loop, plan.block)
 
 
-def _listen(source: JobSource) -> None:
-    signal.signal(signal.SIGTERM, quietly(source.close))
+def _listen(fetcher: JobFetcher) -> None:
+    signal.signal(signal.SIGTERM, uninterrupted(fetcher.close))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # with nohup everybody goes on when a terminal closes
-        signal.signal(signal.SIGHUP, quietly(source.close))
+        signal.signal(signal.SIGHUP, uninterrupted(fetcher.close))
     for number in (signal.SIGTSTP, signal.SIGCONT):
-        signal.signal(number, quietly(source.look))
+        signal.signal(number, uninterrupted(fetcher.interrupt_wait))

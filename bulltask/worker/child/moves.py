@@ -12,51 +12,59 @@ from bulltask.clock import to_ms
 from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, WaitForChildren, WaitJob
 from bulltask.transport.call import Call
 from bulltask.transport.scripts.move import move_from_active_to_wait, move_to_delayed, move_to_waiting_children
-from bulltask.worker.child.work import AwaitsChildren, Delayed, Failed, GivenBack, Limited, Moved, Picked
+from bulltask.worker.child.outcomes import (
+    AcquiredJob,
+    Failed,
+    Limited,
+    Released,
+    RequestedOutcome,
+    Rescheduled,
+    WaitingForChildren,
+)
 
-__all__ = ["move_call", "moved", "why"]
+__all__ = ["move_call", "reason_of_release", "requested_outcome"]
 
 
-def moved(exc: BaseException) -> Moved | Failed | None:
+def requested_outcome(exc: BaseException) -> RequestedOutcome | Failed | None:
     """Where the job goes after ``exc``; ``None`` for an exception that is none of those."""
     match exc:
         case DelayJob():
             try:
-                return Delayed(to_ms(exc.delay, "the delay of DelayJob"))
+                return Rescheduled(to_ms(exc.delay, "the delay of DelayJob"))
             except ConfigError as fault:
                 return Failed(str(fault), "", "permanent")
         case WaitJob():
-            return GivenBack()
+            return Released()
         case RateLimitQueue():
             return _limited(exc)
         case WaitForChildren():
-            return AwaitsChildren()
+            return WaitingForChildren()
         case _:
             return None
 
 
-def move_call(picked: Picked, outcome: Moved, now_ms: int) -> Call[Any]:
+def move_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
     """The call that moves the job."""
-    keys, job_id, token = picked.keys, picked.job.id, picked.slot.token
+    keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
     match outcome:
-        case Delayed():
+        case Rescheduled():
             return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
-        case GivenBack() | Limited():
+        case Released() | Limited():
             return move_from_active_to_wait(keys, job_id, token)
-        case AwaitsChildren():
+        case WaitingForChildren():
             return move_to_waiting_children(keys, job_id, token, now_ms)
 
 
-def why(outcome: Moved) -> str:
+def reason_of_release(outcome: RequestedOutcome) -> str:
     """What is told of the move."""
     match outcome:
-        case Delayed():
+        case Rescheduled():
             return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
-        case GivenBack():
+        case Released():
             return "its task gave it back"
         case Limited():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
-        case AwaitsChildren():
+        case WaitingForChildren():
             return "it waits for its children"
 
 

@@ -24,8 +24,8 @@ from bulltask.events import (
     EventLoopStopped,
     JobCompleted,
     JobFailed,
+    JobReleased,
     JobRetried,
-    JobReturned,
     LockLost,
     SchedulingFailed,
     UnknownTaskSeen,
@@ -48,8 +48,17 @@ from bulltask.transport.scripts.move import (
 )
 from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.claims import Claims
-from bulltask.worker.child.moves import move_call, why
-from bulltask.worker.child.work import Completed, Failed, GivenBack, Limited, Outcome, Picked, Postponed, RetryLater
+from bulltask.worker.child.moves import move_call, reason_of_release
+from bulltask.worker.child.outcomes import (
+    AcquiredJob,
+    Completed,
+    Failed,
+    Limited,
+    Outcome,
+    Postponed,
+    Released,
+    Retried,
+)
 
 __all__ = ["UNSTORABLE", "Settler"]
 
@@ -89,60 +98,60 @@ class Settler:
         self._config, self._clock, self._bus, self._limited = config, clock, bus, limited
         self._claims, self._pid = Claims(config, worker_id), os.getpid()
 
-    def call(self, picked: Picked, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
+    def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """The call that writes ``outcome``; only ``moveToFinished`` can take the next job in the same step."""
         end_if_forked(self._pid)  # whatever code of users has forked unseen, a copy settles nothing
-        call = self._call(picked, outcome, fetch_next)
+        call = self._call(acquired, outcome, fetch_next)
         takes_next = fetch_next and call.script is not None and call.script.name == "moveToFinished"
-        return call if takes_next else wake_next(picked.keys, call)
+        return call if takes_next else wake_next(acquired.keys, call)
 
-    def _call(self, picked: Picked, outcome: Outcome, fetch_next: bool) -> Call[Any]:
-        job, token, now_ms = picked.job, picked.slot.token, self._clock.now_ms()
+    def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
+        job, token, now_ms = acquired.job, acquired.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
                 ending = FinishOptions(True, outcome.value, keep, job.attempts)
-                claim = self._claims.of(picked.keys, token)
-                return move_to_finished(picked.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
+                claim = self._claims.of(acquired.keys, token)
+                return move_to_finished(acquired.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
-                return self._failing(picked, outcome, fetch_next, now_ms)
-            case RetryLater(delay_ms=0):
+                return self._failing(acquired, outcome, fetch_next, now_ms)
+            case Retried(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
-                return retry_job(picked.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
-            case RetryLater():
+                return retry_job(acquired.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
+            case Retried():
                 fields = job.failure_fields(outcome.reason, outcome.trace)
-                return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
+                return move_to_delayed(acquired.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case Postponed():
-                return move_to_delayed(picked.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+                return move_to_delayed(acquired.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
-                return move_call(picked, outcome, now_ms)
+                return move_call(acquired, outcome, now_ms)
 
-    def follow_up(self, picked: Picked, outcome: Outcome) -> Call[Any] | None:
+    def after_settle(self, acquired: AcquiredJob, outcome: Outcome) -> Call[Any] | None:
         """The call to make after ``outcome`` was written, if any; its result is of no interest.
 
         A job that has ended may have kept another one from being added: BullMQ 5.72 and newer put such a job aside
         (``keepLastIfActive``), and 5.62's script does not look for it. A job that goes back because nobody here knows
         its task says so in its log, once: boards show it as delayed, with no error that would tell why.
         """
-        job = picked.job
+        job = acquired.job
         if isinstance(outcome, Postponed):
             if outcome.reason or job.attempts_started > 1:
                 return None
             line = _NOBODY_KNOWS.format(job.name)
-            return add_log(picked.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
+            return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
         if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
             return None
-        return add_kept_job(picked.keys, job.deduplication_id, job.id, self._clock.now_ms())
+        return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
-    def limit_call(self, picked: Picked, outcome: Limited) -> Call[None]:
+    def limit_call(self, acquired: AcquiredJob, outcome: Limited) -> Call[None]:
         """The call that rate-limits the job's queue, to be made before the job goes back.
 
         Redis honours such a limit only where some maximum is set. This child does in any case, as Node's worker does.
         """
-        self._limited(picked.queue_index, outcome.limit_ms)
-        return limit_now(picked.keys, outcome.limit_ms)
+        self._limited(acquired.queue_index, outcome.limit_ms)
+        return limit_now(acquired.keys, outcome.limit_ms)
 
-    def instead(self, picked: Picked, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
+    def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
 
         A job whose hash is broken makes the scripts themselves fail, and a parent of a flow cannot complete while it
@@ -155,24 +164,24 @@ class Settler:
         a moment later.
         """
         if isinstance(exc, NoPendingChildrenError):
-            return GivenBack()
+            return Released()
         by_script = isinstance(exc, BrokerError)
         if isinstance(outcome, Failed):
-            return replace(outcome, aside=True) if by_script and not outcome.aside else None
+            return replace(outcome, malformed=True) if by_script and not outcome.malformed else None
         reason = f"the outcome of the job could not be stored: {exc}"
-        made = picked.job.attempts_made + 1
-        if isinstance(exc, PendingChildrenError) and made < picked.job.attempts:
+        made = acquired.job.attempts_made + 1
+        if isinstance(exc, PendingChildrenError) and made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: then it fails
-                return RetryLater(picked.job.retry_delay_ms(made), reason, "", "transient")
-        return Failed(reason, "", "permanent", aside=by_script)
+                return Retried(acquired.job.retry_delay_ms(made), reason, "", "transient")
+        return Failed(reason, "", "permanent", malformed=by_script)
 
-    def was_ours(self, picked: Picked) -> Call[bool]:
+    def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
         """After a call whose reply was lost and which is now refused: did the first one do it?
 
         It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
         was lost in the meantime and another worker has the job, or Redis has forgotten everything.
         """
-        wanted, may_be_gone = min(picked.job.attempts_made + 1, MOST), self._is_removed_soon(picked.job)
+        wanted, may_be_gone = min(acquired.job.attempts_made + 1, MOST), self._is_removed_soon(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
             name, made = reply
@@ -181,50 +190,50 @@ class Settler:
             except ValueError:
                 return False
 
-        return command("HMGET", picked.keys.job(picked.job.id), "name", "atm", parse_reply=parse_reply)
+        return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
 
-    def retake(self, picked: Picked) -> Call[bool]:
+    def renew_lock(self, acquired: AcquiredJob) -> Call[bool]:
         """After a call that Redis refuses because the job has no lock: take it again, and say whether that was done.
 
         Redis was away, or the supervisor stood still, for longer than the lock lasts. As long as no other worker has
         the job, the outcome is as good as before.
         """
-        return keep_lock(picked.keys, picked.job.id, picked.slot.token, self._config.lock_ms)
+        return keep_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
-    def tell(self, picked: Picked, outcome: Outcome, duration_ms: float) -> None:
+    def emit(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
         """Emit the event of a written outcome."""
-        job = picked.job
+        job = acquired.job
         match outcome:
             case Completed():
                 if self._bus.wants(JobCompleted):
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case Failed():
                 self._bus.emit(_failure(job, outcome, duration_ms))
-            case RetryLater():
+            case Retried():
                 self._bus.emit(_retry(job, outcome, duration_ms))
             case Postponed() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case Postponed():
                 self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
             case _:
-                self._bus.emit(JobReturned(job.id, job.queue, job.name, why(outcome)))
+                self._bus.emit(JobReleased(job.id, job.queue, job.name, reason_of_release(outcome)))
 
-    def tell_lost(self, picked: Picked) -> None:
+    def emit_lock_lost(self, acquired: AcquiredJob) -> None:
         """Emit that the outcome was discarded because the lock is no longer this worker's."""
-        self._bus.emit(LockLost(picked.job.id, picked.job.queue, picked.job.name))
+        self._bus.emit(LockLost(acquired.job.id, acquired.job.queue, acquired.job.name))
 
-    def tell_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
+    def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
         """Emit that the event loop has ended under these jobs; of a copy that a task has forked nobody hears."""
         end_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))
 
-    def _failing(self, picked: Picked, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
-        keys, job, token, revoked = picked.keys, picked.job, picked.slot.token, outcome.category == REVOKED
+    def _failing(self, acquired: AcquiredJob, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
+        keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
         claim, ending = self._claims.of(keys, token), self._failed(job, outcome)
-        fetch = fetch_next and not (revoked or outcome.aside)  # their scripts take none
+        fetch = fetch_next and not (revoked or outcome.malformed)  # their scripts take none
         call = move_to_finished(keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
-        if outcome.aside:
+        if outcome.malformed:
             return quarantine(keys, call, token)
         return end_revoked(keys, call) if revoked else call
 
@@ -246,7 +255,7 @@ def _failure(job: RunningJob, outcome: Failed, duration_ms: float) -> JobFailed:
     return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, made, trace, raised)
 
 
-def _retry(job: RunningJob, outcome: RetryLater, duration_ms: float) -> JobRetried:
+def _retry(job: RunningJob, outcome: Retried, duration_ms: float) -> JobRetried:
     made, raised = job.attempts_made + 1, outcome.exception
     error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
     return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, made, delay_ms, raised)

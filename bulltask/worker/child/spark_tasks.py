@@ -19,7 +19,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context, Reporter
 
-__all__ = ["SparkChild", "SparkRun", "SparkTasks", "what_is_missing"]
+__all__ = ["SparkChild", "SparkRun", "SparkTasks", "missing_dependencies"]
 
 _HOME: Final = "bulltask.spark.tasks.in_child"
 """Has the :class:`SparkChild`. Named and not imported: it stands above the worker, and needs what is an extra."""
@@ -132,7 +132,7 @@ class SparkTasks:
 
     def _found(self, task: str) -> SparkChild:
         if self._child is None:
-            if missing := what_is_missing():
+            if missing := missing_dependencies():
                 raise PermanentError(f"task {task!r} has spark=True, and {missing}")
             if self._inherited:
                 raise PermanentError(
@@ -146,7 +146,7 @@ class SparkTasks:
         return self._child
 
 
-def what_is_missing() -> str:
+def missing_dependencies() -> str:
     """Return what keeps this machine from running Spark, and the cure; ``""`` for nothing."""
     if "SPARK_REMOTE" in os.environ:
         return "SPARK_REMOTE is set, but a task needs a Spark of its own, and none of Spark Connect: unset it here"

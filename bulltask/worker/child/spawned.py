@@ -17,11 +17,11 @@ from bulltask.worker.child.listeners import child_bus
 from bulltask.worker.child.main import ChildPlan, run_child
 from bulltask.worker.slots import Slots
 
-__all__ = ["SpawnOrder", "main"]
+__all__ = ["SpawnSpec", "main"]
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnOrder:
+class SpawnSpec:
     """What a spawned child must know; JSON, because nothing of the supervisor's memory is its own.
 
     Attributes:
@@ -58,7 +58,7 @@ class SpawnOrder:
 def main(order_fd: int) -> None:
     """Be the child that the order describes; never returns."""
     with os.fdopen(order_fd, "rb") as file:
-        order = SpawnOrder(**json.load(file))
+        order = SpawnSpec(**json.load(file))
     sys.path[:] = order.path
     app = find_app(order.app, App)
     for name, value in order.overrides.items():
@@ -79,9 +79,9 @@ def main(order_fd: int) -> None:
         worker_id=order.worker_id,
         index=order.index,
         block=slots.children[order.index],
-        orders=slots.orders,
+        control=slots.control,
         bus=bus,
-        let_go=lambda: None,
+        close_inherited=lambda: None,
     )
     run_child(plan, order.parent_pid)
 

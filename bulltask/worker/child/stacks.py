@@ -14,15 +14,15 @@ from types import FrameType
 from typing import Any, Final
 
 from bulltask.events import Bus, StacksDumped
-from bulltask.worker.child.interruption import quietly
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, shareable_file
+from bulltask.worker.child.cancellation import uninterrupted
+from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 
-__all__ = ["StackDump", "tasks_text"]
+__all__ = ["StackDumper", "tasks_text"]
 
 _MOST_TASKS: Final = 200
 
 
-class StackDump:
+class StackDumper:
     """Responsible for answering ``USR1``.
 
     ``faulthandler`` writes the threads inside the C handler, so it works in a child that is stuck in C code, too. The
@@ -39,13 +39,13 @@ class StackDump:
         self, block: ChildBlock, loop: Callable[[], asyncio.AbstractEventLoop | None], bus: Bus, index: int
     ) -> None:
         self._block, self._loop, self._bus, self._index = block, loop, bus, index
-        self._fd = shareable_file(STACKS_NAME)
+        self._fd = anonymous_file(STACKS_NAME)
 
     def install(self) -> None:
         """Answer from now on."""
         # What a fork has inherited would be in the way: faulthandler keeps the handler that it found first.
         faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, quietly(self._answer))
+        signal.signal(signal.SIGUSR1, uninterrupted(self._answer))
         if self._fd is not None:
             # The supervisor empties the file, and the next answer begins where the file ends, not where the last did.
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
@@ -56,7 +56,7 @@ class StackDump:
         if self._fd is None:
             return
         os.write(self._fd, tasks_text(self._loop()).encode(errors="backslashreplace"))
-        if self._block.owes_stacks:
+        if self._block.stacks_pending:
             self._block.answer_stacks()
             return
         text = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")

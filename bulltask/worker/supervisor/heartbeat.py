@@ -12,8 +12,7 @@ from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import find_by_token, renew_locks
-from bulltask.worker.outage import Outage
-from bulltask.worker.refusals import Refusals
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.slots import SlotView
 from bulltask.worker.states import SlotState
 
@@ -40,7 +39,7 @@ class Heartbeat:
         client: the supervisor's.
         config: lock duration and renewal.
         bus: hears of every renewal.
-        outage: the supervisor's view of an outage.
+        backoff: the supervisor's view of an outage.
     """
 
     def __init__(
@@ -50,17 +49,17 @@ class Heartbeat:
         client: Client,
         config: Config,
         bus: Bus,
-        outage: Outage,
+        backoff: ReconnectBackoff,
     ) -> None:
-        self._queues, self._views, self._client, self._bus, self._outage = queues, views, client, bus, outage
-        self._refusals = Refusals(queues, bus, config)
+        self._queues, self._views, self._client, self._bus, self._backoff = queues, views, client, bus, backoff
+        self._queue_backoff = QueueBackoff(queues, bus, config)
         self._lock_ms = config.lock_ms
         # Twice as often as a lock must be renewed, as BullMQ does: one failed tick costs nothing.
         self._interval_ms = max(50, config.renew_ms // 2)
         self._tried_ms = 0
         self._away = False
         self._failures: dict[int, int] = {}
-        self._gone: set[tuple[str, int]] = set()
+        self._reported_lost: set[tuple[str, int]] = set()
 
     @property
     def interval_ms(self) -> int:
@@ -73,7 +72,7 @@ class Heartbeat:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Renew every lock once."""
-        if self._away and self._outage.is_on and mono_ms() - self._tried_ms < self._interval_ms:
+        if self._away and self._backoff.is_active and mono_ms() - self._tried_ms < self._interval_ms:
             return  # others ask already, and each call might take its whole time-out
         self._tried_ms = mono_ms()
         held, unknown = self._held()
@@ -81,9 +80,9 @@ class Heartbeat:
         for index, views in enumerate(held):
             # Redis lost: the others are not tried. Each may take its time-out, and dead children wait meanwhile.
             fault = lost or self._renew(index, views, unknown)
-            if fault is not None and not self._refusals.concern_a_queue(fault):
+            if fault is not None and not self._queue_backoff.concerns_queue(fault):
                 lost = fault
-            self._note(index, views, fault)
+            self._record(index, views, fault)
         self._away = lost is not None
 
     def _held(self) -> tuple[list[list[SlotView]], list[str]]:
@@ -99,7 +98,7 @@ class Heartbeat:
             # A child that holds the GIL may have got a job and not have heard of it.
             if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
                 unknown.append(view.token)
-        self._gone &= runs
+        self._reported_lost &= runs
         return held, unknown
 
     def _renew(self, index: int, views: Sequence[SlotView], unknown: Sequence[str]) -> BrokerError | None:
@@ -113,19 +112,19 @@ class Heartbeat:
                 return None
             lost = set(self._client.run(renew_locks(keys, list(pairs), self._lock_ms)))
         except BrokerError as exc:
-            if self._refusals.concern_a_queue(exc):
-                self._refusals.note(index, exc)
+            if self._queue_backoff.concerns_queue(exc):
+                self._queue_backoff.record_failure(index, exc)
             elif not self._away:
-                self._outage.failed(exc)
+                self._backoff.record_failure(exc)
             return exc
         if self._away:  # otherwise it says little: what the others need a full Redis may refuse
-            self._outage.over()
-        self._refusals.over(index)
-        self._tell_gone(keys, [view for view in views if view.job_id in lost])
+            self._backoff.reset()
+        self._queue_backoff.reset(index)
+        self._report_lost(keys, [view for view in views if view.job_id in lost])
         self._bus.emit(HeartbeatSucceeded(keys.queue, len(pairs) - len(lost), mono_ms() - started_ms))
         return None
 
-    def _note(self, index: int, views: Sequence[SlotView], fault: BrokerError | None) -> None:
+    def _record(self, index: int, views: Sequence[SlotView], fault: BrokerError | None) -> None:
         if fault is None or not views:
             self._failures.pop(index, None)
             return
@@ -133,11 +132,15 @@ class Heartbeat:
         job_ids = tuple(view.job_id for view in views)
         self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(fault), attempt))
 
-    def _tell_gone(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
+    def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
         """Tell of each run that has lost its lock, once."""
         # While its outcome is written, a job's lock may be gone because it was just settled.
-        running = {view for view in lost if view.state is SlotState.ACTIVE and (view.token, view.run) not in self._gone}
+        running = {
+            view
+            for view in lost
+            if view.state is SlotState.ACTIVE and (view.token, view.run) not in self._reported_lost
+        }
         if running and (gone := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
-            self._gone.update((view.token, view.run) for view in gone)
+            self._reported_lost.update((view.token, view.run) for view in gone)
             job_ids = tuple(view.job_id for view in gone)
             self._bus.emit(HeartbeatFailed(keys.queue, job_ids, "the lock is gone or held by another worker", 1))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from bulltask.process import HELD_AT_START, fork_holding_signals
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 
-__all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "start_no_threads", "thread_count"]
+__all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "limit_native_threads", "thread_count"]
 
 _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
 """Threads by their names in the kernel. This one comes with ``import pyarrow``; jemalloc switches it off in a fork."""
@@ -41,7 +41,7 @@ class ForkLauncher:
         pid = fork_holding_signals()
         if pid == 0:
             self._run(index, parent_pid)
-            os._exit(Exit.FAILED)  # not reached: a child ends itself
+            os._exit(ExitCode.FAILED)  # not reached: a child ends itself
         return pid
 
 
@@ -101,7 +101,7 @@ def choose_launcher(
     return start
 
 
-def start_no_threads() -> None:
+def limit_native_threads() -> None:
     """Have NumPy, which the app may import, start no threads; what the environment says of it already counts.
 
     OpenBLAS, which does NumPy's linear algebra, starts one for each core as soon as it is imported. Children could not

@@ -15,10 +15,10 @@ from bulltask.events import (
     WorkerStopping,
 )
 from bulltask.events.bus import Bus
-from bulltask.worker.exits import Exit
-from bulltask.worker.states import RUN_MOVES, RunState, advance
-from bulltask.worker.supervisor.fleet import Fleet, FleetBroken
-from bulltask.worker.supervisor.origin import Origin
+from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.states import RUN_MOVES, ProcessState, advance
+from bulltask.worker.supervisor.child_pool import ChildBootError, ChildPool
+from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.services import Ticker
 
@@ -33,10 +33,10 @@ class Supervisor:
     """Responsible for the life of a worker: it calls, it does not decide.
 
     Args:
-        fleet: the children.
+        pool: the children.
         ticker: the services, most urgent first.
         recovery: takes what dead children leave behind.
-        origin: its signals, by which it is spoken to, and whether its terminal is still there.
+        process_spec: its signals, by which it is spoken to, and whether its terminal is still there.
         config: how long running jobs may take at a warm stop.
         bus: hears of what it is told to do.
 
@@ -46,31 +46,31 @@ class Supervisor:
 
     def __init__(
         self,
-        fleet: Fleet,
+        pool: ChildPool,
         ticker: Ticker,
         recovery: Recovery,
-        origin: Origin,
+        process_spec: ProcessSpec,
         config: Config,
         bus: Bus,
     ) -> None:
-        self._fleet, self._ticker, self._recovery = fleet, ticker, recovery
-        self._origin, self._signals, self._config, self._bus = origin, origin.signals, config, bus
+        self._pool, self._ticker, self._recovery = pool, ticker, recovery
+        self._process_spec, self._signals, self._config, self._bus = process_spec, process_spec.signals, config, bus
         self.restarting = False
         self._paused_since_ms: int | None = None
-        self._state = RunState.INIT
+        self._state = ProcessState.INIT
         self._kill_at_ms: int | None = None
         self._leave_at_ms: int | None = None
-        self._exit = Exit.OK
+        self._exit = ExitCode.OK
 
-    def run(self) -> Exit:
+    def run(self) -> ExitCode:
         """Work until stopped; return the exit code."""
-        self._move(RunState.RUN)
+        self._move(ProcessState.RUN)
         if self._config.paused:
             self.pause()
         wait_ms = 0
-        while self._state is not RunState.CLOSED:
+        while self._state is not ProcessState.CLOSED:
             self._signals.wait(wait_ms)
-            for name in self._signals.take():
+            for name in self._signals.pop_all():
                 getattr(self, name)()
             self._reap()
             self._ticker.run_due()
@@ -82,7 +82,7 @@ class Supervisor:
         """Nobody takes new jobs; what runs may finish until the deadline. A second time: cold."""
         if self.restarting:
             self.restarting = False  # the stop is under way; it only ends differently
-        elif self._state is RunState.RUN:
+        elif self._state is ProcessState.RUN:
             self._stop_warmly("warm")
         else:
             self.cold_shutdown()
@@ -97,40 +97,40 @@ class Supervisor:
 
         A terminal that is closed sends the same signal. Nobody would see what goes on, so this is a stop and no more.
         """
-        if self._state is not RunState.RUN:
+        if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGHUP", _STOPPING))
             return
-        self.restarting = not self._origin.hung_up
+        self.restarting = not self._process_spec.terminal_closed
         self._stop_warmly("restart" if self.restarting else "warm")
 
     def pause(self) -> None:
         """Nobody takes jobs until :meth:`resume`; those that run go on, and their locks are kept."""
-        if self._state is not RunState.RUN:
+        if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGTSTP", _STOPPING))
         elif self._paused_since_ms is None:
             self._paused_since_ms = mono_ms()
-            self._fleet.set_paused(True)
-            self._bus.emit(WorkerPaused(self._fleet.running()))
+            self._pool.set_paused(True)
+            self._bus.emit(WorkerPaused(self._pool.running()))
 
     def resume(self) -> None:
         """Take jobs again. Nothing to do when it was the kernel that had stopped this process and let it go on."""
-        if self._paused_since_ms is not None and self._state is RunState.RUN:
-            self._fleet.set_paused(False)
+        if self._paused_since_ms is not None and self._state is ProcessState.RUN:
+            self._pool.set_paused(False)
             self._bus.emit(WorkerResumed(mono_ms() - self._paused_since_ms))
             self._paused_since_ms = None
 
     def grow(self) -> None:
         """One child more."""
-        self._resize("SIGTTIN", self._fleet.grow, f"it has room for {self._fleet.most} children and no more")
+        self._resize("SIGTTIN", self._pool.grow, f"it has room for {self._pool.max_children} children and no more")
 
     def shrink(self) -> None:
         """One child fewer, when its jobs have ended."""
-        self._resize("SIGTTOU", self._fleet.shrink, "only one child is left")
+        self._resize("SIGTTOU", self._pool.shrink, "only one child is left")
 
     def dump_stacks(self) -> None:
         """Tell what all processes are doing."""
-        self._fleet.stacks.tell_own()
-        self._fleet.ask_for_stacks()
+        self._pool.stacks.dump_own()
+        self._pool.ask_for_stacks()
 
     def ignore(self) -> None:
         """Say that the signal does nothing: its default would be to end the worker without a word."""
@@ -140,47 +140,47 @@ class Supervisor:
         """A child died; the loop reaps in every round, so there is nothing to do but wake up."""
 
     def _stop_warmly(self, how: str) -> None:
-        self._move(RunState.CLOSE)
-        running = self._fleet.running()
-        self._fleet.close()
+        self._move(ProcessState.CLOSE)
+        running = self._pool.running()
+        self._pool.close()
         self._bus.emit(WorkerStopping(how, running))  # says that nobody takes jobs, so it comes after the signals
         # The loop goes on ticking until then: jobs that are still running keep their locks.
         self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 
     def _kill(self) -> None:
-        if self._state is RunState.TERMINATE:
+        if self._state is ProcessState.TERMINATE:
             return
-        self._move(RunState.TERMINATE)
-        self._bus.emit(WorkerStopping("cold", self._fleet.running()))
-        self._fleet.kill()
+        self._move(ProcessState.TERMINATE)
+        self._bus.emit(WorkerStopping("cold", self._pool.running()))
+        self._pool.kill()
         self._kill_at_ms = None
 
     def _resize(self, name: str, change: Callable[[], bool], refusal: str) -> None:
-        if self._state is not RunState.RUN:
+        if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored(name, _STOPPING))
         elif change():
-            self._bus.emit(ConcurrencyChanged(self._fleet.wanted))
+            self._bus.emit(ConcurrencyChanged(self._pool.target))
         else:
             self._bus.emit(SignalIgnored(name, refusal))
 
     def _reap(self) -> None:
         try:
-            for orphans in self._fleet.reap():
-                self._recovery.take(orphans)
-        except FleetBroken:
-            self._exit = Exit.BOOT_FAILED
+            for orphans in self._pool.reap():
+                self._recovery.recover(orphans)
+        except ChildBootError:
+            self._exit = ExitCode.BOOT_FAILED
             self.cold_shutdown()
 
     def _hold(self) -> int:
         """Keep the fleet as the state wants it; return how long the loop may wait."""
-        longest_ms = min(_IDLE_MS, self._fleet.stacks.collect() or _IDLE_MS)
-        if self._state is RunState.RUN:
-            if self._ticker.given_up:
-                self._exit = Exit.BROKER_LOST
+        longest_ms = min(_IDLE_MS, self._pool.stacks.collect() or _IDLE_MS)
+        if self._state is ProcessState.RUN:
+            if self._ticker.is_exhausted:
+                self._exit = ExitCode.BROKER_LOST
                 self.cold_shutdown()
             else:
-                longest_ms = min(longest_ms, self._fleet.hold_strength() or longest_ms)
-        elif self._fleet.alive == 0:
+                longest_ms = min(longest_ms, self._pool.start_missing() or longest_ms)
+        elif self._pool.alive == 0:
             self._close()
             return 0
         elif self._kill_at_ms is not None:
@@ -196,7 +196,7 @@ class Supervisor:
         if self._recovery.pending and mono_ms() < self._leave_at_ms:
             self._signals.wait(Recovery.interval_ms)
         else:
-            self._move(RunState.CLOSED)
+            self._move(ProcessState.CLOSED)
 
-    def _move(self, wanted: RunState) -> None:
+    def _move(self, wanted: ProcessState) -> None:
         self._state = advance(self._state, wanted, RUN_MOVES)

@@ -9,7 +9,7 @@ from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryE
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
 
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "Presence"]
 
@@ -28,17 +28,17 @@ class Presence:
         broker: makes the connections.
         queues: the worker's queues as the user spells them.
         worker_id: shown as the worker's name.
-        outage: the supervisor's view of an outage.
+        backoff: the supervisor's view of an outage.
     """
 
     interval_ms = 1_000
 
-    def __init__(self, broker: Broker, queues: Sequence[str], worker_id: str, outage: Outage) -> None:
+    def __init__(self, broker: Broker, queues: Sequence[str], worker_id: str, backoff: ReconnectBackoff) -> None:
         self._clients: list[Client] = [
             broker.client(broker.keys(queue).client_name(worker_id), timeout_ms=SUPERVISOR_TIMEOUT_MS)
             for queue in queues
         ]
-        self._outage = outage
+        self._backoff = backoff
         self._no_write: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -47,10 +47,10 @@ class Presence:
             for client in self._clients:
                 client.run(command("PING"))
         except BrokerError as exc:
-            self._outage.failed(exc)
+            self._backoff.record_failure(exc)
         else:
-            if not self._outage.is_on or self._takes_writes():
-                self._outage.over()
+            if not self._backoff.is_active or self._takes_writes():
+                self._backoff.reset()
 
     def _takes_writes(self) -> bool:
         """Whether a Redis that answers a ``PING`` would also change something, if there were anything to change."""

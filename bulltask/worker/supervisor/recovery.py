@@ -10,25 +10,24 @@ from typing import Any, Final
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
-from bulltask.events import Bus, JobCrashed, JobRecovered, JobReturned
+from bulltask.events import Bus, JobCrashed, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
-from bulltask.worker.aside import SettingAside
-from bulltask.worker.outage import Outage
-from bulltask.worker.refusals import Refusals
-from bulltask.worker.supervisor.culprits import Culprit, FailedAttempts
-from bulltask.worker.suspects import is_convicted
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
+from bulltask.worker.malformed import MalformedJobs
+from bulltask.worker.quarantine import should_fail
+from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
 
-__all__ = ["Orphans", "Recovery"]
+__all__ = ["OrphanedJobs", "Recovery"]
 
 _REMEMBER_MS: Final = 86_400_000
 """How long a job's crashes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Orphans:
+class OrphanedJobs:
     """What a child left behind.
 
     Attributes:
@@ -36,8 +35,8 @@ class Orphans:
         running: those of them whose job ran; the others were being taken or settled.
         died_ms: monotonic time at which it was found dead.
         how: what killed it, such as ``SIGKILL``.
-        wanted: the supervisor ended it itself: no crash is counted.
-        culprits: the runs for whose sake it did, by their tokens; their attempts have failed.
+        intentional: the supervisor ended it itself: no crash is counted.
+        killed_runs: the runs for whose sake it did, by their tokens; their attempts have failed.
         jobs: those that it is known to have had, as (index of the queue, token, job id).
     """
 
@@ -45,30 +44,30 @@ class Orphans:
     running: frozenset[str]
     died_ms: int
     how: str
-    wanted: bool
-    culprits: Mapping[str, Culprit] = field(default_factory=dict)
+    intentional: bool
+    killed_runs: Mapping[str, KilledRun] = field(default_factory=dict)
     jobs: tuple[tuple[int, str, str], ...] = ()
 
 
 @dataclass(slots=True)
-class _Remains:
-    """Orphans that wait to be settled, and where.
+class _PendingOrphans:
+    """OrphanedJobs that wait to be settled, and where.
 
     Attributes:
         queues: indexes of those in which some may be left.
-        company: how many jobs they were at first: later some may be settled already.
+        concurrent: how many jobs they were at first: later some may be settled already.
     """
 
-    orphans: Orphans
+    orphans: OrphanedJobs
     queues: set[int]
-    company: int = 0
+    concurrent: int = 0
 
 
 class Recovery:
     """Responsible for settling the jobs of dead children at once, instead of leaving them to stall.
 
     A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that has seen
-    ``max_crashes`` children die, the last one with no other job in hand, fails. :mod:`bulltask.worker.suspects` says
+    ``max_crashes`` children die, the last one with no other job in hand, fails. :mod:`bulltask.worker.quarantine` says
     why the others do not. A run for whose sake the child was killed (a time limit, a revocation) is a failed attempt,
     and its neighbours go back without a crash being counted.
 
@@ -89,23 +88,23 @@ class Recovery:
         clock: ServerClock,
         config: Config,
         bus: Bus,
-        outage: Outage,
+        backoff: ReconnectBackoff,
     ) -> None:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
-        self._bus, self._outage, self._refusals = bus, outage, Refusals(queues, bus, config)
+        self._bus, self._backoff, self._queue_backoff = bus, backoff, QueueBackoff(queues, bus, config)
         self._failed = FailedAttempts(client, clock, config, bus)
-        self._aside = SettingAside(client, clock, config, bus)
-        self._pending: list[_Remains] = []
+        self._malformed = MalformedJobs(client, clock, config, bus)
+        self._pending: list[_PendingOrphans] = []
 
     @property
     def pending(self) -> int:
         """Dead children whose jobs are not settled yet."""
         return len(self._pending)
 
-    def take(self, orphans: Orphans) -> None:
+    def recover(self, orphans: OrphanedJobs) -> None:
         """Settle the jobs of a dead child now, or keep them until Redis is back."""
         if orphans.tokens:
-            self._pending.append(_Remains(orphans, set(range(len(self._queues)))))
+            self._pending.append(_PendingOrphans(orphans, set(range(len(self._queues)))))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -113,59 +112,59 @@ class Recovery:
         if not self._pending:
             return
         try:
-            for remains in tuple(self._pending):
-                self._settle(remains)
-                if not remains.queues or mono_ms() - remains.orphans.died_ms > self._config.lock_ms:
-                    self._pending.remove(remains)
+            for pending in tuple(self._pending):
+                self._settle(pending)
+                if not pending.queues or mono_ms() - pending.orphans.died_ms > self._config.lock_ms:
+                    self._pending.remove(pending)
         except BrokerError as exc:
-            self._outage.failed(exc)
+            self._backoff.record_failure(exc)
         else:
-            self._outage.over()
+            self._backoff.reset()
 
-    def _settle(self, remains: _Remains) -> None:
-        tokens = remains.orphans.tokens
+    def _settle(self, pending: _PendingOrphans) -> None:
+        tokens = pending.orphans.tokens
         found: dict[int, list[tuple[str, str]]] = {}
-        for index in remains.queues:
-            held = [(token, job_id) for queue, token, job_id in remains.orphans.jobs if queue == index]
-            with self._refusals.noted(index):
+        for index in pending.queues:
+            held = [(token, job_id) for queue, token, job_id in pending.orphans.jobs if queue == index]
+            with self._queue_backoff.recording(index):
                 if held:
                     self._client.run(renew_locks(self._queues[index], held, self._config.lock_ms))
                 found[index] = self._client.run(find_by_token(self._queues[index], tokens))
         # The most there ever were: after an outage half-way only one may be left, which was not alone for that. Where
         # a queue does not say, each token may have been one more.
-        known = sum(map(len, found.values())) if found.keys() == remains.queues else len(tokens)
-        remains.company = max(remains.company, known)
+        known = sum(map(len, found.values())) if found.keys() == pending.queues else len(tokens)
+        pending.concurrent = max(pending.concurrent, known)
         for index, jobs in found.items():
-            with self._refusals.noted(index):
+            with self._queue_backoff.recording(index):
                 for token, job_id in jobs:
-                    self._try_to_settle(self._queues[index], token, job_id, remains)
-                remains.queues.discard(index)
-                self._refusals.over(index)
+                    self._try_to_settle(self._queues[index], token, job_id, pending)
+                pending.queues.discard(index)
+                self._queue_backoff.reset(index)
 
-    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
+    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
         """Settle a job; if what stands in its hash prevents that, set it aside, so that it holds up no other."""
         # Refused: its lock ran out or it was settled just before the child died. It is another's now.
         with suppress(JobError):
             try:
-                self._settle_job(keys, token, job_id, remains)
+                self._settle_job(keys, token, job_id, pending)
             except (JobError, *RECOVERABLE):
                 raise
             except Exception as exc:
-                if not self._aside.blame(keys, token, job_id, exc):
+                if not self._malformed.fail_if_malformed(keys, token, job_id, exc):
                     raise
             # The scripts set no marker for a prioritized job, nor when one leaves a queue that is at its maximum, and
             # workers that wait would not hear of it. Not in one round trip: a script that the server has to learn first
             # runs after what was sent behind it.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
-    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, remains: _Remains) -> None:
-        orphans, most = remains.orphans, self._config.max_crashes
-        culprit = orphans.culprits.get(token)
-        if culprit is not None and culprit.is_job(job_id):
-            self._failed.settle(keys, job_id, culprit)
+    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
+        orphans, most = pending.orphans, self._config.max_crashes
+        killed_run = orphans.killed_runs.get(token)
+        if killed_run is not None and killed_run.matches(job_id):
+            self._failed.settle(keys, job_id, killed_run)
             return
-        crashes = 0 if orphans.wanted else self._count_crash(keys, token, job_id)
-        if crashes and is_convicted(crashes, most, company=remains.company, running=token in orphans.running):
+        crashes = 0 if orphans.intentional else self._count_crash(keys, token, job_id)
+        if crashes and should_fail(crashes, most, concurrent=pending.concurrent, running=token in orphans.running):
             reason = (
                 f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
                 f"{most}"
@@ -176,8 +175,8 @@ class Recovery:
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         self._client.run(move_from_active_to_wait(keys, job_id, token))
-        if orphans.wanted:
-            self._bus.emit(JobReturned(job_id, keys.queue, "", "its child was stopped before the job had ended"))
+        if orphans.intentional:
+            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child was stopped before the job had ended"))
         else:
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - orphans.died_ms))
 

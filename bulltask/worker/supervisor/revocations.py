@@ -14,8 +14,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.job import RevocationMarks, open_marks
-from bulltask.worker.outage import Outage
-from bulltask.worker.refusals import Refusals
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["Revocations"]
 
@@ -35,10 +34,10 @@ class Revocations:
     Args:
         broker: clock and settings.
         queues: the worker's queues, in the order of the slots' queue index.
-        interrupt: has the runs of some jobs of a queue ended, by its index; returns which of them this worker has.
+        cancel_jobs: has the runs of some jobs of a queue ended, by its index; returns which of them this worker has.
         client: the supervisor's.
         bus: hears of every job that is ended here.
-        outage: the supervisor's view of an outage.
+        backoff: the supervisor's view of an outage.
     """
 
     interval_ms = 1_000
@@ -47,19 +46,19 @@ class Revocations:
         self,
         broker: Broker,
         queues: Sequence[QueueKeys],
-        interrupt: Callable[[int, Collection[str]], Collection[str]],
+        cancel_jobs: Callable[[int, Collection[str]], Collection[str]],
         client: Client,
         bus: Bus,
-        outage: Outage,
+        backoff: ReconnectBackoff,
     ) -> None:
-        self._broker, self._queues, self._interrupt = broker, queues, interrupt
-        self._client, self._bus, self._outage = client, bus, outage
-        self._refusals = Refusals(queues, bus, broker.config)
+        self._broker, self._queues, self._cancel_jobs = broker, queues, cancel_jobs
+        self._client, self._bus, self._backoff = client, bus, backoff
+        self._queue_backoff = QueueBackoff(queues, bus, broker.config)
         self._skipped = [0] * len(queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Look at the marks of every queue, in one round trip; where there are very many, at some after the others."""
-        if self._outage.is_on:
+        if self._backoff.is_active:
             return  # others ask already, and each call might take its whole time-out
         now_ms = self._broker.clock.now_ms()
         try:
@@ -68,11 +67,11 @@ class Revocations:
             ]
             answers = self._client.try_many(calls)
             for index, marks in enumerate(answers):
-                with self._refusals.noted(index):
+                with self._queue_backoff.recording(index):
                     self._heed(index, marks)
-                    self._refusals.over(index)
+                    self._queue_backoff.reset(index)
         except BrokerError as exc:
-            self._outage.failed(exc)
+            self._backoff.record_failure(exc)
 
     def _heed(self, index: int, marks: RevocationMarks | BulltaskError | None) -> None:
         if isinstance(marks, BulltaskError):
@@ -81,7 +80,7 @@ class Revocations:
         if marks is None:
             return
         # A lock of ours may have run out while Redis was away: it is ours all the same.
-        ours = self._interrupt(index, {*marks.held, *marks.free})
+        ours = self._cancel_jobs(index, {*marks.held, *marks.free})
         for job_id in [job_id for job_id in marks.free if job_id not in ours][:_AT_ONCE]:
             self._end(self._queues[index], job_id)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ServiceFailed
-from bulltask.worker.outage import Outage
+from bulltask.worker.broker_backoff import ReconnectBackoff
 
 __all__ = ["Service", "Ticker"]
 
@@ -35,19 +35,19 @@ class Ticker:
 
     Args:
         services: in order of urgency: when several are due, locks must be renewed before anything else is looked at.
-        outage: the view of an outage that the services share.
+        backoff: the view of an outage that the services share.
         bus: hears of a service that raised what it should not.
     """
 
-    def __init__(self, services: Sequence[Service], outage: Outage, bus: Bus) -> None:
-        self._services, self._outage, self._bus = services, outage, bus
+    def __init__(self, services: Sequence[Service], backoff: ReconnectBackoff, bus: Bus) -> None:
+        self._services, self._backoff, self._bus = services, backoff, bus
         self._failures = [0] * len(services)
         self._due_ms = [0] * len(services)
 
     @property
-    def given_up(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True when the services have failed to reach Redis for more tries than the settings allow."""
-        return self._outage.given_up
+        return self._backoff.is_exhausted
 
     def wait_ms(self, longest_ms: int) -> int:
         """Milliseconds until the next service is due."""

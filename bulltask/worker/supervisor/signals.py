@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from types import FrameType
 from typing import Final
 
-from bulltask.worker.wakeups import Wakeups
+from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["ON", "STOP", "SignalQueue"]
+__all__ = ["SIGNAL_METHODS", "STOP_METHODS", "SignalQueue"]
 
-ON: Final[Mapping[signal.Signals, str]] = {
+SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
     signal.SIGTERM: "warm_shutdown",
     signal.SIGINT: "warm_shutdown",
     signal.SIGQUIT: "cold_shutdown",
@@ -30,7 +30,7 @@ ON: Final[Mapping[signal.Signals, str]] = {
 _LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
 """What does its usual work until the worker runs: a program that is being loaded has nothing to end in good order."""
 
-STOP: Final = frozenset({"warm_shutdown", "cold_shutdown"})
+STOP_METHODS: Final = frozenset({"warm_shutdown", "cold_shutdown"})
 """The methods that end the worker for good."""
 
 
@@ -39,21 +39,21 @@ class SignalQueue:
     interrupt anything half-done."""
 
     def __init__(self) -> None:
-        self._wakeups: Wakeups | None = None
+        self._wakeup_pipe: WakeupPipe | None = None
         self._arrived: deque[int] = deque()
 
     def install_early(self) -> None:
         """Remember the signals that do not end the worker, while it is still being loaded."""
-        self._take_over(number for number in ON if number not in _LATE)
+        self._take_over(number for number in SIGNAL_METHODS if number not in _LATE)
 
-    def install(self, wakeups: Wakeups) -> None:
+    def install(self, wakeup_pipe: WakeupPipe) -> None:
         """Take over every signal of the table.
 
         Args:
-            wakeups: ends a wait when a signal arrives.
+            wakeup_pipe: ends a wait when a signal arrives.
         """
-        self._wakeups = wakeups
-        self._take_over(ON)
+        self._wakeup_pipe = wakeup_pipe
+        self._take_over(SIGNAL_METHODS)
 
     def _take_over(self, numbers: Iterable[signal.Signals]) -> None:
         for number in numbers:
@@ -61,23 +61,23 @@ class SignalQueue:
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         # A worker that has restarted itself did so with all of them held back.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNAL_METHODS)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._arrived.append(number)
 
     def wait(self, timeout_ms: float) -> None:
         """Return after ``timeout_ms``, or as soon as a signal has arrived."""
-        assert self._wakeups is not None, "install() comes first"
-        self._wakeups.wait(timeout_ms)
+        assert self._wakeup_pipe is not None, "install() comes first"
+        self._wakeup_pipe.wait(timeout_ms)
 
-    def holds(self, names: Collection[str]) -> bool:
+    def contains(self, names: Collection[str]) -> bool:
         """True when a signal for one of these methods has arrived and was not taken yet."""
-        return any(ON[signal.Signals(number)] in names for number in tuple(self._arrived))
+        return any(SIGNAL_METHODS[signal.Signals(number)] in names for number in tuple(self._arrived))
 
-    def take(self) -> list[str]:
+    def pop_all(self) -> list[str]:
         """Return the methods to call, in order of arrival."""
         names = []
         while self._arrived:
-            names.append(ON[signal.Signals(self._arrived.popleft())])
+            names.append(SIGNAL_METHODS[signal.Signals(self._arrived.popleft())])
         return names

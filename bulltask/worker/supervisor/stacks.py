@@ -12,9 +12,9 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, StacksDumped
-from bulltask.worker.slots import STACKS_NAME, ChildBlock, shareable_file
+from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 
-__all__ = ["StackDumps"]
+__all__ = ["StackCollector"]
 
 _PATIENCE_MS: Final = 1_000
 """A child that runs Python code answers in milliseconds; one that is stuck in C code has written its threads at once
@@ -24,14 +24,14 @@ _LOOK_MS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _StackRequest:
     index: int
     pid: int
     block: ChildBlock
     until_ms: int
 
 
-class StackDumps:
+class StackCollector:
     """Responsible for asking children for their stacks and for telling what they answer.
 
     A child writes into a nameless file of its own, which is read here and becomes a line of the log: nothing is mixed
@@ -43,11 +43,11 @@ class StackDumps:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._open: list[_Question] = []
+        self._open: list[_StackRequest] = []
 
-    def tell_own(self) -> None:
+    def dump_own(self) -> None:
         """Tell the stacks of this process."""
-        fd = shareable_file(STACKS_NAME)
+        fd = anonymous_file(STACKS_NAME)
         if fd is None:
             return
         try:
@@ -64,18 +64,18 @@ class StackDumps:
         block.ask_for_stacks()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
-        self._open.append(_Question(index, pid, block, mono_ms() + _PATIENCE_MS))
+        self._open.append(_StackRequest(index, pid, block, mono_ms() + _PATIENCE_MS))
 
     def collect(self) -> int | None:
         """Tell the answers that are there; return in how many ms to look again, ``None`` if nothing is awaited."""
         waiting = []
-        for question in self._open:
-            if question.block.owes_stacks and mono_ms() < question.until_ms:
-                waiting.append(question)
+        for request in self._open:
+            if request.block.stacks_pending and mono_ms() < request.until_ms:
+                waiting.append(request)
                 continue
             with suppress(OSError):  # it has ended meanwhile
-                text = _file_of(question.pid, question.block).read_text(errors="replace")
-                self._bus.emit(StacksDumped(question.index, question.pid, text))
+                text = _file_of(request.pid, request.block).read_text(errors="replace")
+                self._bus.emit(StacksDumped(request.index, request.pid, text))
         self._open = waiting
         return _LOOK_MS if waiting else None
 

@@ -27,9 +27,9 @@ from bulltask.transport.scripts.move import (
     move_to_delayed,
     move_to_waiting_children,
 )
+from bulltask.worker.child.outcomes import AcquiredJob, Completed, Failed, Retried
+from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.verdict import judge
-from bulltask.worker.child.work import Completed, Failed, Picked, RetryLater
 
 __all__ = ["FORMS", "LOCK_MS", "WORKER", "Form", "Hands", "Held", "OwnHands", "WorkersHands"]
 
@@ -126,10 +126,10 @@ class WorkersHands:
 
     def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
         kind, message, trace = failure
-        picked = _with(held, token)
-        outcome = judge(_KINDS[kind](message), picked.job, None, self._app)
-        assert isinstance(outcome, Failed | RetryLater)
-        return self._finish(self._settler.call(picked, replace(outcome, trace=trace), fetch_next=fetch_next), token)
+        acquired = _with(held, token)
+        outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
+        assert isinstance(outcome, Failed | Retried)
+        return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
     def delay(self, held: Held, token: str, ms: int) -> None:
         now_ms = self._clock.now_ms()
@@ -158,9 +158,9 @@ class WorkersHands:
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
-        return Held(job.id, token, Picked(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
+        return Held(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
 
 
-def _with(held: Held, token: str) -> Picked:
-    picked: Picked = held.thing
-    return replace(picked, slot=cast(Any, SimpleNamespace(token=token)))
+def _with(held: Held, token: str) -> AcquiredJob:
+    acquired: AcquiredJob = held.thing
+    return replace(acquired, slot=cast(Any, SimpleNamespace(token=token)))

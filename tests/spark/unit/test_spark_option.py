@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.worker.child.spark_tasks import SparkTasks, what_is_missing
+from bulltask.worker.child.spark_tasks import SparkTasks, missing_dependencies
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def test_sparks_settings_are_not_shown_because_there_may_be_passwords_among_them
 @pytest.mark.parametrize("module", ["pyspark", "py4j", "pyarrow"])
 def test_a_missing_extra_is_named_with_its_cure(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    assert what_is_missing() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
+    assert missing_dependencies() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
 
 
 def test_a_server_of_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
-    assert what_is_missing().startswith("SPARK_REMOTE is set, but a task needs a Spark of its own")
+    assert missing_dependencies().startswith("SPARK_REMOTE is set, but a task needs a Spark of its own")
 
 
 def test_a_worker_with_nothing_but_the_thin_client_of_spark_connect_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +94,11 @@ def test_a_worker_with_nothing_but_the_thin_client_of_spark_connect_starts(monke
 def test_java_is_looked_for_where_spark_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME" in what_is_missing()
+    assert "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME" in missing_dependencies()
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.touch(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert what_is_missing() == ""
+    assert missing_dependencies() == ""
     monkeypatch.setenv("JAVA_HOME", str(java))
-    assert what_is_missing() == f"JAVA_HOME={java} has no bin/java: set it to a JRE, 17 or newer"
+    assert missing_dependencies() == f"JAVA_HOME={java} has no bin/java: set it to a JRE, 17 or newer"

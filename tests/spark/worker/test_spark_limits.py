@@ -46,4 +46,4 @@ def test_a_soft_limit_cancels_the_jobs_work_on_spark_and_a_hard_one_ends_child_a
     for pid in (before["child"], before["jvm"], *tasks):
         wait_until_gone(pid, 60)
     assert ended(before["jvm"])
-    assert worker.wait_for_line("Child killed", pid=before["child"], cause="hard_limit")
+    assert worker.wait_for_line("Child killed", pid=before["child"], reason="hard_limit")

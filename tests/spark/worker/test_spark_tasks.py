@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult, PermanentError
-from bulltask.worker.exits import Exit
+from bulltask.worker.exit_codes import ExitCode
 from tests.support.processes import ended, parent_of
 from tests.support.stage import Stage
 from tests.support.streams import Entry
@@ -88,7 +88,7 @@ def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is_while
     worker.send(signal.SIGTERM)
     wait_until_gone(found["child"], PATIENCE)
     assert ended(jvm), "the child waits for its JVM"
-    assert worker.wait(PATIENCE) == Exit.OK
+    assert worker.wait(PATIENCE) == ExitCode.OK
 
 
 def test_a_job_runs_again_when_its_child_or_its_jvm_dies_and_is_given_back_at_a_deadline_and_no_jvm_is_left(
@@ -115,7 +115,7 @@ def test_a_job_runs_again_when_its_child_or_its_jvm_dies_and_is_given_back_at_a_
     cut_off = run_long(stage, "cut off")
     last, tasks = wait_for_run(stage, cut_off, "cut off")
     assert last == third
-    assert worker.stop(PATIENCE) == Exit.OK
+    assert worker.stop(PATIENCE) == ExitCode.OK
     stage.note(jvm_gone_after_stop_s=round(max(wait_until_gone(pid, 30) for pid in [last["jvm"], *tasks]), 2))
     assert stage.redis.lrange(stage.keys.wait, 0, -1) == [cut_off.id]
     assert stage.field(cut_off, "atm") in {None, "0"}

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bulltask.clock import mono_ms
-from bulltask.events import Bus, ChildDied, ChildKilled, ChildLeft, ChildStarted
+from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
-from bulltask.worker.states import Cause, RunState, SlotState
-from bulltask.worker.supervisor.culprits import Culprit
+from bulltask.worker.states import CancelReason, ProcessState, SlotState
+from bulltask.worker.supervisor.killed_runs import KilledRun
 from bulltask.worker.supervisor.launch import Launcher
-from bulltask.worker.supervisor.recovery import Orphans
-from bulltask.worker.supervisor.stacks import StackDumps
+from bulltask.worker.supervisor.recovery import OrphanedJobs
+from bulltask.worker.supervisor.stacks import StackCollector
 
-__all__ = ["Fleet", "FleetBroken"]
+__all__ = ["ChildBootError", "ChildPool"]
 
 _SHORT_LIFE_MS: Final = 1_000
 _MOST_BOOT_FAILURES: Final = 5
 
 
-class FleetBroken(Exception):
+class ChildBootError(Exception):
     """Children cannot start; replacing them for ever would only hide it."""
 
 
@@ -33,11 +33,11 @@ class _Child:
     pid: int
     started_ms: int
     slots: list[Slot]
-    told_to_stop: bool = False
-    culprits: dict[str, Culprit] = field(default_factory=dict)
+    stop_requested: bool = False
+    killed_runs: dict[str, KilledRun] = field(default_factory=dict)
 
 
-class Fleet:
+class ChildPool:
     """Responsible for having as many living children as were asked for.
 
     Args:
@@ -45,14 +45,14 @@ class Fleet:
         launch: starts the child of an index and returns its pid.
         stacks: asks children what they are doing.
         bus: hears of every start and death.
-        wanted: how many children to begin with; the memory has room for more.
+        target: how many children to begin with; the memory has room for more.
     """
 
-    def __init__(self, slots: Slots, launch: Launcher, stacks: StackDumps, bus: Bus, wanted: int) -> None:
-        self._slots, self._launch, self._bus, self._wanted = slots, launch, bus, wanted
+    def __init__(self, slots: Slots, launch: Launcher, stacks: StackCollector, bus: Bus, target: int) -> None:
+        self._slots, self._launch, self._bus, self._target = slots, launch, bus, target
         self.stacks = stacks
         self._children: dict[int, _Child] = {}
-        self._holders: dict[str, tuple[int, Slot]] = {}
+        self._slots_by_token: dict[str, tuple[int, Slot]] = {}
         self._not_before_ms = [0] * len(slots.children)
         self._boot_failures = 0
 
@@ -62,12 +62,12 @@ class Fleet:
         return len(self._children)
 
     @property
-    def wanted(self) -> int:
+    def target(self) -> int:
         """How many children there should be."""
-        return self._wanted
+        return self._target
 
     @property
-    def most(self) -> int:
+    def max_children(self) -> int:
         """How many children there may be at most."""
         return len(self._slots.children)
 
@@ -78,23 +78,23 @@ class Fleet:
 
     def grow(self) -> bool:
         """Want one child more; False when the memory has room for no more. It is started by :meth:`hold_strength`."""
-        if self._wanted == self.most:
+        if self._target == self.max_children:
             return False
-        self._wanted += 1
+        self._target += 1
         return True
 
     def shrink(self) -> bool:
         """Want one child fewer, and tell the one with the highest index to end; False when only one is left."""
-        if self._wanted == 1:
+        if self._target == 1:
             return False
-        self._wanted -= 1
-        if (child := self._children.get(self._wanted)) is not None:
-            _tell_to_end(child)
+        self._target -= 1
+        if (child := self._children.get(self._target)) is not None:
+            _request_stop(child)
         return True
 
     def set_paused(self, paused: bool) -> None:
         """Have all children, later ones too, take no more jobs, or take jobs again."""
-        self._slots.orders.paused = paused
+        self._slots.control.paused = paused
         # The order counts; the signal only ends a child's wait for jobs, so that it looks at the order now.
         for child in self._children.values():
             _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
@@ -105,41 +105,41 @@ class Fleet:
             for slot in child.slots:
                 yield slot.read()
 
-    def late_views(self, now_ms: int) -> Iterator[SlotView]:
+    def overdue_views(self, now_ms: int) -> Iterator[SlotView]:
         """Those whose run may have passed one of its deadlines."""
         for index, child in self._children.items():
             if self._slots.children[index].has_deadlines:
                 for slot in child.slots:
-                    if slot.is_late(now_ms):
+                    if slot.is_overdue(now_ms):
                         yield slot.read()
 
     def view(self, token: str) -> SlotView | None:
         """The slot with this token; ``None`` if its child is dead."""
-        holder = self._holders.get(token)
-        return None if holder is None else holder[1].read()
+        found = self._slots_by_token.get(token)
+        return None if found is None else found[1].read()
 
     def index_of(self, token: str) -> int:
         """The place of the living child that has a token."""
-        return self._holders[token][0]
+        return self._slots_by_token[token][0]
 
-    def order(self, token: str, run: int, cause: Cause) -> None:
+    def request_cancel(self, token: str, run: int, cause: CancelReason) -> None:
         """Write down that a run is to end; :meth:`nudge` tells its child to look."""
-        self._holders[token][1].give_order(run, cause)
+        self._slots_by_token[token][1].request_cancel(run, cause)
 
-    def nudge(self, token: str) -> None:
+    def notify(self, token: str) -> None:
         """Tell the child that has a token to look at its orders."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
-    def kill_for(self, culprit: Culprit) -> None:
+    def kill_run(self, killed_run: KilledRun) -> None:
         """End a child now, because a run of its does not end."""
-        child = self._children[self.index_of(culprit.token)]
-        child.culprits[culprit.token] = culprit
+        child = self._children[self.index_of(killed_run.token)]
+        child.killed_runs[killed_run.token] = killed_run
         _send(child.pid, signal.SIGKILL)
 
-    def hold_strength(self) -> int | None:
+    def start_missing(self) -> int | None:
         """Start children that are missing; return in how many ms one is due that must still wait, if any."""
         waits = []
-        for index in range(self._wanted):
+        for index in range(self._target):
             if index in self._children:
                 continue
             wait_ms = self._not_before_ms[index] - mono_ms()
@@ -149,11 +149,11 @@ class Fleet:
                 self._start(index)
         return min(waits, default=None)
 
-    def reap(self) -> list[Orphans]:
+    def reap(self) -> list[OrphanedJobs]:
         """Collect the dead; return what each of them left behind.
 
         Raises:
-            FleetBroken: children keep dying before they work.
+            ChildBootError: children keep dying before they work.
         """
         left = []
         for index, child in list(self._children.items()):
@@ -162,18 +162,18 @@ class Fleet:
             except ChildProcessError:
                 pid, status = child.pid, 0
             if pid:
-                left.append(self._bury(index, child, status))
+                left.append(self._remove_dead(index, child, status))
         return left
 
     def close(self) -> None:
         """Tell every child to take no more jobs and to end when its own are settled."""
         for child in self._children.values():
-            _tell_to_end(child)
+            _request_stop(child)
 
     def kill(self) -> None:
         """End every child now; what they were running is settled from their slots."""
         for child in self._children.values():
-            child.told_to_stop = True
+            child.stop_requested = True
             _send(child.pid, signal.SIGKILL)
 
     def running(self) -> int:
@@ -182,16 +182,16 @@ class Fleet:
 
     def _start(self, index: int) -> None:
         block = self._slots.children[index]
-        block.renew()
+        block.reset()
         pid = self._launch(index)
         child = self._children[index] = _Child(pid, mono_ms(), block.slots())
-        self._holders.update({slot.token: (index, slot) for slot in child.slots})
+        self._slots_by_token.update({slot.token: (index, slot) for slot in child.slots})
         self._bus.emit(ChildStarted(index, pid))
 
-    def _bury(self, index: int, child: _Child, status: int) -> Orphans:
+    def _remove_dead(self, index: int, child: _Child, status: int) -> OrphanedJobs:
         del self._children[index]
         for slot in child.slots:
-            del self._holders[slot.token]
+            del self._slots_by_token[slot.token]
         block, how = self._slots.children[index], _cause(status)
         held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in held)
@@ -199,29 +199,31 @@ class Fleet:
         # Of a reserved slot the job id is that of its last job.
         known = [view for view in held if view.job_id and view.state is not SlotState.RESERVED]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in known)
-        left = status == 0 and block.run_state is RunState.CLOSED  # os._exit(0) in a task is not leaving
-        culprits = {view.token: it for view in held if (it := child.culprits.get(view.token)) and it.may_be(view)}
-        if child.culprits:
-            cause = max(culprit.cause for culprit in child.culprits.values()).name.lower()
+        left = status == 0 and block.run_state is ProcessState.CLOSED  # os._exit(0) in a task is not leaving
+        killed_runs = {
+            view.token: it for view in held if (it := child.killed_runs.get(view.token)) and it.may_match(view)
+        }
+        if child.killed_runs:
+            cause = max(killed_run.reason for killed_run in child.killed_runs.values()).name.lower()
             self._bus.emit(ChildKilled(index, child.pid, cause, len(tokens)))
-        elif not child.told_to_stop:
-            self._bus.emit(ChildLeft(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
+        elif not child.stop_requested:
+            self._bus.emit(ChildExited(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
         self._note_boot(block, child)
         now_ms = mono_ms()
         # A child that dies young is replaced at most once a second: a job that kills each of its children must not
         # keep the machine busy with forking.
         young = now_ms - child.started_ms < _SHORT_LIFE_MS
         self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
-        wanted = child.told_to_stop or left or bool(child.culprits)
-        return Orphans(tokens, running, now_ms, how, wanted, culprits, jobs)
+        intentional = child.stop_requested or left or bool(child.killed_runs)
+        return OrphanedJobs(tokens, running, now_ms, how, intentional, killed_runs, jobs)
 
     def _note_boot(self, block: ChildBlock, child: _Child) -> None:
-        if block.run_state is not RunState.INIT or child.told_to_stop:
+        if block.run_state is not ProcessState.INIT or child.stop_requested:
             self._boot_failures = 0
             return
         self._boot_failures += 1
         if self._boot_failures >= _MOST_BOOT_FAILURES:
-            raise FleetBroken(f"{self._boot_failures} children in a row died before they could take a job")
+            raise ChildBootError(f"{self._boot_failures} children in a row died before they could take a job")
 
 
 def _cause(status: int) -> str:
@@ -234,8 +236,8 @@ def _cause(status: int) -> str:
     return f"exit code {os.WEXITSTATUS(status)}"
 
 
-def _tell_to_end(child: _Child) -> None:
-    child.told_to_stop = True
+def _request_stop(child: _Child) -> None:
+    child.stop_requested = True
     _send(child.pid, signal.SIGTERM)
 
 

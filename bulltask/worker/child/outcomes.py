@@ -11,29 +11,29 @@ from bulltask.value_class import value_class
 from bulltask.worker.slots import Slot
 
 __all__ = [
-    "AwaitsChildren",
+    "AcquiredJob",
     "Completed",
-    "Delayed",
     "Failed",
-    "GivenBack",
     "Limited",
-    "Moved",
     "Outcome",
-    "Picked",
     "Postponed",
-    "RetryLater",
+    "Released",
+    "RequestedOutcome",
+    "Rescheduled",
+    "Retried",
+    "WaitingForChildren",
 ]
 
 
 @value_class
-class Picked:
+class AcquiredJob:
     """A job that this child holds the lock of.
 
     Attributes:
         slot: the slot whose token locks it.
         queue_index: its queue's place in the worker's list.
         keys: its queue.
-        at_once: how many jobs its child may have in hand together with it, itself included; 0 for any number. A job
+        max_concurrent: how many jobs may run in its child at a time, itself included; 0 for any number. A job
             that was in the hands of a child that died may have killed it, and should not do that to many others.
     """
 
@@ -41,7 +41,7 @@ class Picked:
     queue_index: int
     keys: QueueKeys
     job: RunningJob
-    at_once: int = 0
+    max_concurrent: int = 0
 
 
 @value_class
@@ -64,14 +64,14 @@ class Failed:
     category: str
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    aside: bool = False
+    malformed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", bounded_reason(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
-class RetryLater:
+class Retried:
     """The attempt failed and another one follows in ``delay_ms`` (0: at once)."""
 
     delay_ms: int
@@ -97,14 +97,14 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
-class Delayed:
+class Rescheduled:
     """The task asked to be run again in ``delay_ms``; no attempt is counted."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class GivenBack:
+class Released:
     """The task gave the job back: it is the next to be taken, and no attempt is counted."""
 
 
@@ -116,9 +116,9 @@ class Limited:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitsChildren:
+class WaitingForChildren:
     """The task asked to be run again when the job's children have ended; no attempt is counted."""
 
 
-Moved = Delayed | GivenBack | Limited | AwaitsChildren
-Outcome = Completed | Failed | RetryLater | Postponed | Moved
+RequestedOutcome = Rescheduled | Released | Limited | WaitingForChildren
+Outcome = Completed | Failed | Retried | Postponed | RequestedOutcome

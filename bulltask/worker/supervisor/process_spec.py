@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 
-from bulltask.worker.supervisor.signals import ON, STOP, SignalQueue
+from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, SignalQueue
 
-__all__ = ["Origin"]
+__all__ = ["ProcessSpec"]
 
 
-class Origin:
+class ProcessSpec:
     """Responsible for what a worker must take hold of before any of the app's code runs.
 
     The app may change the directory and the environment while it is imported; whoever runs the worker's command again
@@ -29,7 +29,7 @@ class Origin:
         self._terminals = [fd for fd in range(3) if os.isatty(fd)]
 
     @property
-    def hung_up(self) -> bool:
+    def terminal_closed(self) -> bool:
         """True when the worker was started in a terminal that is gone by now."""
         return bool(self._terminals) and not any(os.isatty(fd) for fd in self._terminals)
 
@@ -38,7 +38,7 @@ class Origin:
         """The program and the arguments that started this process, ``-m`` and the interpreter's options included."""
         return [sys.executable, *sys.orig_argv[1:]]
 
-    def run_again(self) -> None:
+    def restart(self) -> None:
         """Become the same command anew, with the process id of this one; returns if told to stop meanwhile.
 
         All descriptors but the standard ones and those that this process was given are closed by the system: Python
@@ -48,8 +48,8 @@ class Origin:
             OSError: it cannot be run, as when the interpreter was removed.
         """
         # From here on they come through to the new program, and wait there until it has handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, ON)
-        if self.signals.holds(STOP):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
+        if self.signals.contains(STOP_METHODS):
             return
         sys.stdout.flush()
         sys.stderr.flush()

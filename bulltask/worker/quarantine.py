@@ -18,9 +18,9 @@ from typing import Final
 from bulltask.jobs.numbers import counter
 from bulltask.transport.scripts.move import CRASHES
 
-__all__ = ["ALONE", "FEW", "UNSEEN_CRASHES", "company_allowed", "is_convicted"]
+__all__ = ["ALONE", "SMALL_GROUP", "UNSEEN_CRASHES", "max_concurrent", "should_fail"]
 
-FEW: Final = 10
+SMALL_GROUP: Final = 10
 """A job that saw one child die runs with at most so many, itself included. One death is mostly a person or the kernel,
 and twenty jobs that did nothing should not have to queue up for each other."""
 
@@ -36,7 +36,7 @@ others away; it would never be alone, and never fail. It is at the very same ste
 _FIELD: Final = CRASHES.encode()
 
 
-def company_allowed(fields: Sequence[bytes], max_crashes: int) -> int:
+def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
     """Return how many jobs may run in one child with a job that has these fields, itself included; 0: any number.
 
     Args:
@@ -49,20 +49,20 @@ def company_allowed(fields: Sequence[bytes], max_crashes: int) -> int:
     if crashes is None:  # a value that looks like the name
         return 0
     try:
-        return ALONE if counter(crashes) >= min(2, max_crashes) else FEW
+        return ALONE if counter(crashes) >= min(2, max_crashes) else SMALL_GROUP
     except ValueError:  # nobody knows how many
         return ALONE
 
 
-def is_convicted(crashes: int, max_crashes: int, *, company: int, running: bool) -> bool:
+def should_fail(crashes: int, max_crashes: int, *, concurrent: int, running: bool) -> bool:
     """Return whether a job is failed for the crashes that it has seen.
 
     Args:
         crashes: how many children died while they had it in hand, this time included.
         max_crashes: the setting.
-        company: how many jobs the child had in hand this time, this one included.
+        concurrent: how many jobs the child had in hand this time, this one included.
         running: False if the child was just taking or settling it.
     """
-    if company == ALONE:
+    if concurrent == ALONE:
         return crashes >= max_crashes
     return not running and crashes >= max_crashes + UNSEEN_CRASHES

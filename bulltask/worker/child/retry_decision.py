@@ -21,14 +21,14 @@ from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.registry.task import AnyTask
-from bulltask.worker.child.work import Failed, RetryLater
+from bulltask.worker.child.outcomes import Failed, Retried
 
-__all__ = ["is_retried", "judge", "trace_of"]
+__all__ = ["decide_retry", "is_retried", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
 
-def judge(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App) -> Failed | RetryLater:
+def decide_retry(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App) -> Failed | Retried:
     """Return what becomes of ``job`` after ``exc``.
 
     Args:
@@ -39,29 +39,29 @@ def judge(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None
     """
     if isinstance(exc, TaskCancelled):
         return Failed(REVOKED, trace_of(exc), REVOKED, exc)
-    asked = exc if isinstance(exc, Retry) else None
-    cause = exc if asked is None else (asked.exc or exc)
+    requested = exc if isinstance(exc, Retry) else None
+    cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
     reason, trace = _reason(cause, job), trace_of(cause)
-    made = job.attempts_made + 1
-    if made >= _allowed(job, asked) or not _wanted(cause, category, job, task, asked):
+    attempts_made = job.attempts_made + 1
+    if attempts_made >= _max_attempts(job, requested) or not _is_retryable(cause, category, job, task, requested):
         return Failed(reason, trace, category.value, cause)
     try:
-        delay_ms = _delay_ms(cause, job, task, made, asked, app)
+        delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
     except Exception as fault:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
         reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
         return Failed(reason, trace, category.value, cause)
-    return RetryLater(delay_ms, reason, trace, category.value, cause)
+    return Retried(delay_ms, reason, trace, category.value, cause)
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
     """Whether ``job`` is tried again after ``exc``, as long as it has attempts left."""
-    return _wanted(exc, app.categorizer.categorize(exc), job, task, None)
+    return _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
 
 
 def trace_of(exc: BaseException) -> str:
     """Return the traceback as text, beginning with the user's own code: bulltask's frames say nothing about it."""
-    frames = _users_part(exc.__traceback__)
+    frames = _user_frames(exc.__traceback__)
     text = trace_text(exc, frames)
     if frames is None and exc.__cause__ is None and exc.__context__ is None:
         # No frame of the user's is left; the head line still tells readers that this is a Python traceback.
@@ -69,7 +69,7 @@ def trace_of(exc: BaseException) -> str:
     return text
 
 
-def _users_part(tb: TracebackType | None) -> TracebackType | None:
+def _user_frames(tb: TracebackType | None) -> TracebackType | None:
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         tb = tb.tb_next
     return tb
@@ -81,20 +81,20 @@ def _reason(cause: BaseException, job: RunningJob) -> str:
     return reason_of(cause)
 
 
-def _allowed(job: RunningJob, asked: Retry | None) -> int:
-    if asked is not None and asked.max_retries is not None:
-        return min(job.attempts, asked.max_retries + 1)
+def _max_attempts(job: RunningJob, requested: Retry | None) -> int:
+    if requested is not None and requested.max_retries is not None:
+        return min(job.attempts, requested.max_retries + 1)
     return job.attempts
 
 
-def _wanted(
+def _is_retryable(
     cause: BaseException,
     category: ErrorCategory,
     job: RunningJob,
     task: AnyTask[..., object] | None,
-    asked: Retry | None,
+    requested: Retry | None,
 ) -> bool:
-    if asked is not None:
+    if requested is not None:
         return True
     if explicit_category(cause) is ErrorCategory.PERMANENT:
         return False  # the task said so itself; autoretry_for=(Exception,) does not mean these
@@ -109,13 +109,13 @@ def _delay_ms(
     cause: BaseException,
     job: RunningJob,
     task: AnyTask[..., object] | None,
-    made: int,
-    asked: Retry | None,
+    attempts_made: int,
+    requested: Retry | None,
     app: App,
 ) -> int:
-    if asked is not None and asked.delay_ms is not None:
-        return asked.delay_ms
+    if requested is not None and requested.delay_ms is not None:
+        return requested.delay_ms
     custom = None if task is None else task.options.custom_backoff
     if custom is not None:
-        return to_ms(custom(made, cause), f"the retry_backoff of task {job.name}")
-    return max(job.retry_delay_ms(made), retry_after_ms(cause, now=app.now_ms()) or 0)
+        return to_ms(custom(attempts_made, cause), f"the retry_backoff of task {job.name}")
+    return max(job.retry_delay_ms(attempts_made), retry_after_ms(cause, now=app.now_ms()) or 0)

@@ -10,7 +10,7 @@ from bulltask.jobs.numbers import MOST
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 
-__all__ = ["Rotation"]
+__all__ = ["RoundRobin"]
 
 PROBE_MS: Final = 100
 """While other queues are busy, an empty one is asked again this often."""
@@ -18,7 +18,7 @@ LONGEST_LIMIT_MS: Final = 30_000
 """A rate-limited queue is asked again after so long at most, as Node's worker does."""
 
 
-class Rotation:
+class RoundRobin:
     """Responsible for the order in which queues are asked, and for when an empty one may be asked again.
 
     Args:
@@ -42,7 +42,7 @@ class Rotation:
             if self._closed_until_ms[index] <= now_ms:
                 yield index
 
-    def took(self, index: int) -> None:
+    def acquired_from(self, index: int) -> None:
         """A job came from this queue: the next one has its turn."""
         self._turn = (index + 1) % len(self.queues)
 
@@ -50,7 +50,7 @@ class Rotation:
         """The queue to ask together with finishing a job of queue ``index``; itself if no other may have a job."""
         if len(self.queues) == 1:
             return index
-        self.took(index)
+        self.acquired_from(index)
         return next(self.candidates(), index)
 
     def empty(self, index: int, fetched: Fetched) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
 from bulltask.errors import BrokerError, JobError
-from bulltask.events import Bus, JobSetAside
+from bulltask.events import Bus, MalformedJobFailed
 from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
 
-__all__ = ["SettingAside"]
+__all__ = ["MalformedJobs"]
 
 
-class SettingAside:
+class MalformedJobs:
     """Responsible for failing jobs that nobody can take or settle, and for telling of it.
 
     Args:
@@ -28,7 +28,7 @@ class SettingAside:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
         self._keep = config.keep_failed or KEEP_ALL
 
-    def blame(self, keys: QueueKeys, token: str, job_id: str, fault: Exception) -> bool:
+    def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, fault: Exception) -> bool:
         """Set a job aside that is locked with ``token``, if it is to blame for ``fault``.
 
         An error reply of Redis may be due to the queue instead; then nothing is changed.
@@ -48,5 +48,5 @@ class SettingAside:
         except JobError:  # it has ended, or is another worker's: it is no longer in anybody's way here
             return True
         if done:
-            self._bus.emit(JobSetAside(job_id, keys.queue, ending.value.decode("utf-8", "replace")))
+            self._bus.emit(MalformedJobFailed(job_id, keys.queue, ending.value.decode("utf-8", "replace")))
         return done

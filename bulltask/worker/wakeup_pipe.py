@@ -7,10 +7,10 @@ import select
 import signal
 from contextlib import suppress
 
-__all__ = ["Wakeups"]
+__all__ = ["WakeupPipe"]
 
 
-class Wakeups:
+class WakeupPipe:
     """Responsible for waking the main thread of a process when a signal or another thread has something for it.
 
     The interpreter itself writes to the pipe when a signal arrives, before any handler runs, so a signal that comes

@@ -1,13 +1,13 @@
-"""Exit codes of the worker and of its children; documented in the README."""
+"""ExitCode codes of the worker and of its children; documented in the README."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Exit"]
+__all__ = ["ExitCode"]
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Why a process ended."""
 
     OK = 0

@@ -11,7 +11,7 @@ from typing import Final
 
 from bulltask.process import end_if_forked
 
-__all__ = ["tame_copies"]
+__all__ = ["isolate_forks"]
 
 _OURS: Final = (
     signal.SIGHUP,
@@ -26,7 +26,7 @@ _OURS: Final = (
 _TERM: Final = (signal.SIGTERM,)
 
 
-def tame_copies(let_go: Callable[[], None], loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
+def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
     """Have every process that this one forks from now on leave alone what belongs to this one.
 
     A copy that comes back to the child's code ends there (:func:`bulltask.process.end_if_forked`). This is about what
@@ -34,7 +34,7 @@ def tame_copies(let_go: Callable[[], None], loop: Callable[[], asyncio.AbstractE
     (``multiprocessing.Process.terminate``), and a connection does not stay open because they have it, too.
 
     Args:
-        let_go: closes the child's connections, in the copy only.
+        close_inherited: closes the child's connections, in the copy only.
         loop: gives the child's event loop, ``None`` while there is none.
     """
     pid = os.getpid()
@@ -53,7 +53,7 @@ def tame_copies(let_go: Callable[[], None], loop: Callable[[], asyncio.AbstractE
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         release()
-        let_go()
+        close_inherited()
         if (running := loop()) is not None:
             # An async task may have forked. When it waits, other tasks of the child would go on, in the copy too.
             with suppress(RuntimeError):  # the loop is closed; or asyncio's debug mode: another thread's

@@ -29,15 +29,15 @@ from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.process import end_if_forked
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
-from bulltask.worker.states import Cause
+from bulltask.worker.states import CancelReason
 
-__all__ = ["Interruption", "Run", "call_users", "quietly"]
+__all__ = ["Cancellation", "TaskRun", "call_task", "uninterrupted"]
 
 _LOOK_S: Final = 0.25
 """So often the event loop looks for orders by itself: a sync task in C code keeps the main thread from its signals."""
 
 
-def call_users(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's function. While this is on the stack, and then only, the signal handler may raise.
 
     A process that the function forks ends here, when it returns or raises.
@@ -57,7 +57,7 @@ def call_users(begin: Callable[[], None], function: Callable[..., Any], /, *args
     return result
 
 
-def quietly(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+def uninterrupted(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
     """Return a signal handler that no order interrupts: what it does must be done to the end."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -66,36 +66,36 @@ def quietly(action: Callable[[], None]) -> Callable[[int, FrameType | None], Non
     return handle
 
 
-_USERS: Final[CodeType] = call_users.__code__
-_QUIET: Final[CodeType] = quietly(lambda: None).__code__
+_TASK_CODE: Final[CodeType] = call_task.__code__
+_QUIET: Final[CodeType] = uninterrupted(lambda: None).__code__
 
 
 @dataclass(slots=True)
-class Run:
+class TaskRun:
     """A run of a task.
 
     Attributes:
         slot: where the supervisor's orders stand.
         task: the task's name.
         limits: what it may take.
-        heard: the order that its code was told of.
+        acknowledged: the order that its code was told of.
     """
 
     slot: Slot
     task: str
     limits: TimeLimits
-    heard: Cause = Cause.NONE
+    acknowledged: CancelReason = CancelReason.NONE
 
-    def new_order(self) -> Cause:
+    def take_request(self) -> CancelReason:
         """The order that the run has not been told of, which it is from now on."""
-        cause = self.slot.order
-        if cause <= self.heard:
-            return Cause.NONE
-        self.heard = cause
-        self.slot.hear()
-        return cause
+        reason = self.slot.cancel_reason
+        if reason <= self.acknowledged:
+            return CancelReason.NONE
+        self.acknowledged = reason
+        self.slot.acknowledge()
+        return reason
 
-    def ended(self, raised: BaseException | None) -> BaseException | None:
+    def resolve(self, raised: BaseException | None) -> BaseException | None:
         """Return what the run ended with, ``None`` for its return value.
 
         A task may do as it likes about a soft limit. Nothing that it does makes good a hard one, or a revocation.
@@ -103,12 +103,12 @@ class Run:
         Args:
             raised: what came out of the task, ``None`` if it has returned.
         """
-        match self.heard:
-            case Cause.REVOKED:
+        match self.acknowledged:
+            case CancelReason.REVOKED:
                 ended: BaseException = raised if isinstance(raised, TaskCancelled) else TaskCancelled("revoked")
-            case Cause.HARD_LIMIT:
+            case CancelReason.HARD_LIMIT:
                 ended = self.limits.hard_exceeded(self.task)
-            case Cause.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
+            case CancelReason.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
                 ended = self.limits.soft_exceeded(self.task)
             case _:
                 return raised
@@ -116,7 +116,7 @@ class Run:
         return ended if raised is None else ended.with_traceback(raised.__traceback__)
 
 
-class Interruption:
+class Cancellation:
     """Responsible for telling runs that the supervisor wants them ended.
 
     Args:
@@ -132,9 +132,9 @@ class Interruption:
         loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
         self._block, self._cancel_spark, self._running_loop = block, cancel_spark, loop
-        self._sync: Run | None = None
-        self._async: dict[asyncio.Task[Any], Run] = {}
-        self._looks = False
+        self._sync: TaskRun | None = None
+        self._async: dict[asyncio.Task[Any], TaskRun] = {}
+        self._is_polling = False
 
     def install(self) -> None:
         """Obey from now on."""
@@ -143,16 +143,16 @@ class Interruption:
 
     def limit(self, slot: Slot, deadlines: Deadlines) -> None:
         """Have the supervisor end the run in ``slot`` in time."""
-        slot.limit(deadlines)
+        slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
 
     # ---- sync tasks: the main thread ----
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: TaskRun) -> None:
         """Make ``run`` the one that is interrupted inside of :func:`call_users`, whose ``begin`` is :meth:`obey`."""
         self._sync = run
 
-    def obey(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise what the supervisor has ordered, if it has.
 
         Raises:
@@ -160,21 +160,21 @@ class Interruption:
             TaskCancelled: its job was revoked.
         """
         run = self._sync
-        if run is None or run.slot.order is Cause.HARD_LIMIT:  # there, this child is being killed
+        if run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT:  # there, this child is being killed
             return
-        cause = run.new_order()
-        if cause is Cause.NONE:
+        reason = run.take_request()
+        if reason is CancelReason.NONE:
             return
         with suppress(Exception):
             self._cancel_spark()
-        raise TaskCancelled("revoked") if cause is Cause.REVOKED else run.limits.soft_exceeded(run.task)
+        raise TaskCancelled("revoked") if reason is CancelReason.REVOKED else run.limits.soft_exceeded(run.task)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._async and (loop := self._running_loop()) is not None:
             with suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._look)
-        if _in_users_code(frame):
-            self.obey()
+        if _in_task_code(frame):
+            self.raise_if_cancelled()
 
     def _watch_lost(self, before: Callable[[Any], Any]) -> None:
         """Python prints and drops what is raised in a finalizer or a callback from C. Then the task is told again."""
@@ -182,21 +182,21 @@ class Interruption:
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             run = self._sync
             if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
-                run.heard = Cause.NONE
-                run.slot.hear(False)
+                run.acknowledged = CancelReason.NONE
+                run.slot.acknowledge(False)
             before(unraisable)
 
         sys.unraisablehook = hook
 
     # ---- async tasks: the event loop's thread ----
 
-    def enter_async(self, run: Run) -> None:
+    def enter_async(self, run: TaskRun) -> None:
         """The current asyncio task is in the run's own code until :meth:`leave_async`."""
         task = asyncio.current_task()
         assert task is not None
         self._async[task] = run
-        if not self._looks:
-            self._looks = True
+        if not self._is_polling:
+            self._is_polling = True
             asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
 
     def leave_async(self) -> None:
@@ -209,26 +209,26 @@ class Interruption:
 
     def _look_again(self) -> None:
         self._look()
-        self._looks = bool(self._async)
-        if self._looks:
+        self._is_polling = bool(self._async)
+        if self._is_polling:
             asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
 
     def _look(self) -> None:
         for task, run in tuple(self._async.items()):
-            match run.new_order():
-                case Cause.NONE:
+            match run.take_request():
+                case CancelReason.NONE:
                     pass
-                case Cause.REVOKED:
+                case CancelReason.REVOKED:
                     task.cancel("revoked")
-                case Cause.HARD_LIMIT:
+                case CancelReason.HARD_LIMIT:
                     task.cancel(str(run.limits.hard_exceeded(run.task)))
-                case Cause.SOFT_LIMIT:
+                case CancelReason.SOFT_LIMIT:
                     task.cancel(str(run.limits.soft_exceeded(run.task)))
 
 
-def _in_users_code(frame: FrameType | None) -> bool:
+def _in_task_code(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not _QUIET:
-        if frame.f_code is _USERS:
+        if frame.f_code is _TASK_CODE:
             return True
         frame = frame.f_back
     return False

@@ -7,21 +7,20 @@ from typing import Final
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError
-from bulltask.events import Bus, JobStalled, RedisAccepted, RedisReconnected, StalledCheckSkipped
+from bulltask.events import Bus, JobStalled, RedisReconnected, RedisRecovered, StalledCheckSkipped
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import lock_ends, move_stalled_jobs_to_wait
-from bulltask.worker.outage import Outage
-from bulltask.worker.refusals import Refusals
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
-__all__ = ["StallCheck"]
+__all__ = ["StalledCheck"]
 
 _PATIENCE_MS: Final = 5_000
 """So long after an outage every worker has reached Redis again, and taken its locks again."""
 
 
-class StallCheck:
+class StalledCheck:
     """Responsible for finding jobs whose lock has run out, whoever had them, and putting them back to wait.
 
     Every worker of a queue checks; a key in Redis lets one check per interval through (PROTOCOL 4.5). A cycle that is
@@ -37,7 +36,7 @@ class StallCheck:
         has_renewed: whether this worker's own locks of a queue, by its index, are renewed.
         client: the supervisor's.
         bus: hears of every job that is found.
-        outage: the supervisor's view of an outage.
+        backoff: the supervisor's view of an outage.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class StallCheck:
         has_renewed: Callable[[int], bool],
         client: Client,
         bus: Bus,
-        outage: Outage,
+        backoff: ReconnectBackoff,
     ) -> None:
         config = broker.config
-        self._queues, self._client, self._clock, self._bus, self._outage = queues, client, broker.clock, bus, outage
-        self._refusals = Refusals(queues, bus, config)
+        self._queues, self._client, self._clock, self._bus, self._backoff = queues, client, broker.clock, bus, backoff
+        self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
         # Ticks do not drift, so a key that lived for the whole interval would still be there at the next tick by a
@@ -59,24 +58,24 @@ class StallCheck:
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         bus.subscribe(RedisReconnected, self._wait_for_others)
-        bus.subscribe(RedisAccepted, self._wait_for_others)
+        bus.subscribe(RedisRecovered, self._wait_for_others)
 
     def tick(self, _now_ms: int, missed: int, /) -> None:
         """Check every queue once."""
         if missed:
             for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
-        if self._outage.is_on or mono_ms() < self._not_before_ms:
+        if self._backoff.is_active or mono_ms() < self._not_before_ms:
             return
         try:
             for index in range(len(self._queues)):
                 if self._has_renewed(index):
-                    with self._refusals.noted(index):
+                    with self._queue_backoff.recording(index):
                         self._check(index)
         except BrokerError as exc:  # the other queues would each wait for the same time-out
-            self._outage.failed(exc)
+            self._backoff.record_failure(exc)
 
-    def _wait_for_others(self, event: RedisReconnected | RedisAccepted) -> None:
+    def _wait_for_others(self, event: RedisReconnected | RedisRecovered) -> None:
         if event.duration_ms >= self._may_expire_ms:
             self._not_before_ms = mono_ms() + _PATIENCE_MS
 
@@ -90,4 +89,4 @@ class StallCheck:
         finally:
             for job_id, end_ms in zip(stalled, ends_ms, strict=True):
                 self._bus.emit(JobStalled(job_id, keys.queue, end_ms))
-        self._refusals.over(index)
+        self._queue_backoff.reset(index)

@@ -25,18 +25,18 @@ from bulltask.transport.scripts.move import (
     retry_job,
 )
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
-from bulltask.worker.states import Cause
+from bulltask.worker.states import CancelReason
 
-__all__ = ["Culprit", "FailedAttempts"]
+__all__ = ["FailedAttempts", "KilledRun"]
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class KilledRun:
     """A run for whose sake a child was killed.
 
     Attributes:
         token, run, job_id: which run; the job id is ``""`` when it is longer than a slot.
-        cause: why it was to end.
+        reason: why it was to end.
         hard_ms: its hard limit.
         retried: it is tried again, if its job has attempts left.
         since_ms: monotonic time at which it began.
@@ -45,23 +45,23 @@ class Culprit:
     token: str
     run: int
     job_id: str
-    cause: Cause
+    reason: CancelReason
     hard_ms: int
     retried: bool
     since_ms: int
 
     @classmethod
-    def of(cls, view: SlotView) -> Culprit:
+    def of(cls, view: SlotView) -> KilledRun:
         """The run that goes on in a slot."""
         deadlines = view.deadlines
-        retried = deadlines.retried and view.order is Cause.HARD_LIMIT
-        return cls(view.token, view.run, view.job_id, view.order, deadlines.hard_ms, retried, view.since_ms)
+        retried = deadlines.retried and view.cancel_reason is CancelReason.HARD_LIMIT
+        return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, retried, view.since_ms)
 
-    def may_be(self, view: SlotView) -> bool:
+    def may_match(self, view: SlotView) -> bool:
         """Whether the slot of the dead child says nothing against it: the run may have ended in time."""
         return view.run in {self.run, UNKNOWN_RUN}
 
-    def is_job(self, job_id: str) -> bool:
+    def matches(self, job_id: str) -> bool:
         """Whether it was a run of this job."""
         return self.job_id in {job_id, ""}
 
@@ -79,7 +79,7 @@ class FailedAttempts:
     def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
 
-    def settle(self, keys: QueueKeys, job_id: str, culprit: Culprit) -> None:
+    def settle(self, keys: QueueKeys, job_id: str, killed_run: KilledRun) -> None:
         """Fail the attempt of a job that is locked with the culprit's token, and tell of it.
 
         Raises:
@@ -88,18 +88,18 @@ class FailedAttempts:
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
         category = reason = REVOKED
-        if culprit.cause is not Cause.REVOKED:
-            exc = TimeLimits(hard_ms=culprit.hard_ms).hard_exceeded(job.name or "?", killed=True)
+        if killed_run.reason is not CancelReason.REVOKED:
+            exc = TimeLimits(hard_ms=killed_run.hard_ms).hard_exceeded(job.name or "?", killed=True)
             category, reason = "transient", str(exc)
         # As a traceback of Python ends: who reads it there knows the exception again.
         trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
-        made, ran_ms = job.attempts_made + 1, float(mono_ms() - culprit.since_ms)
-        delay_ms = _delay_ms(job, made) if culprit.retried else None
+        made, ran_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
+        delay_ms = _delay_ms(job, made) if killed_run.retried else None
         if delay_ms is None:
-            self.fail(keys, culprit.token, job, reason, trace)
+            self.fail(keys, killed_run.token, job, reason, trace)
             self._bus.emit(JobFailed(job_id, keys.queue, job.name, ran_ms, reason, category, made, trace, exc))
             return
-        fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), culprit.token
+        fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), killed_run.token
         if delay_ms:
             self._client.run(move_to_delayed(keys, job_id, token, delay_ms, failure=fields, now_ms=now_ms))
         else:
