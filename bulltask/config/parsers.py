@@ -58,7 +58,7 @@ def integer(low: int, high: int | None = None) -> Parse:
         except ValueError:
             number = None
         if not isinstance(number, int) or isinstance(number, bool) or number < low or (high and number > high):
-            raise ConfigError(f"{name} must be a whole number {_span(low, high)}, not {value!r}")
+            raise ConfigError(f"{name} must be an integer {_span(low, high)}, not {value!r}")
         return number
 
     return parse
@@ -119,7 +119,7 @@ def plain_text(value: Any, name: str) -> str:
         ConfigError: it is something else; the message calls it ``name``.
     """
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
-        raise ConfigError(f"{name} must be a text without control characters, not {value!r}")
+        raise ConfigError(f"{name} must be a string without control characters, not {value!r}")
     return value
 
 
@@ -181,12 +181,12 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
         said = None
     # Values are in no message: there may be passwords among them.
     if not isinstance(said, Mapping):
-        raise ConfigError(f"{name} must be a dictionary, or a text that is a JSON object, not {type(value).__name__}")
+        raise ConfigError(f"{name} must be a dictionary or a JSON object as a string, not {type(value).__name__}")
     for key, one in said.items():
         if not str(key).startswith("spark."):
             raise ConfigError(f"{name} has settings of Spark, whose names begin with 'spark.', and not {key!r}")
         if not isinstance(one, str | int | float):
-            raise ConfigError(f"{key} in {name} must be a text, a number, true or false, not {type(one).__name__}")
+            raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(one).__name__}")
     return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in said.items()}
 
 

@@ -84,7 +84,7 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
 
 def _checked(most: Any, duration: Any, name: str) -> Mapping[str, int]:
     if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= _MOST:
-        raise ConfigError(f"the max of {name} must be a whole number from 1 to {_MOST}, not {most!r}")
+        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MOST}, not {most!r}")
     if not (duration_ms := to_ms(duration, f"the duration of {name}")):
         raise ConfigError(f"the duration of {name} must be at least 0.001 s, not {duration!r}")
     return {"max": most, "duration": duration_ms}

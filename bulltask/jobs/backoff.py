@@ -1,8 +1,8 @@
-"""How long to wait before the next attempt: pure arithmetic, milliseconds in and out.
+"""Delay before the next attempt: pure arithmetic in milliseconds.
 
-Two formulas live side by side. Jobs sent by bulltask wait as seed 002 section 8 says (jitter both ways, a cap);
-jobs sent by others wait as BullMQ 5.62 does (jitter only shortens, no cap), so a queue shared with Node behaves the
-same whoever runs the job. In all of them ``attempts_made`` counts the attempt that has just failed: 1 after the first.
+There are two formulas. A job that bulltask sent has jitter in both directions and a maximum delay. A job that another
+client sent gets BullMQ 5.62's delay (jitter only shortens it, no maximum), so a shared queue behaves the same with
+Node workers. In both, ``attempts_made`` includes the attempt that has just failed: it is 1 after the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import floor, isfinite
 from pathlib import Path
-from reprlib import repr as _short  # of what is nested as deeply as it may be, the built-in one raises
+from reprlib import repr as _short  # the built-in repr() raises RecursionError for deeply nested values
 from typing import TypeGuard
 
 from bulltask.errors import ConfigError, DecodeError, did_you_mean
@@ -25,36 +25,36 @@ __all__ = [
     "Backoff",
     "CustomBackoff",
     "bullmq_delay_ms",
+    "bulltask_delay_ms",
     "check_strategy",
     "reconnect_delay_ms",
-    "seed_delay_ms",
     "warn_of_long_delay",
 ]
 
 CustomBackoff = Callable[[int, BaseException], float | timedelta]
-"""A strategy of the user: ``(attempts_made, exception)`` to seconds or a ``timedelta``."""
+"""A custom strategy: takes ``(attempts_made, exception)``, returns seconds or a ``timedelta``."""
 
 _BUILT_IN = ("fixed", "exponential")
 _REASONABLE_MS = 3_600_000
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _DEFAULT_DELAY_MS = 1_000
-# Without a cap 2^n soon leaves what JSON and Lua can carry. Half of 2^53 leaves room for adding "now" to it.
+# JSON and Lua hold integers up to 2^53. Half of that leaves room for adding the current time.
 _LONGEST_MS = 2**52
 _LAST_DOUBLING = 52
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next attempt.
+    """Delay before the next attempt.
 
     Args:
         type: ``"fixed"`` (always ``delay_ms``), ``"exponential"`` (doubles each time), or the name of a registered
             custom strategy.
         delay_ms: first delay in milliseconds, 0 or more.
-        jitter: share of the delay that is left to chance, 0 to 1. For jobs of bulltask 0.2 means ±20 %; for jobs of
-            others it has BullMQ's meaning and only shortens. A fixed delay with a cap (every fixed delay of bulltask)
-            is constant, so its jitter becomes 0: Node, which would apply it, then waits as long as we do.
-        max_delay_ms: longest delay in milliseconds that doubling may lead to; ``None`` for no cap (BullMQ).
+        jitter: random share of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in one that another
+            client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every fixed
+            delay of bulltask) has no jitter, and 0 is stored, so that Node waits just as long.
+        max_delay_ms: maximum delay in milliseconds; ``None`` for none (as in BullMQ).
 
     Raises:
         ConfigError: a value has a wrong type or is out of range.
@@ -79,8 +79,8 @@ class Backoff:
     def to_wire(self) -> dict[str, object]:
         """Return the ``backoff`` entry of a stored job's opts, in BullMQ's names.
 
-        ``maxDelay`` is ours and Node ignores it. A custom type is written as ``exponential``: the name of a strategy
-        that Node does not have makes its worker throw and leaves the job hanging (PROTOCOL 4.6).
+        ``maxDelay`` is bulltask's own; Node ignores it. A custom type is stored as ``exponential``, because a Node
+        worker that does not have a strategy of that name throws, and the job hangs.
         """
         wire: dict[str, object] = {"type": self.type if self.type in _BUILT_IN else "exponential"}
         wire |= {"delay": self.delay_ms, "jitter": self.jitter}
@@ -91,12 +91,12 @@ class Backoff:
         """Read the ``backoff`` entry of a stored job's opts.
 
         Args:
-            value: ``None`` or absent (retry at once), a number of milliseconds (fixed, as BullMQ takes it), or a
-                mapping ``{type, delay, jitter?, maxDelay?}``. A missing delay is 0 (BullMQ's custom types have none)
-                and so is a negative one; fractions of a millisecond are rounded.
+            value: ``None`` or absent (retry at once), a number of milliseconds (a fixed delay, as in BullMQ), or a
+                mapping ``{type, delay, jitter?, maxDelay?}``. A missing delay (BullMQ's custom types have none) and a
+                negative one count as 0; fractions of a millisecond are rounded.
 
         Raises:
-            DecodeError: it is none of these.
+            DecodeError: the value has another form.
         """
         if value is None:
             return None
@@ -118,42 +118,42 @@ class Backoff:
 
 
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
-    """Look whether whoever runs a job can know the strategy that its backoff names.
+    """Check that workers know a backoff strategy.
 
-    A worker of Node throws where it does not, and the job hangs in it; bulltask's would double the delay each time.
+    A Node worker throws at an unknown one, and the job hangs; a bulltask worker would use exponential backoff.
 
     Args:
-        kind: the name.
+        kind: name of the strategy.
         registered: the setting ``backoff_strategies``.
 
     Raises:
-        ConfigError: it is neither BullMQ's own nor registered.
+        ConfigError: it is neither built in nor registered.
     """
     known = (*_BUILT_IN, *registered)
     if kind not in known:
         raise ConfigError(
-            f"the backoff type {kind!r} is unknown; known are {', '.join(known)}{did_you_mean(kind, known)}. The "
-            "name of a strategy that your Node workers have belongs into the setting backoff_strategies"
+            f"unknown backoff type {kind!r}: use {', '.join(known)}{did_you_mean(kind, known)}. If your Node "
+            "workers have a strategy of that name, add it to the setting backoff_strategies"
         )
 
 
 def warn_of_long_delay(delay_ms: int, name: str) -> None:
-    """Warn the user of a first delay of more than an hour: most are milliseconds where seconds were meant."""
+    """Warn about a first delay of more than an hour: it usually means milliseconds in place of seconds."""
     if delay_ms > _REASONABLE_MS:
         text = f"{name} is {delay_ms / 1000:g} s, more than an hour; delays are seconds in bulltask"
         warnings.warn(text, stacklevel=_users_level())
 
 
 def _users_level() -> int:
-    """How many frames away the user's code is, so that the warning names its line."""
+    """Return how many frames away the user's code is, so that the warning points at its line."""
     frame, level = sys._getframe(1), 1  # noqa: SLF001
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": of a dataclass
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": code of a dataclass
         frame, level = frame.f_back, level + 1
     return level
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    # isfinite() is not asked about integers: it refuses those that no float can hold.
+    # isfinite() raises OverflowError for integers beyond the range of float.
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and isfinite(value)))
 
 
@@ -163,7 +163,7 @@ def _check_ms(name: str, value: object) -> None:
 
 
 def _stored_ms(name: str, value: object) -> int:
-    """A number of another program: Node stores fractions and negatives, and Lua turns long integers into floats."""
+    """Read a stored number: Node writes fractions and negative numbers, and Lua turns long integers into floats."""
     if value is None:
         return 0
     if not _is_number(value):
@@ -172,20 +172,19 @@ def _stored_ms(name: str, value: object) -> int:
 
 
 def _doubled(delay_ms: int, times: int) -> int:
-    """``delay_ms`` doubled ``times`` times. Bounded: attempt 10^9 must not build a number of 10^9 bits."""
+    """Double ``delay_ms`` ``times`` times. Bounded, because attempt 10^9 must not build a number of 10^9 bits."""
     return min(delay_ms << min(times, _LAST_DOUBLING), _LONGEST_MS)
 
 
-def seed_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
-    """Return the delay for a job of bulltask: ``min(delay · 2^(n-1) · uniform(1-j, 1+j), cap)`` (seed 002 section 8).
+def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
+    """Return the delay for a job that bulltask sent: ``min(delay · 2^(n-1) · uniform(1-j, 1+j), max_delay)``.
 
-    A fixed delay is constant: no jitter, no doubling, hence nothing for the cap to stop (seed 003 section 3). A custom
-    type is calculated as exponential, which is also how it is stored; its strategy is the caller's to ask.
+    A fixed delay is constant. A custom type counts as exponential, as it is stored; the caller applies the strategy.
 
     Args:
         backoff: the job's backoff.
-        attempts_made: failed attempts so far, this one included; below 1 the plain first delay is returned.
-        random: gives a number from 0 to below 1.
+        attempts_made: failed attempts so far, including this one; below 1 the plain first delay is returned.
+        random: returns a number from 0 to below 1.
 
     Returns:
         Milliseconds, 0 or more.
@@ -203,16 +202,16 @@ def _spread(jitter: float, random: Callable[[], float]) -> float:
 
 
 def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
-    """Return the delay for a job of another BullMQ client, as Node calculates it (PROTOCOL 4.6).
+    """Return the delay for a job that another BullMQ client sent, as Node calculates it.
 
-    Fixed is ``D``, exponential ``2^(n-1) · D``; jitter ``j`` shortens it to a point in ``[d · (1-j), d)``; no cap.
-    For a type that nobody registered here Node's worker throws and the job hangs until it stalls; instead it is
-    calculated as exponential, from one second when the job names no delay.
+    Fixed is ``D``, exponential ``2^(n-1) · D``; jitter ``j`` shortens it to a value in ``[d · (1-j), d)``; there is no
+    maximum. An unknown type counts as exponential, starting at one second if the job has no delay (a Node worker
+    throws, and the job hangs until it stalls).
 
     Args:
         backoff: the job's backoff.
-        attempts_made: failed attempts so far, this one included.
-        random: gives a number from 0 to below 1.
+        attempts_made: failed attempts so far, including this one.
+        random: returns a number from 0 to below 1.
 
     Returns:
         Milliseconds, 0 or more; 0 means retry at once.
@@ -230,15 +229,15 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 def reconnect_delay_ms(
     attempt: int, random: Callable[[], float] = _random.random, *, first_ms: int = 100, cap_ms: int = 30_000
 ) -> int:
-    """Return the delay before the next try to reach Redis: 100 ms doubling to 30 s, ±20 % (seed 002 section 8).
+    """Return the delay before the next attempt to connect to Redis: 100 ms, doubling up to 30 s, ±20 %.
 
-    The jitter comes after the cap, so the longest wait is 36 s: were it the other way round, a fleet that has waited
-    long would come back in one instant.
+    The jitter is applied after the maximum, so the longest delay is 36 s. Otherwise all workers that have reached the
+    maximum would reconnect at the same moment.
 
     Args:
-        attempt: failed tries so far; 1 after the first.
-        random: gives a number from 0 to below 1.
+        attempt: failed attempts so far; 1 after the first.
+        random: returns a number from 0 to below 1.
         first_ms: delay after the first failure, before jitter.
-        cap_ms: longest delay, before jitter.
+        cap_ms: maximum delay, before jitter.
     """
     return round(min(_doubled(first_ms, max(0, attempt - 1)), cap_ms) * _spread(0.2, random))

@@ -1,9 +1,8 @@
-"""JSON as Node and Python both understand it, and nothing else.
+"""JSON that Node and Python read alike.
 
-What goes out is what ``JSON.stringify`` would have written. What the two languages would read differently is refused
-here with the path to the culprit, before anything is sent or stored: NaN and Infinity stop every Node listener of
-the queue for good (PROTOCOL 2.3), integers beyond ±(2^53-1) are rounded silently by Node, and keys that are no
-strings come back as strings.
+The output is what ``JSON.stringify`` would have written. A value that the two languages would read differently is
+refused, with the path to it, before anything is sent or stored: NaN and Infinity stop every Node listener of the queue
+for good, Node silently rounds integers beyond ±(2^53-1), and keys that are not strings come back as strings.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from bulltask.errors import DecodeError, EncodeError, PayloadTooLargeError
 __all__ = ["MAX_LEVELS", "MAX_SAFE_INTEGER", "ON_SURROGATE", "Json", "decode", "decode_text", "encode"]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-"""A value of plain JSON. Tuples are accepted by :func:`encode` and come back as lists."""
+"""A JSON value. :func:`encode` accepts tuples as well; they come back as lists."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
-"""The largest integer that JavaScript keeps exactly."""
+"""Largest integer that JavaScript represents exactly."""
 
 ON_SURROGATE: Final = "bulltask.surrogate"
-"""How ``str.encode`` deals with surrogates: an error handler by its name.
+"""Name of the error handler with which ``str.encode`` handles surrogates.
 
-Those that stand for bytes that are no UTF-8 (``surrogateescape``: an id that another program made) become these bytes
-again. A lone one that came out of a JSON escape becomes U+FFFD, as when Node writes it.
+Surrogates that represent bytes that are not UTF-8 (``surrogateescape``: an id that another program made) become these
+bytes again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
 """
 
 MAX_LEVELS: Final = 500
-"""Most lists and objects in each other. Python reads and writes some 950, less the deeper its own stack is; to say a
-limit is to have it in every process alike."""
+"""Maximum nesting of lists and objects. Python manages about 950, and fewer the deeper its stack is: an explicit limit
+is the same in every process."""
 
-# Nothing that contains itself comes so far: the check before it has met it.
+# check_circular is off: the check before it has already found values that contain themselves.
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -44,11 +43,11 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
 
     Args:
         value: ``None``, ``bool``, ``int``, ``float``, ``str``, lists, tuples and string-keyed dicts of these.
-        what: how messages call the value, such as ``"argument of task shop.add"``.
-        limit: most bytes allowed; ``None`` for no limit.
+        what: name of the value in messages, such as ``"argument of task shop.add"``.
+        limit: maximum number of bytes; ``None`` for no limit.
 
     Raises:
-        EncodeError: it holds something that plain JSON cannot carry, or that Node would read differently.
+        EncodeError: it contains a value that JSON does not have, or that Node would read differently.
         PayloadTooLargeError: it is longer than ``limit``.
     """
     try:
@@ -73,7 +72,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
 
 
 def decode(data: bytes | str | None, *, what: str = "value") -> Any:
-    """Return the value of a JSON text; ``None`` for a missing one.
+    """Return the value of a JSON text, ``None`` if ``data`` is ``None``.
 
     Raises:
         DecodeError: it is not JSON (the message names ``what`` and the position), or nested too deeply.
@@ -93,7 +92,7 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
 
 
 def decode_text(data: bytes | None) -> str:
-    """Return stored raw text; bytes that are no UTF-8 are shown as escapes instead of failing the reader."""
+    """Return stored text; bytes that are not UTF-8 become escapes, because reading must not fail."""
     return "" if data is None else data.decode("utf-8", "backslashreplace")
 
 
@@ -112,15 +111,15 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_TOO_DEEP: Final = f"nested deeper than the {MAX_LEVELS} levels that bulltask takes: send it as a text of its own"
+_TOO_DEEP: Final = f"nested deeper than {MAX_LEVELS} levels: send it as a JSON string instead"
 _CONTAINERS: Final = (dict, list, tuple)
 
-# json.loads() with an option builds a new decoder in every call, which costs more than decoding a job.
+# json.loads() with options builds a new decoder in every call, which costs more than decoding a job.
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _loads(text: str) -> Any:
-    """What ``decode`` of the decoder does, without its search for white space: hardly any text has some around it."""
+    """Decode without the decoder's search for surrounding white space, which hardly any text has."""
     try:
         value, end = _decoder.raw_decode(text)
     except ValueError:
@@ -129,7 +128,7 @@ def _loads(text: str) -> Any:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Whether there are more levels than :data:`MAX_LEVELS`; found level by level, as the stack may be too short."""
+    """Return whether a value exceeds :data:`MAX_LEVELS`; iterative, because the stack may not suffice for recursion."""
     level = [value]
     for _ in range(MAX_LEVELS):
         level = [
@@ -145,12 +144,12 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _problem(value: Any) -> str | None:
-    """What plain JSON cannot carry, with the way to it; ``None`` when all is well."""
+    """Return what JSON cannot represent, with the path to it; ``None`` if there is nothing."""
     return (_CHECKS.get(type(value)) or _check_of(value))(value)
 
 
 def _check_of(value: object) -> Callable[[Any], str | None]:
-    """The check of a value of another type: a subclass, such as an enum's member, or none that JSON has."""
+    """Return the check for a subclass of a JSON type, such as an enum member, or for an unknown type."""
     return next((check for kind, check in _CHECKS.items() if isinstance(value, kind)), _of_another_type)
 
 
@@ -172,8 +171,8 @@ def _of_dict(value: dict[Any, Any]) -> str | None:
     for key, item in value.items():
         if not isinstance(key, str):
             return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
-        # The way is put together on the way back: most calls have no problem, and then no text is made. A level is one
-        # call, so that MAX_LEVELS take half of Python's stack.
+        # The path is built while returning: most values have no problem, and then no string is made. Each level is one
+        # call, so MAX_LEVELS take half of Python's stack.
         if (kind := type(item)) not in _ATOMS and (found := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
             return f"[{key!r}]{found}"
     return None
@@ -189,7 +188,7 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
 def _of_another_type(value: object) -> str:
     kind = type(value)
     return (
-        f" is of type {kind.__module__}.{kind.__qualname__}, which plain JSON cannot carry; "
+        f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not have; "
         "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
     )
 

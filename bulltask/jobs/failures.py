@@ -1,4 +1,4 @@
-"""How much of a failure is stored: Redis keeps it in the job and sends it to everybody who listens to the queue."""
+"""Bounds for stored failures, because Redis keeps them in the job and sends them to every listener of the queue."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Final
 __all__ = ["REASON_CHARS", "TRACES_CHARS", "TRACE_CHARS", "bounded_reason", "bounded_traces", "reason_of", "trace_text"]
 
 REASON_CHARS: Final = 10_000
-"""Most characters of a job's ``failedReason``."""
+"""Maximum length of a job's ``failedReason`` in characters."""
 
 TRACE_CHARS: Final = 50_000
-"""Most characters of one traceback."""
+"""Maximum length of one traceback in characters."""
 
 TRACES_CHARS: Final = 500_000
-"""Most characters of all tracebacks of a job; the newest stay."""
+"""Maximum length of all tracebacks of a job together; the newest are kept."""
 
 _LEFT_OUT: Final = "\n…\n"
 
 
 def reason_of(exc: BaseException) -> str:
-    """Return an exception's message, or the name of its class where it has none."""
+    """Return an exception's message, or the name of its class if it has none."""
     try:
         return bounded_reason(str(exc)) or type(exc).__name__
-    except Exception:  # noqa: BLE001 - somebody's broken __str__ must not keep the job from being settled
+    except Exception:  # noqa: BLE001 - a broken __str__ of a user's exception must not block the outcome
         return type(exc).__name__
 
 
 def bounded_reason(reason: str) -> str:
-    """Return the beginning and the end of a reason that is too long, others as they are."""
+    """Return ``reason``; if it is too long, only its beginning and end."""
     return _bounded(reason, REASON_CHARS)
 
 
 def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
     """Return the traceback with ``frames`` as text.
 
-    A message that is stored in part stands here with the same parts: readers find it, and the class before it.
+    A shortened reason is shortened in the same way here, so that readers find it with its class in front.
     """
     text = "".join(traceback.format_exception(type(exc), exc, frames))
     if len(text) > REASON_CHARS:
@@ -51,11 +51,11 @@ def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
 
 
 def bounded_traces(traces: Sequence[str], most: int | None) -> list[str]:
-    """Return the newest ``most`` tracebacks (``None``: all) that have room in the job."""
+    """Return the newest ``most`` tracebacks (``None``: all) that fit into the job."""
     kept: list[str] = []
     room = TRACES_CHARS
     for trace in reversed(traces if most is None else traces[len(traces) - min(most, len(traces)) :]):
-        text = _bounded(trace, TRACE_CHARS)  # of an earlier attempt, written by any client
+        text = _bounded(trace, TRACE_CHARS)  # any client may have written it
         room -= len(text)
         if room < 0:
             break

@@ -1,8 +1,8 @@
-"""A job as BullMQ stores it: what is written when it is added, what is read when it is picked up.
+"""A job in BullMQ's format: what a sender writes, and what a worker reads.
 
-Field and option names on the wire are BullMQ's (PROTOCOL 2). What only bulltask knows goes into one own key of the
-stored options, ``bulltask``, which Node keeps and ignores; its presence also tells a worker that the job was sent by
-bulltask, which decides what is retried (``bulltask.worker.child.retry_decision``).
+Field and option names on the wire are BullMQ's. bulltask keeps its own options under one key of the stored options,
+``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because these have another retry
+policy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, seed_delay_ms
+from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms
 from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import bounded_reason, bounded_traces
 from bulltask.jobs.numbers import counter, field_number, number
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MAX_PRIORITY: Final = 2**21 - 1
-"""Largest priority that every BullMQ accepts (5.62: 2^21, 6.x: one less)."""
+"""Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 OWN_KEY: Final = "bulltask"
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
@@ -43,7 +43,7 @@ Progress = Json
 
 @value_class
 class JobRef:
-    """Which job: the queue as the user spells it, and the id."""
+    """Address of a job: the queue as the user spells it, and the id."""
 
     queue: str
     id: str
@@ -51,22 +51,22 @@ class JobRef:
 
 @value_class(kw_only=True)
 class JobOptions:
-    """Options of a job; :meth:`to_wire` gives them BullMQ's names.
+    """Options of a job; :meth:`to_wire` translates them to BullMQ's names.
 
     Attributes:
-        attempts: tries in all, the first one included.
-        backoff: delay between tries; ``None`` retries at once.
-        delay_ms: time before the job may run, from the moment it is sent.
-        eta_ms: epoch milliseconds before which it must not run; the later one of both counts.
-        priority: 0 for none (runs before every other), else 1 (first) to 2,097,151 (last).
-        lifo: put it at the front of the queue.
-        keep_completed_ms, keep_failed_ms: how long the finished job is kept, ``None`` for ever.
+        attempts: maximum number of attempts, including the first.
+        backoff: delay between attempts; ``None`` retries at once.
+        delay_ms: delay before the job may run, counted from sending.
+        eta_ms: epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
+        priority: 0 for none (runs before all others), else 1 (first) to 2,097,151 (last).
+        lifo: add the job to the front of the queue.
+        keep_completed_ms, keep_failed_ms: retention of the finished job, ``None`` for no limit.
         expires_in_ms, expires_ms: time from sending, or epoch milliseconds, after which a worker fails the job
             instead of running it.
-        time_limits: how long a run may take, where the sender says it.
-        headers: JSON text of the sender's headers, ``""`` for none.
-        more: further options under BullMQ's stored names (PROTOCOL 2.2), already checked: ``kl``, ``de``, ``fpof`` …;
-            they win over the fields above.
+        time_limits: limits of one attempt, if the sender sets any.
+        headers: the sender's headers as JSON, ``""`` for none.
+        more: further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
+            the fields above.
     """
 
     attempts: int = 3
@@ -88,7 +88,7 @@ class JobOptions:
         return max(self.delay_ms, 0 if self.eta_ms is None else self.eta_ms - now_ms)
 
     def to_wire(self, now_ms: int) -> dict[str, object]:
-        """The map that the add scripts store as the job's ``opts`` when it is sent at ``now_ms`` (server time)."""
+        """Return the ``opts`` that BullMQ stores for a job sent at ``now_ms`` (server time)."""
         wire: dict[str, object] = {"attempts": self.attempts}
         if self.backoff is not None:
             wire["backoff"] = self.backoff.to_wire()
@@ -107,23 +107,23 @@ class JobOptions:
         return wire
 
     def to_template(self, **own: object) -> dict[str, object]:
-        """The map that a job scheduler keeps for its jobs, without what it says itself of each of them.
+        """Return the ``opts`` that a job scheduler stores for its jobs, without those that differ from job to job.
 
         Args:
-            own: more of what only bulltask knows.
+            own: further options of bulltask.
         """
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         mine: dict[str, object] = {**self._own_to_wire(0), **own}
         if self.expires_in_ms is not None:
-            # Each job has its own moment to count from.
+            # Each job of the scheduler expires that long after its own start time.
             mine["ttl"] = mine.pop("expires")
         return {**wire, OWN_KEY: mine}
 
     @property
     def deduplication_id(self) -> str | None:
-        """The id under which the job is deduplicated."""
-        said = self.more.get("de")
-        return str(said["id"]) if isinstance(said, Mapping) else None
+        """The job's deduplication id."""
+        stored = self.more.get("de")
+        return str(stored["id"]) if isinstance(stored, Mapping) else None
 
     def _own_to_wire(self, now_ms: int) -> dict[str, object]:
         own: dict[str, object] = {"v": 1}
@@ -133,22 +133,22 @@ class JobOptions:
             own["expires"] = self.expires_ms
         own.update(self.time_limits.to_wire())
         if self.headers:
-            # A text inside the map: msgpack -> Lua -> cjson keeps only 14 digits and turns [] into {} (PROTOCOL 2.2).
+            # A string, because msgpack -> Lua -> cjson keeps only 14 digits of a number and turns [] into {}.
             own["headers"] = self.headers
         return own
 
 
 def _keep_to_wire(keep_ms: int) -> object:
-    """BullMQ counts ``age`` in whole seconds; zero means that nothing is kept."""
+    """BullMQ counts ``age`` in whole seconds; zero keeps nothing."""
     return {"age": max(1, keep_ms // 1000)} if keep_ms else True
 
 
 @dataclass(frozen=True, slots=True)
 class ParentLink:
-    """Which job waits for a child, and what the child's failure means to it.
+    """A child's link to its parent, and what the child's failure does to the parent.
 
     Attributes:
-        key: full key of the parent's hash.
+        key: full Redis key of the parent's hash.
         data: BullMQ's parent map: ``id``, ``queueKey`` and at most one of ``fpof``, ``cpof``, ``idof``, ``rdof``.
     """
 
@@ -158,13 +158,13 @@ class ParentLink:
 
 @value_class
 class NewJob:
-    """A job that was not sent yet: everything checked, the data already JSON.
+    """A job to be sent: its options are checked and its data is JSON.
 
     Attributes:
-        parent: the job that waits for this one.
-        has_children: the job waits for children that are sent with it.
-        timestamp_ms: creation time to store, ``None`` for the moment of sending.
-        chosen: the caller gave the id, so that it is one of the options.
+        parent: the parent job.
+        has_children: the job is sent together with children, for which it waits.
+        timestamp_ms: creation time to store, ``None`` for the time of sending.
+        chosen: the caller chose the id, so it is stored among the options.
     """
 
     queue: str
@@ -183,11 +183,11 @@ class NewJob:
         return JobRef(self.queue, self.id)
 
     def opts(self, now_ms: int) -> dict[str, object]:
-        """What is stored as ``opts`` when it is sent at ``now_ms`` (server time)."""
+        """Return the stored ``opts`` of the job if it is sent at ``now_ms`` (server time)."""
         wire = self.options.to_wire(now_ms)
         if self.chosen:
-            # Only then, as Node does: whoever adds a copy with these options (bull-board's "Duplicate") gets an id of
-            # its own. With ours, the copy would be this job again, and nothing be added.
+            # Only then, as Node does. A client that adds a copy with these options (bull-board's "Duplicate") would
+            # otherwise add this id again, that is, nothing.
             wire["jobId"] = self.id
         return wire
 
@@ -196,15 +196,16 @@ class NewJob:
 class RunningJob:
     """A job that a worker has acquired.
 
-    ``data`` is still text: decoding it is a step of the attempt, so that a malformed job fails like any other.
+    ``data`` is not decoded yet: that is part of the attempt, so that malformed data fails the job like any error.
 
     Attributes:
-        attempts_made: finished tries before this one (BullMQ's ``atm``).
-        attempts_started: pick-ups, this one included (``ats``); larger than the above after a stall or a crash.
-        deferred_failure: text with which the job must fail instead of running (``defa``).
-        scheduler_id: the job scheduler that made it, ``""`` for none (``rjk``).
-        malformed: its hash cannot be read: it fails with ``deferred_failure``, and BullMQ's own script might stop at
-            it (:mod:`bulltask.transport.scripts.quarantine`).
+        attempts_made: finished attempts before this one (BullMQ's ``atm``).
+        attempts_started: started attempts including this one (``ats``); larger than ``attempts_made`` + 1 after a
+            stall or a crash.
+        deferred_failure: reason with which the job must fail instead of running (``defa``).
+        scheduler_id: the job scheduler that added it, ``""`` for none (``rjk``).
+        malformed: the job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
+            to process it (:mod:`bulltask.transport.scripts.quarantine`).
     """
 
     queue: str
@@ -223,9 +224,9 @@ class RunningJob:
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
-        """:meth:`from_hash` for a job that is to be run or settled: one that cannot be stands in, and fails."""
+        """Like :meth:`from_hash`, but return a :meth:`broken` job in place of one that cannot be read."""
         if b"name" not in flat[::2]:
-            return cls.broken(queue, job_id, f"job {job_id} has no name: no client of BullMQ has added it")
+            return cls.broken(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
         try:
             return cls.from_hash(queue, job_id, flat)
         except DecodeError as exc:
@@ -233,10 +234,10 @@ class RunningJob:
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
-        """Read the flat field list that ``moveToActive`` and fetch-next reply with.
+        """Read the flat list of fields that ``moveToActive`` and ``moveToFinished`` return.
 
         Raises:
-            DecodeError: a field is not what BullMQ writes there; the message names job and field.
+            DecodeError: a field has an unexpected value; the message names job and field.
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         opts = _object(raw, b"opts", job_id)
@@ -259,51 +260,51 @@ class RunningJob:
 
     @classmethod
     def broken(cls, queue: str, job_id: str, problem: str) -> RunningJob:
-        """Stand-in for a job whose hash cannot be read: it fails with ``problem`` instead of stalling for ever."""
+        """Return a placeholder for a job that cannot be read, so that it fails with ``problem`` instead of stalling."""
         return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None, malformed=True)
 
     @property
     def is_repeated(self) -> bool:
-        """True when another job follows it by a rule: a job scheduler made it, or BullMQ before it had those."""
+        """True if a job scheduler, or a repeatable job of older BullMQ versions, added the job."""
         return bool(self.scheduler_id) or "repeat" in self.opts
 
     @property
     def deduplication_id(self) -> str:
-        """The id under which the job is deduplicated, ``""`` for none."""
-        said = self.opts.get("de")
-        return str(said.get("id", "")) if isinstance(said, dict) else ""
+        """The job's deduplication id, ``""`` for none."""
+        stored = self.opts.get("de")
+        return str(stored.get("id", "")) if isinstance(stored, dict) else ""
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """bulltask's own options; empty for a job that another client sent."""
+        """bulltask's own options; empty if another client sent the job."""
         own = self.opts.get(OWN_KEY)
         return own if isinstance(own, dict) else {}
 
     @property
     def is_ours(self) -> bool:
-        """True when bulltask sent the job."""
+        """True if bulltask sent the job."""
         return bool(self.own)
 
     @property
     def attempts(self) -> int:
-        """Tries in all, as written in the job; 0 and 1 both mean a single one."""
+        """Maximum number of attempts as stored; 0 and 1 both mean a single one."""
         return _number(self.opts.get("attempts"))
 
     @property
     def lifo(self) -> bool:
-        """True when retries go to the front of the queue."""
+        """True if retries go to the front of the queue."""
         return self.opts.get("lifo") is True
 
     @property
     def expires_ms(self) -> int | None:
-        """Epoch milliseconds after which the job must not run any more."""
-        if "ttl" in self.own:  # a job scheduler's job: from the moment for which it was made
+        """Epoch milliseconds after which the job must not run."""
+        if "ttl" in self.own:  # added by a job scheduler: counted from the job's start time
             return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.own["ttl"])
         return _number(self.own["expires"]) if "expires" in self.own else None
 
     @property
     def time_limits(self) -> TimeLimits:
-        """How long the sender lets a run take."""
+        """The sender's limits for one attempt."""
         return TimeLimits.from_wire(self.own)
 
     @property
@@ -322,7 +323,7 @@ class RunningJob:
         return Backoff.from_wire(self.opts.get("backoff"))
 
     def retry_delay_ms(self, made: int) -> int:
-        """How long the job's own backoff waits after ``made`` failed attempts.
+        """Return the delay that the job's backoff prescribes after ``made`` failed attempts.
 
         Raises:
             DecodeError: the stored backoff is malformed.
@@ -330,26 +331,26 @@ class RunningJob:
         backoff = self.backoff()
         if backoff is None:
             return 0
-        return seed_delay_ms(backoff, made) if self.is_ours else bullmq_delay_ms(backoff, made)
+        return bulltask_delay_ms(backoff, made) if self.is_ours else bullmq_delay_ms(backoff, made)
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
-        """BullMQ's fields of a failed attempt: the raw reason, and one traceback for each attempt that has one."""
+        """Return BullMQ's fields for a failed attempt: the raw reason, and one traceback per attempt that has one."""
         traces = bounded_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
         safe = bounded_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
 
     def keep(self, option: str, otherwise: Mapping[str, int] | None = None) -> Mapping[str, int]:
-        """BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail`` (PROTOCOL 4.7).
+        """Return BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail``.
 
         Args:
             option: the stored name.
-            otherwise: the worker's own option, for a job that says nothing; ``None``: it is kept.
+            otherwise: the worker's option, which applies if the job has none; ``None`` keeps the job.
         """
         kept = stored_keep(self.opts.get(option))
         return (otherwise or KEEP_ALL) if kept is None else kept
 
     def traces(self) -> list[str]:
-        """The tracebacks of earlier attempts; a malformed field counts as none, so that the job can still fail."""
+        """Return the tracebacks of earlier attempts; malformed ones are dropped, so that the job can still fail."""
         try:
             found = codec.decode(self.stacktrace)
         except DecodeError:
@@ -357,17 +358,17 @@ class RunningJob:
         return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
     def trace_limit(self) -> int | None:
-        """How many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
+        """Return how many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
         limit = self.opts.get("stackTraceLimit")
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
 
 
 def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
     parent = _object(raw, b"parent", job_id)
-    # Node stores the id as it was given: a number counts as its text.
+    # Node stores the id as the caller gave it, so it may be a number.
     if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts look for the colon in a time that grows with the square of the length: Redis stands still.
+    # BullMQ's scripts search for the colon in quadratic time: a long text without one would block Redis.
     if b":" not in raw.get(b"parentKey", b":"):
         raise DecodeError(f"field parentKey of job {job_id} is not the key of a job: {raw[b'parentKey'][:40]!r}")
 
@@ -390,5 +391,5 @@ def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[b
 
 
 def _number(value: object) -> int:
-    """An option that should be a number; anything else counts as 0, as it does in BullMQ's scripts."""
+    """A numeric option; any other value counts as 0, as in BullMQ's scripts."""
     return number(value) or 0

@@ -1,4 +1,4 @@
-"""Names of queues, tasks and jobs: what BullMQ's clients accept, and how a queue is called on the wire."""
+"""Names of queues, tasks and jobs: which ones BullMQ's clients accept, and their form on the wire."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _QUEUE_KEYS: Final = frozenset(
     "active completed delay delayed events failed id limiter marker meta paused pc prioritized priority repeat stalled"
     " stalled-check wait waiting-children".split()
 )
-"""Last parts of a queue's own keys: a job of that id would be written over them."""
+"""Last parts of a queue's own keys: a job with such an id would overwrite one."""
 
 
 def wire_name(queue: str, *, hash_tag: bool) -> str:
-    """Return BullMQ's name of a queue: ``emails`` is ``{emails}`` unless braces are already there, or not wanted.
+    """Return BullMQ's name of a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is off.
 
-    The braces put all keys of a queue into one cluster slot. Node then says ``new Queue('{emails}')``.
+    The braces put all keys of a queue into one cluster slot. In Node, use ``new Queue('{emails}')``.
     """
     return queue if not hash_tag or "{" in queue else f"{{{queue}}}"
 
 
 def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
-    """Return what Node calls a queue's qualified name: ``bull:{emails}`` for ``emails``.
+    """Return a queue's qualified name as in Node: ``bull:{emails}`` for ``emails``.
 
-    A text with a ``:`` is one already, because names of queues have none.
+    A name with a ``:`` is qualified already, because queue names have none.
     """
     return queue if ":" in queue else f"{prefix}:{wire_name(queue, hash_tag=hash_tag)}"
 
@@ -51,7 +51,7 @@ def check_queue_name(name: str) -> str:
     """Return ``name`` if BullMQ's clients accept it as a queue name.
 
     Raises:
-        InvalidNameError: it is empty, over 255 characters, or has a ``:`` or control characters.
+        InvalidNameError: it is empty, longer than 255 characters, or has a ``:`` or control characters.
     """
     _check_text(name, "queue name")
     if ":" in name:
@@ -64,16 +64,16 @@ def check_queue_name(name: str) -> str:
 
 
 def check_job_name(name: str) -> str:
-    """Return ``name`` if it may be a task name.
+    """Return ``name`` if it is a valid task name.
 
     Raises:
-        InvalidNameError: it is empty, over 255 characters, or has control characters.
+        InvalidNameError: it is empty, longer than 255 characters, or has control characters.
     """
     return _check_text(name, "task name")
 
 
 def check_job_id(job_id: str) -> str:
-    """Return ``job_id`` if Node's client would accept it too (PROTOCOL 2.2).
+    """Return ``job_id`` if Node's client would accept it too.
 
     Raises:
         InvalidNameError: it is empty, longer than 255 characters, a whole number (BullMQ's counter makes those),
@@ -93,15 +93,15 @@ def check_job_id(job_id: str) -> str:
 
 
 def is_queue_key(job_id: str) -> bool:
-    """True for the name of one of a queue's own keys, which cannot be the id of a job."""
+    """Return whether ``job_id`` is the name of one of a queue's own keys, which no job may have."""
     return job_id in _QUEUE_KEYS
 
 
 def check_scheduler_id(scheduler_id: str) -> str:
-    """Return ``scheduler_id`` if it may be the id of a job scheduler.
+    """Return ``scheduler_id`` if it is a valid id of a job scheduler.
 
     Raises:
-        InvalidNameError: it is empty, over 255 characters, has control characters or more than three ``:``.
+        InvalidNameError: it is empty, longer than 255 characters, has control characters or more than three ``:``.
     """
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
@@ -112,15 +112,15 @@ def check_scheduler_id(scheduler_id: str) -> str:
 
 
 def is_scheduler_id(key: str) -> bool:
-    """True for the id of a job scheduler; repeatable jobs of BullMQ before 5.10 have keys with more colons."""
+    """Return whether ``key`` is a job scheduler's id; repeatable jobs of BullMQ before 5.10 have more colons."""
     return key.count(":") < 4
 
 
 def _check_text(text: str, what: str) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidNameError(f"a {what} must be a text that is not empty, not {text!r}")
+        raise InvalidNameError(f"{what} must be a non-empty string, not {text!r}")
     if len(text) > MAX_NAME:
         raise InvalidNameError(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
     if _CONTROL.search(text):
-        raise InvalidNameError(f"{what} {text!r} has control characters, or characters that UTF-8 does not have")
+        raise InvalidNameError(f"{what} {text!r} has control characters, or characters that UTF-8 cannot encode")
     return text

@@ -1,7 +1,7 @@
-"""Numbers that another program has stored: bounded where they are read, so that nothing behind can overflow.
+"""Stored numbers, bounded when they are read, so that later code cannot overflow.
 
-Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308`` and works with it; in Python that is an integer of 309
-digits, which msgpack, a shared-memory slot and a division each refuse in their own way.
+Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308`` and works with it. In Python that is an integer of 309
+digits, which overflows in msgpack, in shared memory and in divisions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 __all__ = ["MOST", "counter", "field_number", "number"]
 
 MOST: Final = 2**53 - 1
-"""The largest number that is read; a larger one counts as this, a lower one than its negative as that."""
+"""Largest absolute value; larger numbers are clamped to it."""
 
 _DIGITS: Final = 19  # of the largest integer of Redis
 
 
 def number(value: object) -> int | None:
-    """Return a finite number of decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
+    """Return a finite number from decoded JSON as an integer within ±(2^53-1), ``None`` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
@@ -27,10 +27,10 @@ def number(value: object) -> int | None:
 
 
 def field_number(raw: bytes | str) -> int:
-    """Return a number that stands in a field of a hash as text, within ±(2^53-1); Lua writes some with an exponent.
+    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
 
     Raises:
-        ValueError: it is no finite number.
+        ValueError: it is not a finite number.
     """
     read = float(raw)
     if not math.isfinite(read):
@@ -39,10 +39,10 @@ def field_number(raw: bytes | str) -> int:
 
 
 def counter(raw: bytes) -> int:
-    """Return a number to which Redis can add one (``HINCRBY``): digits, with no sign but a minus and no leading zero.
+    """Return the number in a hash field that Redis can increment (``HINCRBY``): digits without ``+`` or leading zeros.
 
     Raises:
-        ValueError: Redis cannot.
+        ValueError: Redis could not increment it.
     """
     digits = raw.removeprefix(b"-")
     if not (digits.isdigit() and len(digits) <= _DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":

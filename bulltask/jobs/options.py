@@ -1,7 +1,7 @@
-"""BullMQ's options of a job in Python's words: checked here once, for tasks and for queues (PROTOCOL 2.2).
+"""BullMQ's job options under Python names, checked in one place for tasks and queues.
 
-What Node's client checks before it sends is checked here too, with an error that names the option. Lengths of time
-are seconds or ``timedelta``; what is stored is BullMQ's: milliseconds, and seconds for ages.
+Everything that Node's client checks before it sends is checked here, with an error that names the option. Durations
+are seconds or ``timedelta``; BullMQ stores milliseconds, and whole seconds for ages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class HasAddress(Protocol):
-    """A job by its id and its queue: a ``Job``, an ``AsyncResult``, a ``JobRef``, ``self.request`` in a task."""
+    """Anything with a job's id and queue: a ``Job``, an ``AsyncResult``, a ``JobRef``, ``self.request`` in a task."""
 
     @property
     def id(self) -> str:
@@ -46,23 +46,23 @@ class HasAddress(Protocol):
 
     @property
     def queue(self) -> str:
-        """Its queue as the user spells it."""
+        """The job's queue as the user spells it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:
-    """Which jobs count as the same, and for how long (BullMQ's five modes, PROTOCOL 4.11).
+    """Which jobs are duplicates of each other, and for how long (BullMQ's five modes).
 
-    ``Deduplication("x")``: until the first one has ended. With ``ttl``: for that long, whatever becomes of it. With
-    ``extend`` every further job restarts that time. With ``replace`` a further job takes the place of one that is
-    still delayed; ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
+    ``Deduplication("x")`` lasts until the first job has finished. With ``ttl`` it lasts for that time, even if the job
+    finishes earlier. With ``extend``, every duplicate restarts the time. With ``replace``, a duplicate replaces a job
+    that is still delayed. ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
 
     Attributes:
-        id: jobs with the same one count as the same.
-        ttl: seconds or ``timedelta``.
-        extend: restart ``ttl`` at every further job.
-        replace: the newest one counts while the first is delayed.
+        id: jobs with the same id are duplicates.
+        ttl: seconds or ``timedelta``; ``None``: until the job has finished.
+        extend: restart ``ttl`` at every duplicate.
+        replace: keep the newest job while the first is delayed.
     """
 
     id: str
@@ -71,13 +71,13 @@ class Deduplication:
     replace: bool = False
 
     def to_wire(self) -> dict[str, object]:
-        """The stored option ``de``.
+        """Return the stored option ``de``.
 
         Raises:
             ConfigError: the id is empty or a value has a wrong type.
         """
         if not isinstance(self.id, str) or not self.id:
-            raise ConfigError(f"deduplication needs an id, a text that is not empty, not {self.id!r}")
+            raise ConfigError(f"the id of deduplication must be a non-empty string, not {self.id!r}")
         wire: dict[str, object] = {"id": self.id}
         if self.ttl is not None:
             wire["ttl"] = to_ms(self.ttl, "the ttl of deduplication")
@@ -92,7 +92,7 @@ ParentLike = HasAddress | Mapping[str, str]
 
 _LONGEST_REST: Final = 1_000
 _LONGEST_ESCAPE: Final = 6
-"""Bytes of JSON: of options without texts of the sender's own, and of a character in such a text."""
+"""Upper bounds in bytes of JSON: of options without the sender's own strings, and of one character in such a string."""
 
 FAILURE_FLAGS: Final[Mapping[str, str]] = {
     "fail_parent_on_failure": "fpof",
@@ -103,18 +103,18 @@ FAILURE_FLAGS: Final[Mapping[str, str]] = {
 
 
 def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> dict[str, object]:
-    """Return the options of :data:`STORED` under BullMQ's names; others and those that are ``None`` are left out.
+    """Return the options of :data:`STORED` under BullMQ's names, without those that are ``None``.
 
     Args:
         given: the options.
         strategies: the setting ``backoff_strategies``.
 
     Raises:
-        ConfigError: a value is wrong, or two options exclude each other.
+        ConfigError: a value is invalid, or two options exclude each other.
     """
     flags = [name for name in FAILURE_FLAGS if given.get(name)]
     if len(flags) > 1:
-        raise ConfigError(f"the options {', '.join(flags)} exclude each other; use one of them")
+        raise ConfigError(f"the options {', '.join(flags)} exclude each other: use only one of them")
     found: dict[str, object] = {}
     for name, (stored, read) in STORED.items():
         if (value := given.get(name)) is None:
@@ -134,21 +134,21 @@ def link_to_parent(
     """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
 
     Args:
-        parent: the job that waits; a ``queue`` with a ``:`` is BullMQ's qualified name (``bull:orders``). ``None``
-            for a job without one.
-        stored: the child's options as :func:`stored_options` returns them; the parent is noted there too.
-        prefix: of the keys of queues that the parent does not spell out.
-        hash_tag: whether the name of such a queue gets braces.
+        parent: the parent job, ``None`` for none. If its ``queue`` contains a ``:``, it is BullMQ's qualified name
+            (``bull:orders``).
+        stored: the child's options as :func:`stored_options` returns them; the parent is added to them.
+        prefix: key prefix, for a parent whose ``queue`` is a plain name.
+        hash_tag: whether such a name gets braces.
 
     Raises:
-        ConfigError: it is no job.
+        ConfigError: ``parent`` is not a job.
     """
     if parent is None:
         return None
     read = parent.get if isinstance(parent, Mapping) else lambda name: getattr(parent, name, None)
     job_id, queue = read("id"), read("queue")
     if not (isinstance(job_id, str) and job_id and isinstance(queue, str) and queue):
-        raise ConfigError(f"parent must be a job, or a mapping with the texts id and queue, not {parent!r}")
+        raise ConfigError(f"parent must be a job, or a mapping with the strings id and queue, not {parent!r}")
     qualified = qualified_name(queue, prefix, hash_tag=hash_tag)
     stored["parent"] = {"id": job_id, "queue": qualified}
     flags = {flag: True for flag in FAILURE_FLAGS.values() if stored.get(flag)}
@@ -156,52 +156,54 @@ def link_to_parent(
 
 
 def check_priority(value: object) -> int:
-    """Return a priority; ``None`` is 0.
+    """Return a valid priority; ``None`` is 0.
 
     Raises:
-        ConfigError: it is no whole number from 0 to the largest that every BullMQ accepts.
+        ConfigError: it is not an integer from 0 to :data:`bulltask.jobs.job.MAX_PRIORITY`.
     """
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
-        raise ConfigError(f"priority must be a whole number from 0 (none), 1 (first) to {MAX_PRIORITY}, not {value!r}")
+        raise ConfigError(f"priority must be an integer from 0 (none) and 1 (first) to {MAX_PRIORITY}, not {value!r}")
     return value
 
 
 def text_chars(options: JobOptions) -> int:
-    """Return how many characters of the sender's own the options have; the rest of them is short."""
+    """Return how many characters the sender's own strings have in the options; the rest is short."""
     chars = len(options.headers)
-    for said in options.more.values():
-        for part in said.values() if isinstance(said, Mapping) else (said,):
+    for option in options.more.values():
+        for part in option.values() if isinstance(option, Mapping) else (option,):
             chars += len(part) if isinstance(part, str) else 0
     return chars
 
 
 def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -> None:
-    """Compare a job's encoded data with its own ``size_limit``, and data and options together with ``max_payload``.
+    """Check a job's data against its ``size_limit``, and data and options together against ``max_payload``.
 
     Args:
-        data: encoded; alone it is within ``limit``.
-        options: of the job.
+        data: the encoded data; alone it is within ``limit``.
+        options: the job's options.
         limit: the setting ``max_payload``; ``None`` for no limit.
-        what: how messages call the data.
+        what: name of the data in messages.
 
     Raises:
-        PayloadTooLargeError: one of them is longer.
+        PayloadTooLargeError: a limit is exceeded.
     """
     most = options.more.get("sizeLimit")
     if isinstance(most, int) and len(data) > most:
-        raise PayloadTooLargeError(f"{what} has {len(data):,} bytes of JSON, over the job's size_limit of {most:,}")
-    # The options are encoded only where that can matter: it takes longer than all else that a send does here.
+        raise PayloadTooLargeError(
+            f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {most:,}"
+        )
+    # The options are encoded only if that can matter, because it takes longer than the rest of a send.
     if limit is not None and len(data) + _LONGEST_REST + _LONGEST_ESCAPE * text_chars(options) > limit:
         check_together(data, options.to_wire(0), limit, what)
 
 
 def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: str) -> None:
-    """Compare a job's encoded data and stored options together with ``max_payload``.
+    """Check a job's encoded data and stored options together against ``max_payload``.
 
     Raises:
-        PayloadTooLargeError: they are longer; the message calls the data ``what``.
+        PayloadTooLargeError: they exceed it; the message calls the data ``what``.
     """
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:
@@ -214,7 +216,7 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
 def _number(low: int) -> Callable[[Any, str], int]:
     def read(value: Any, name: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
-            raise ConfigError(f"{name} must be a whole number of {low} or more, not {value!r}")
+            raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
         return value
 
     return read
@@ -228,7 +230,7 @@ def _flag(value: Any, name: str) -> bool | None:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a text, not {value!r}")
+        raise ConfigError(f"{name} must be a string, not {value!r}")
     return value
 
 
@@ -250,7 +252,7 @@ def _backoff(value: Any, name: str) -> dict[str, object]:
 
 
 def _check_backoff(wire: Mapping[str, Any]) -> None:
-    """Let the class find what is wrong; it would add defaults, so it does not make the stored form."""
+    """Check by constructing a Backoff; it is not stored, because it would add defaults."""
     Backoff(wire["type"], wire.get("delay", 0), wire.get("jitter", 0.0), wire.get("maxDelay"))
 
 
@@ -267,7 +269,7 @@ def _moment(value: Any, name: str) -> int:
 
 def _known(value: Mapping[str, Any], names: set[str], option: str) -> None:
     if unknown := sorted(set(value) - names):
-        raise ConfigError(f"{option} does not know {unknown[0]!r}; it knows {', '.join(sorted(names))}")
+        raise ConfigError(f"{option} has no key {unknown[0]!r}; use {', '.join(sorted(names))}")
 
 
 STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
@@ -283,4 +285,4 @@ STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
     "omit_context": ("omc", _flag),
     **{name: (stored, _flag) for name, stored in FAILURE_FLAGS.items()},
 }
-"""Option to its stored name and how it is read; a result of ``None`` is not stored."""
+"""Stored name and parser of each option; ``None`` from the parser is not stored."""

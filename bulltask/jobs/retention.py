@@ -1,4 +1,4 @@
-"""Which finished jobs stay, in the words of users and in BullMQ's (PROTOCOL 4.7)."""
+"""Retention of finished jobs, as users write it and as BullMQ stores it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from bulltask.jobs.numbers import MOST, number
 __all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
-"""``True``: remove at once; ``False``: keep; a number: keep so many; ``{"age": 3600, "count": 1000}``: keep both."""
+"""``True``: remove at once; ``False``: keep all; a number: keep the newest n; or ``{"age": seconds, "count": n}``."""
 
 KEEP_ALL: Final[Mapping[str, int]] = {"count": -1}
 
 
 def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
-    """Return what is stored in a job as ``removeOnComplete`` or ``removeOnFail``.
+    """Return the stored value of ``removeOnComplete`` or ``removeOnFail``.
 
     Raises:
-        ConfigError: it is no :data:`KeepJobs`; the message calls it ``name``.
+        ConfigError: ``value`` is not a :data:`KeepJobs`; the message calls it ``name``.
     """
     if isinstance(value, bool):
         return value
     if not isinstance(value, Mapping):
         return _whole(value, name, low=-1)
     if unknown := sorted(set(value) - {"age", "count"}):
-        raise ConfigError(f"{name} does not know {unknown[0]!r}; it knows age, count")
+        raise ConfigError(f"{name} has no key {unknown[0]!r}; use age, count")
     wire: dict[str, int] = {}
     if value.get("age") is not None:
         wire["age"] = -(-to_ms(value["age"], f"the age of {name}") // 1000)  # BullMQ counts whole seconds here
@@ -38,15 +38,15 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
 
 
 def stored_keep(wanted: object) -> Mapping[str, int] | None:
-    """Return BullMQ's ``keepJobs`` map for what a job says as ``removeOnComplete`` or ``removeOnFail``.
+    """Return BullMQ's ``keepJobs`` map for a stored ``removeOnComplete`` or ``removeOnFail``.
 
-    A bound that is no number bounds nothing: Node keeps such jobs, too.
+    A limit that is not a number does not limit anything, as in Node.
 
     Args:
-        wanted: the stored option, which another program may have written.
+        wanted: the stored option, which any client may have written.
 
     Returns:
-        ``None`` where it says nothing.
+        ``None`` if the job has no such option.
     """
     if isinstance(wanted, Mapping):
         return {key: bound for key in ("count", "age") if (bound := number(wanted.get(key))) is not None}
@@ -58,5 +58,5 @@ def stored_keep(wanted: object) -> Mapping[str, int] | None:
 
 def _whole(value: Any, name: str, *, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MOST:
-        raise ConfigError(f"{name} must be a whole number of {low} or more, not {value!r}")
+        raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
     return value

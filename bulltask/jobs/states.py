@@ -11,11 +11,11 @@ from typing import Final
 __all__ = ["REVOKED", "JobState", "Revocation"]
 
 REVOKED: Final = "revoked"
-"""Why a job that was revoked has failed, and the category of that failure."""
+"""``failedReason`` of a revoked job, and the error category of that failure."""
 
 
 class JobState(StrEnum):
-    """Where a job is, as BullMQ's ``getState`` says it."""
+    """State of a job, as BullMQ's ``getState`` returns it."""
 
     WAITING = "waiting"
     PRIORITIZED = "prioritized"
@@ -28,15 +28,15 @@ class JobState(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """True for the two states that a job does not leave by itself."""
+        """True for ``COMPLETED`` and ``FAILED``."""
         return self in {JobState.COMPLETED, JobState.FAILED}
 
 
 class Revocation(StrEnum):
-    """What became of the wish to revoke a job."""
+    """Result of revoking a job."""
 
-    REVOKED = "revoked"  # it did not run, and has now failed
-    RUNNING = "running"  # it runs and goes on: terminate was not said
-    TERMINATING = "terminating"  # it runs, and its worker ends it
-    FINISHED = "finished"  # it had completed or failed before
-    UNKNOWN = "unknown"  # there is no such job (any more)
+    REVOKED = "revoked"  # the job was not running; it has now failed
+    RUNNING = "running"  # the job is running and continues, because terminate was not set
+    TERMINATING = "terminating"  # the job is running, and its worker stops it
+    FINISHED = "finished"  # the job had already completed or failed
+    UNKNOWN = "unknown"  # the job does not exist

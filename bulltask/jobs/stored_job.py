@@ -1,4 +1,4 @@
-"""A job's hash as typed fields: what Redis holds of a job, whoever wrote it."""
+"""A stored job as typed fields, whichever client wrote it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["Finished", "JobSnapshot", "StoredJob"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """Every field that BullMQ 5.62 keeps in a job's hash (PROTOCOL 2.1), by its meaning.
+    """Every field of a job's hash in BullMQ 5.62.
 
-    Times are epoch milliseconds of the server, ``None`` until they are written.
+    Times are epoch milliseconds of the server, ``None`` if not set yet.
 
     Attributes:
         queue: the queue as the user spells it.
-        data: the decoded data; ``None`` also for a malformed one, whose text is ``data_text``.
+        data: the decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
         opts: the stored options under BullMQ's stored names.
-        delay_ms: delay of the job; 0 once it was promoted.
-        attempts_made: finished tries (``atm``).
-        attempts_started: pick-ups (``ats``).
+        delay_ms: delay of the job, 0 once it is promoted.
+        attempts_made: finished attempts (``atm``).
+        attempts_started: started attempts (``ats``).
         stalled_count: stalls (``stc``).
-        processed_by: name of the worker that took it last (``pb``).
-        deferred_failure: text with which it fails at its next pick-up (``defa``).
-        parent: the parent's map with its failure flags, as stored.
-        parent_key: full key of the parent's hash.
+        processed_by: name of the worker that last took it (``pb``).
+        deferred_failure: reason with which it fails when a worker takes it (``defa``).
+        parent: the stored parent map, with its failure flags.
+        parent_key: full Redis key of the parent's hash.
         deduplication_id: ``deid``.
-        scheduler_id: id of the job scheduler that made it (``rjk``).
-        next_iteration_id: id of the job that the scheduler made after it (``nrjid``).
+        scheduler_id: id of the job scheduler that added it (``rjk``).
+        next_iteration_id: id of the scheduler's next job (``nrjid``).
     """
 
     queue: str
@@ -65,7 +65,7 @@ class StoredJob:
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> StoredJob:
-        """Read a flat field list (``HGETALL``); malformed fields are read as missing, so that any job can be shown."""
+        """Read a flat list of fields (``HGETALL``). Malformed fields count as missing, so that any job can be shown."""
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         return cls(
             queue=queue,
@@ -98,7 +98,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a job ended: the return value's JSON text, or the failure's raw text."""
+    """Outcome of a job: the return value as JSON text, or the failed reason."""
 
     completed: bool
     text: str
@@ -106,7 +106,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """What Redis holds of a job at one moment; ``state`` is ``UNKNOWN`` when it holds nothing."""
+    """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist."""
 
     state: JobState
     returnvalue: str | None = None

@@ -1,4 +1,4 @@
-"""How long a run of a task may take, and what is said of one that took longer."""
+"""Time limits of an attempt, and the exceptions for exceeding them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HARD: Final = "timeLimit"
 
 @value_class
 class TimeLimits:
-    """The limits of one run, ``None`` for none.
+    """Time limits of one attempt in milliseconds, ``None`` for no limit.
 
     Attributes:
-        soft_ms: then the task is told, and may clean up.
-        hard_ms: then it is ended.
+        soft_ms: after this time, the task is interrupted and may clean up.
+        hard_ms: after this time, the attempt is stopped.
     """
 
     soft_ms: int | None = None
@@ -29,54 +29,54 @@ class TimeLimits:
 
     @classmethod
     def of(cls, soft: Duration | None, hard: Duration | None) -> TimeLimits:
-        """The limits that somebody has said, in seconds or as a ``timedelta``.
+        """Return the limits for values in seconds or ``timedelta``.
 
         Raises:
-            ConfigError: one is not a length of time of 0.001 s or more.
+            ConfigError: a value is not a duration of 0.001 s or more.
         """
         return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
 
     @classmethod
     def from_wire(cls, own: Mapping[str, Any]) -> TimeLimits:
-        """The limits in a job's own options; what is no positive number counts as none."""
+        """Read the limits from bulltask's options of a job; a value that is not a positive number counts as none."""
         if _SOFT not in own and _HARD not in own:
             return NO_LIMITS
         return cls(_stored_ms(own.get(_SOFT)), _stored_ms(own.get(_HARD)))
 
     def to_wire(self) -> dict[str, object]:
-        """What stands of them in a job's own options: milliseconds, as everywhere on the wire."""
-        said = {_SOFT: self.soft_ms, _HARD: self.hard_ms}
-        return {name: limit_ms for name, limit_ms in said.items() if limit_ms is not None}
+        """Return the limits as they are stored in bulltask's options of a job."""
+        stored = {_SOFT: self.soft_ms, _HARD: self.hard_ms}
+        return {name: limit_ms for name, limit_ms in stored.items() if limit_ms is not None}
 
     def check(self, whose: str, prefix: str = "") -> None:
-        """See that the soft limit comes before the hard one.
+        """Check that the soft limit is shorter than the hard one.
 
         Args:
-            whose: what the message calls that which has them.
-            prefix: of the names in the message.
+            whose: owner of the limits, for the message.
+            prefix: prefix of the settings' names, for the message.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: it is not.
         """
         if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
             raise ConfigError(
                 f"{prefix}soft_time_limit ({_text(self.soft_ms)}) of {whose} must be shorter than "
-                f"{prefix}time_limit ({_text(self.hard_ms)}): the task would be ended before it is told"
+                f"{prefix}time_limit ({_text(self.hard_ms)}): otherwise it has no effect"
             )
 
     def over(self, other: TimeLimits) -> TimeLimits:
-        """These limits, and those of ``other`` where these say nothing."""
-        if self is NO_LIMITS:  # of nearly every job
+        """Return these limits, with those of ``other`` where these have none."""
+        if self is NO_LIMITS:  # nearly every job
             return other
         soft_ms = other.soft_ms if self.soft_ms is None else self.soft_ms
         return TimeLimits(soft_ms, other.hard_ms if self.hard_ms is None else self.hard_ms)
 
     def soft_exceeded(self, task: str) -> SoftTimeLimitExceeded:
-        """What ends a run of ``task`` at the soft limit."""
+        """Return the exception for exceeding the soft limit."""
         return SoftTimeLimitExceeded(f"task {task} ran longer than its soft time limit of {_text(self.soft_ms)}")
 
     def hard_exceeded(self, task: str, *, killed: bool = False) -> TimeLimitExceeded:
-        """What ends a run of ``task`` at the hard limit; ``killed``: with its child."""
+        """Return the exception for exceeding the hard limit; ``killed``: the child process was killed."""
         end = " and its child was killed" if killed else ""
         return TimeLimitExceeded(f"task {task} ran longer than its time limit of {_text(self.hard_ms)}{end}")
 

@@ -84,7 +84,7 @@ class JobQuery:
             if name not in names:
                 raise TypeError(f"jobs cannot be searched by {name!r}{did_you_mean(name, names)}")
             if name not in {"since", "until"} and value is not None and not (isinstance(value, str) and value):
-                raise ConfigError(f"{name} must be a text that is not empty, not {value!r}")
+                raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
         if (state := where.get("state")) is not None and state not in STATES:
             raise ConfigError(f"there is no state {state!r}{did_you_mean(state, STATES)}")
         times = {name: moment(where.get(name), name) for name in ("since", "until")}

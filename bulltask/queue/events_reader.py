@@ -121,5 +121,5 @@ def _start(start: str) -> str:
 
 def _word(value: object, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"field {key!r} of an event must be a text or a number, not {value!r}")
+        raise ConfigError(f"field {key!r} of an event must be a string or a number, not {value!r}")
     return str(value)

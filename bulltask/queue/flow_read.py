@@ -68,7 +68,7 @@ class FlowReader:
     def __init__(self, broker: Callable[[], Broker], queue: str, job_id: str, depth: int, max_children: int) -> None:
         for name, number in (("depth", depth), ("max_children", max_children)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ConfigError(f"{name} must be a whole number of 1 or more, not {number!r}")
+                raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r}")
         self._broker, self._depth, self._most = broker, depth, max_children
         self._root = ReadNode(Link(queue, broker, None), job_id)
         self._links: dict[str, Link] = {}

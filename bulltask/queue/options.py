@@ -167,7 +167,7 @@ def _attempts(value: object, config: Config) -> int:
     if value is None:
         return config.max_retries + 1
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise ConfigError(f"attempts must be a whole number of 0 or more, not {value!r}")
+        raise ConfigError(f"attempts must be an integer of 0 or more, not {value!r}")
     return value
 
 

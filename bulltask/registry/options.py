@@ -367,7 +367,7 @@ def _why_not(name: str, known: Iterable[str]) -> str:
 
 def _retries(value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ENDLESS:
-        raise ConfigError(f"max_retries must be a whole number of 0 or more, not {value!r}")
+        raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r}")
     return value
 
 

@@ -86,7 +86,7 @@ def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
 
 def _values(name: str, said: Said, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
     if isinstance(said, bool) or not isinstance(said, int | str | Iterable):
-        raise ConfigError(f"crontab: {name} must be a number, a text or numbers, not {said!r}")
+        raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {said!r}")
     if isinstance(said, str):
         # "*" of weekdays is 0 to 6: with 7, Sunday's second number, "*/2" would be another set of days.
         parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in said.split(",")]

@@ -84,7 +84,7 @@ class Repeat:
         if immediately and start is not None:
             raise ConfigError("immediately and start contradict each other; give one of them")
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            raise ConfigError(f"limit must be a whole number of 1 or more, not {limit!r}")
+            raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r}")
         start_ms = None if start is None else to_epoch_ms(start, "start")
         end_ms = None if end is None else to_epoch_ms(end, "end")
         if start_ms is not None and end_ms is not None and end_ms <= start_ms:

@@ -74,8 +74,8 @@ def test_a_length_of_time_may_be_a_timedelta() -> None:
         ({"within": "2s"}, r"within must be seconds or a timedelta, not '2s'"),
         ({"target": 99}, r"target must be a part of more than 0 and less than 1, as 0.99, not 99"),
         ({"target": 1.0}, r"target must be a part"),
-        ({"queue": ""}, r"queue must be a text"),
-        ({"name": 7}, r"name must be a text"),
+        ({"queue": ""}, r"queue must be a string"),
+        ({"name": 7}, r"name must be a string"),
     ],
 )
 def test_a_wrong_objective_says_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
@@ -89,9 +89,9 @@ def test_a_wrong_objective_says_what_is_wrong(wrong: dict[str, Any], said: str) 
         ({"price_per_hour": -1}, "price_per_hour must be a number from 0"),
         ({"price_per_hour": {"mail": "much"}}, "price_per_hour of 'mail' must be a number from 0"),
         ({"price_per_hour": float("nan")}, "price_per_hour must be a number from 0"),
-        ({"capacity": 0}, "capacity must be a whole number of 1 or more"),
-        ({"capacity": {"mail": 2.5}}, "capacity of 'mail' must be a whole number"),
-        ({"capacity": {"": 2}}, "queue of capacity must be a text"),
+        ({"capacity": 0}, "capacity must be an integer of 1 or more"),
+        ({"capacity": {"mail": 2.5}}, "capacity of 'mail' must be an integer"),
+        ({"capacity": {"": 2}}, "queue of capacity must be a string"),
         ({"objectives": [GOOD]}, "objectives must be some of"),
     ],
 )

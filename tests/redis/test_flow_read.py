@@ -193,7 +193,7 @@ def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, hand: Hand) -> None:
     ("name", "number"), [("depth", 0), ("depth", "2"), ("max_children", 0), ("max_children", True)]
 )
 def test_numbers_that_mean_nothing_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+    with pytest.raises(ConfigError, match=f"{name} must be an integer"):
         flows.get_flow("q", "root", **{name: number})
     with pytest.raises(InvalidNameError):
         flows.get_flow("a:b", "root")

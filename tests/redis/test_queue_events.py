@@ -438,7 +438,7 @@ def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, re
     with pytest.raises(InvalidNameError, match="the field 'event'"):
         events.publish("own", {"event": "x"})
     for value in (True, None, [1], {"a": 1}):
-        with pytest.raises(ConfigError, match="field 'a' of an event must be a text or a number"):
+        with pytest.raises(ConfigError, match="field 'a' of an event must be a string or a number"):
             events.publish("own", {"a": value})
     assert redis_client.exists(STREAM) == 0
 

@@ -136,22 +136,22 @@ def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis)
         ({"lifo": 1}, ConfigError, "lifo must be true or false"),
         ({"backoff": {"type": "fixed", "delay": 1, "jitter": 2}}, ConfigError, "jitter must be a number from 0 to 1"),
         ({"backoff": {"delay": 1}}, ConfigError, "type of backoff"),
-        ({"backoff": {"type": "fixed", "delay_ms": 1}}, ConfigError, "backoff does not know 'delay_ms'"),
+        ({"backoff": {"type": "fixed", "delay_ms": 1}}, ConfigError, "backoff has no key 'delay_ms'"),
         ({"backoff": -1}, ConfigError, "backoff"),
-        ({"backoff": {"type": "Fixed", "delay": 1}}, ConfigError, "'Fixed' is unknown.*; did you mean 'fixed'"),
-        ({"backoff": {"type": "mine"}}, ConfigError, "'mine' is unknown; known are fixed, exponential"),
-        ({"backoff": Backoff("mine")}, ConfigError, "'mine' is unknown"),
-        ({"remove_on_complete": {"age": 1, "limit": 2}}, ConfigError, "does not know 'limit'"),
+        ({"backoff": {"type": "Fixed", "delay": 1}}, ConfigError, "type 'Fixed'.*; did you mean 'fixed'"),
+        ({"backoff": {"type": "mine"}}, ConfigError, "unknown backoff type 'mine': use fixed, exponential"),
+        ({"backoff": Backoff("mine")}, ConfigError, "unknown backoff type 'mine'"),
+        ({"remove_on_complete": {"age": 1, "limit": 2}}, ConfigError, "has no key 'limit'"),
         ({"remove_on_complete": -2}, ConfigError, "remove_on_complete"),
         ({"remove_on_fail": "yes"}, ConfigError, "remove_on_fail"),
         ({"keep_logs": -1}, ConfigError, "keep_logs"),
         ({"stack_trace_limit": 1.5}, ConfigError, "stack_trace_limit"),
         ({"size_limit": 0}, ConfigError, "size_limit"),
         ({"size_limit": 5}, PayloadTooLargeError, "size_limit of 5"),
-        ({"deduplication": ""}, ConfigError, "deduplication needs an id"),
-        ({"deduplication": {"ttl": 5}}, ConfigError, "deduplication needs an id"),
+        ({"deduplication": ""}, ConfigError, "the id of deduplication must be"),
+        ({"deduplication": {"ttl": 5}}, ConfigError, "the id of deduplication must be"),
         ({"deduplication": {"id": "x", "ttl": -5}}, ConfigError, "ttl of deduplication"),
-        ({"deduplication": {"id": "x", "keepLastIfActive": True}}, ConfigError, "does not know"),
+        ({"deduplication": {"id": "x", "keepLastIfActive": True}}, ConfigError, "has no key"),
         ({"deduplication": {"id": "x", "extend": 1}}, ConfigError, "extend"),
         (
             {"fail_parent_on_failure": True, "remove_dependency_on_failure": True},
@@ -193,7 +193,7 @@ def test_what_is_refused_before_anything_is_sent(
 def test_an_unknown_backoff_type_is_refused_whichever_way_the_job_is_sent(
     app: App, redis_client: redis.Redis, send: Callable[[App, Any], object]
 ) -> None:
-    with pytest.raises(ConfigError, match="'Fixed' is unknown"):
+    with pytest.raises(ConfigError, match="unknown backoff type 'Fixed'"):
         send(app, {"backoff": {"type": "Fixed", "delay": 1}})
     assert redis_client.dbsize() == 0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.jobs.backoff import Backoff, CustomBackoff, bullmq_delay_ms, reconnect_delay_ms, seed_delay_ms
+from bulltask.jobs.backoff import Backoff, CustomBackoff, bullmq_delay_ms, bulltask_delay_ms, reconnect_delay_ms
 
 LONGEST_MS = 2**52
 HOUR_MS = 3_600_000
@@ -65,26 +65,26 @@ def highest() -> float:
 def test_the_default_backoff_follows_the_schedule_of_the_seed(
     attempt: int, least_ms: int, base_ms: int, most_ms: int
 ) -> None:
-    assert seed_delay_ms(Backoff(), attempt, lowest) == least_ms
-    assert seed_delay_ms(Backoff(), attempt, middle) == base_ms
-    assert seed_delay_ms(Backoff(), attempt, highest) == most_ms
+    assert bulltask_delay_ms(Backoff(), attempt, lowest) == least_ms
+    assert bulltask_delay_ms(Backoff(), attempt, middle) == base_ms
+    assert bulltask_delay_ms(Backoff(), attempt, highest) == most_ms
 
 
 @pytest.mark.parametrize("attempt", [0, -1])
 def test_before_the_first_attempt_the_first_delay_is_returned_as_it_is(attempt: int) -> None:
-    assert seed_delay_ms(Backoff(delay_ms=1_000), attempt, highest) == 1_000
-    assert seed_delay_ms(Backoff(delay_ms=1_000, max_delay_ms=300), attempt, highest) == 300
+    assert bulltask_delay_ms(Backoff(delay_ms=1_000), attempt, highest) == 1_000
+    assert bulltask_delay_ms(Backoff(delay_ms=1_000, max_delay_ms=300), attempt, highest) == 300
 
 
 @given(delay=delays, jitter=jitters, cap=st.none() | delays, attempt=attempts, chance=chances)
 def test_a_fixed_delay_is_constant(delay: int, jitter: float, cap: int | None, attempt: int, chance: float) -> None:
     backoff = Backoff("fixed", delay, jitter, cap)
-    assert seed_delay_ms(backoff, attempt, lambda: chance) == delay
+    assert bulltask_delay_ms(backoff, attempt, lambda: chance) == delay
 
 
 @given(backoff=backoffs, attempt=st.integers(-5, 10**12), chance=chances)
 def test_a_delay_is_never_negative_nor_over_the_cap(backoff: Backoff, attempt: int, chance: float) -> None:
-    delay = seed_delay_ms(backoff, attempt, lambda: chance)
+    delay = bulltask_delay_ms(backoff, attempt, lambda: chance)
     assert isinstance(delay, int)
     assert 0 <= delay <= LONGEST_MS
     if backoff.type == "exponential" and backoff.max_delay_ms is not None:
@@ -94,7 +94,7 @@ def test_a_delay_is_never_negative_nor_over_the_cap(backoff: Backoff, attempt: i
 @given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
 def test_jitter_stays_within_its_share_on_both_sides(delay: int, jitter: float, attempt: int, chance: float) -> None:
     base = delay * 2 ** (attempt - 1)
-    got = seed_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
+    got = bulltask_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
     assert base * (1 - jitter) - 1 <= got <= base * (1 + jitter) + 1
 
 
@@ -103,16 +103,16 @@ def test_without_jitter_the_delay_never_shrinks_from_one_attempt_to_the_next(
     delay: int, cap: int | None, attempt: int
 ) -> None:
     backoff = Backoff("exponential", delay, 0.0, cap)
-    assert seed_delay_ms(backoff, attempt) <= seed_delay_ms(backoff, attempt + 1)
+    assert bulltask_delay_ms(backoff, attempt) <= bulltask_delay_ms(backoff, attempt + 1)
 
 
 @given(attempt=attempts)
 def test_a_custom_type_is_calculated_as_exponential(attempt: int) -> None:
-    assert seed_delay_ms(Backoff("mine"), attempt, middle) == seed_delay_ms(Backoff(), attempt, middle)
+    assert bulltask_delay_ms(Backoff("mine"), attempt, middle) == bulltask_delay_ms(Backoff(), attempt, middle)
 
 
 def test_jitter_is_drawn_anew_for_each_delay() -> None:
-    assert len({seed_delay_ms(Backoff(delay_ms=10**6), 1) for _ in range(50)}) > 10
+    assert len({bulltask_delay_ms(Backoff(delay_ms=10**6), 1) for _ in range(50)}) > 10
 
 
 # --- PROTOCOL 4.6: jobs of others -------------------------------------------------------------------------------------

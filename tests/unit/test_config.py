@@ -191,7 +191,7 @@ def test_the_longest_pause_is_not_shorter_than_the_first(first: str) -> None:
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", ["5.5", 5.5, True, "many", -5])
 def test_a_count_is_a_whole_number_within_its_bounds(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} must be a whole number (from|of) "):
+    with pytest.raises(ConfigError, match=f"^{name} must be an integer (from|of) "):
         conf(**{name: value})
 
 
@@ -228,7 +228,7 @@ def test_an_empty_text_is_no_name() -> None:
 
 def test_a_count_may_be_as_large_as_its_bound_and_no_larger() -> None:
     assert config(max_crashes=1_000).max_crashes == 1_000
-    with pytest.raises(ConfigError, match="max_crashes must be a whole number from 1 to 1000, not 1001"):
+    with pytest.raises(ConfigError, match="max_crashes must be an integer from 1 to 1000, not 1001"):
         conf(max_crashes=1_001)
     assert config(max_payload=10**12).max_payload == 10**12
 
@@ -339,7 +339,7 @@ def test_the_environment_is_that_of_the_process_unless_given(monkeypatch: pytest
 
 
 def test_a_wrong_value_in_the_environment_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"^max_crashes must be a whole number from 1 to 1000, not 'two'"):
+    with pytest.raises(ConfigError, match=r"^max_crashes must be an integer from 1 to 1000, not 'two'"):
         Conf({}, {"BULLTASK_MAX_CRASHES": "two"})
 
 

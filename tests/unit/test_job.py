@@ -264,15 +264,15 @@ def test_queue_names_that_bullmq_takes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("", "not empty"),
+        ("", "non-empty"),
         ("{}", "braces"),
         ("{mail", "braces"),
         ("a:b", "separates"),
         ("x" * 256, "256 characters"),
         ("a\nb", "control characters"),
         ("a\ud800", "UTF-8"),
-        (5, "must be a text"),
-        (None, "must be a text"),
+        (5, "must be a non-empty string"),
+        (None, "must be a non-empty string"),
     ],
 )
 def test_queue_names_that_are_refused(name: Any, why: str) -> None:
@@ -288,7 +288,7 @@ def test_job_ids_that_node_takes_too(job_id: str) -> None:
 @pytest.mark.parametrize(
     ("job_id", "why"),
     [
-        ("", "not empty"),
+        ("", "non-empty"),
         ("17", "a number"),
         ("0", "a number"),
         ("-17", "a number"),
@@ -300,7 +300,7 @@ def test_job_ids_that_node_takes_too(job_id: str) -> None:
         ("stalled-check", "own keys"),
         ("x" * 256, "256 characters"),
         ("a\x00", "control"),
-        (17, "must be a text"),
+        (17, "must be a non-empty string"),
     ],
 )
 def test_job_ids_that_are_refused(job_id: Any, why: str) -> None:

@@ -58,12 +58,12 @@ def test_which_jobs_stay_can_be_said_in_these_ways(name: str, value: object, mea
         ("age=soon", "must be true, false, how many stay"),
         ("age", "must be true, false, how many stay"),
         (1.5, "must be true, false, how many stay"),
-        (2**53, "must be a whole number"),
+        (2**53, "must be an integer"),
         ({"age": -1}, "must be a finite length of time"),
-        ({"count": -1}, "must be a whole number of 0 or more"),
-        ({"count": True}, "must be a whole number of 0 or more"),
-        ({"age": 1, "limit": 5}, "does not know 'limit'; it knows age, count"),
-        ("limit=5", "does not know 'limit'; it knows age, count"),
+        ({"count": -1}, "must be an integer of 0 or more"),
+        ({"count": True}, "must be an integer of 0 or more"),
+        ({"age": 1, "limit": 5}, "has no key 'limit'; use age, count"),
+        ("limit=5", "has no key 'limit'; use age, count"),
     ],
 )
 def test_anything_else_is_refused_with_what_is_wrong(name: str, value: object, message: str) -> None:

@@ -446,7 +446,7 @@ def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkey
     ("options", "error", "why"),
     [
         ({"queue": "a:b"}, InvalidNameError, "queue name"),
-        ({"queue": 5}, InvalidNameError, "queue name must be a text"),
+        ({"queue": 5}, InvalidNameError, "queue name must be a non-empty string"),
         ({"priority": -1}, ConfigError, "priority"),
         ({"priority": 2**21}, ConfigError, "priority"),
         ({"priority": True}, ConfigError, "priority"),

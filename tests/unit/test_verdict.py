@@ -314,7 +314,7 @@ def test_a_job_that_is_nested_too_deeply_fails_for_good_before_its_task_is_calle
         outcome = attempts.begin(nested)
         assert isinstance(outcome, Failed)
         assert outcome.category == "permanent"
-        assert outcome.reason.startswith("data of job id-1 is nested deeper than the 500 levels that bulltask takes")
+        assert outcome.reason.startswith("data of job id-1 is nested deeper than 500 levels")
 
 
 def test_the_traceback_begins_with_the_users_own_code() -> None:

@@ -166,7 +166,7 @@ def _sender(plan: JobPlan, config: Config, more: MapOptions) -> RowSender:
     builder = JobBuilder(config, write_id, plan.queue, SharedOptions(plan.options, plan.timestamp_ms), has_ids=False)
     batch = more.get("batch", 500)
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
-        raise ConfigError(f"batch must be a whole number from 1 to 10000, not {batch!r}")
+        raise ConfigError(f"batch must be an integer from 1 to 10000, not {batch!r}")
     return RowSender(builder, RowColumns("", ""), batch, max(1, to_ms(more.get("fence_ttl", WEEK), "fence_ttl")))
 
 

@@ -242,7 +242,7 @@ def check_write_id(write_id: str) -> str:
     """
     if not isinstance(write_id, str) or not write_id or len(write_id) > _MOST or _UNFIT.search(write_id):
         raise ConfigError(
-            f"write id {write_id!r:.60} must be a text of 1 to {_MOST} characters without spaces, control characters "
+            f"write id {write_id!r:.60} must be a string of 1 to {_MOST} characters without spaces, control characters "
             "and braces"
         )
     return write_id

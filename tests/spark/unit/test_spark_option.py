@@ -58,10 +58,10 @@ def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("spark.password=secret", "must be a dictionary, or a text that is a JSON object, not str"),
-        (["secret"], "must be a dictionary, or a text that is a JSON object, not list"),
+        ("spark.password=secret", "must be a dictionary or a JSON object as a string, not str"),
+        (["secret"], "must be a dictionary or a JSON object as a string, not list"),
         ({"executor.memory": "secret"}, r"begin with 'spark\.', and not 'executor.memory'"),
-        ({"spark.jars": ["secret"]}, "spark.jars in spark_conf must be a text, a number, true or false, not list"),
+        ({"spark.jars": ["secret"]}, "spark.jars in spark_conf must be a string, a number, true or false, not list"),
     ],
 )
 def test_wrong_settings_of_spark_are_refused_without_a_word_of_their_values(said: Any, message: str) -> None:
