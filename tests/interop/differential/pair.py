@@ -149,7 +149,7 @@ def called_scripts() -> Iterator[set[str]]:
         called.add(name)
         return guarded(name, guard)
 
-    with mock.patch.object(loader, "official", note), mock.patch.object(loader, "guarded", note_guarded):
+    with mock.patch.object(loader, "official", note), mock.patch.object(wrappers, "guarded", note_guarded):
         yield called
 
 
