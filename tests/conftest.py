@@ -26,12 +26,13 @@ from tests.support.containers import ContainerServer, session_server
 from tests.support.distribution import Distribution, long_ones_first
 from tests.support.fork_server import fork_server
 from tests.support.processes import MARK, Leftovers
+from tests.support.repeating import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says nothing about it: tests run beside each other, on machines that are busy.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("busy", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 # For a quick look: --hypothesis-profile=quick.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
@@ -182,7 +183,7 @@ def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
 @pytest.fixture
 def dice(record_property: Callable[[str, object], None]) -> random.Random:
     """Chance, other in each run; a test that fails shows the seed, and ``BULLTASK_TEST_SEED`` gives the same again."""
-    seed = int(os.environ.get("BULLTASK_TEST_SEED") or random.randrange(10**6))
+    seed = int(os.environ.get(SEED) or random.randrange(10**6))
     record_property("seed", seed)
     sys.stdout.write(f"  seed={seed}\n")
     return random.Random(seed)

@@ -1,8 +1,8 @@
 """Which of pytest-xdist's workers runs what: file by file, and what takes longest begins first.
 
 A file is run by one worker, so that what its module has made once is not made by each of them. All that uses the
-session of Spark is one unit, as is all that starts JVMs of its own: a JVM takes ten CPU seconds to start, minutes to
-become quick, and a gigabyte.
+session of Spark is one unit: a JVM takes ten CPU seconds to start, minutes to become quick, and a gigabyte. What
+starts JVMs of its own is two units, as one would still run when everything else has ended.
 
 pytest-xdist has groups for that (``--dist loadgroup``), but up to 3.8 they do not count with pytest 9.2: they are
 written behind a test's id, where pytest does not look any more.
@@ -18,16 +18,17 @@ __all__ = ["Distribution", "long_ones_first"]
 
 # The first that fits. What has one name is one unit.
 UNITS = (
-    ("tests/spark/local/test_demo.py", "JVMs of their own"),
-    ("tests/spark/local/test_example_killed.py", "JVMs of their own"),
+    ("tests/spark/local/test_demo.py", "JVMs of examples"),
+    ("tests/spark/local/test_example_killed.py", "JVMs of examples"),
     ("tests/spark/local/", "Spark's session"),
-    ("tests/spark/cluster/", "JVMs of their own"),
-    ("tests/spark/worker/", "JVMs of their own"),
+    ("tests/spark/cluster/", "JVMs of clusters"),
+    ("tests/spark/worker/", "JVMs of examples"),
 )
 # The longest, so that a run ends with short ones: at its end some workers wait for the last.
 FIRST = (
     "Spark's session",
-    "JVMs of their own",
+    "JVMs of clusters",
+    "JVMs of examples",
     "tests/process/",
     "tests/interop/",
     "tests/spark/",

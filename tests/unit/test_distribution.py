@@ -9,10 +9,10 @@ from tests.support.distribution import FIRST, UNITS, long_ones_first, unit
 ROOT = Path(__file__).parents[2]
 
 
-def test_files_that_need_java_are_two_units_as_a_worker_should_have_one_jvm_only() -> None:
+def test_files_that_need_java_are_three_units_as_more_jvms_at_a_time_take_too_much_memory() -> None:
     files = [path for path in sorted((ROOT / "tests" / "spark").rglob("test_*.py")) if "mark.spark" in path.read_text()]
     units = {str(path.relative_to(ROOT)): unit(f"{path.relative_to(ROOT)}::test_it") for path in files}
-    assert set(units.values()) == {"Spark's session", "JVMs of their own"}, units
+    assert set(units.values()) == set(FIRST[:3]), units
     assert all(
         ("spark: SparkSession" in (ROOT / path).read_text()) == (name == FIRST[0]) for path, name in units.items()
     )

@@ -1,0 +1,42 @@
+"""A test that fails shows the command that repeats it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.programs import ROOT
+from tests.support.repeating import repeating
+
+FAILS = """
+import pytest
+
+@pytest.mark.parametrize("name", ["it's"])
+def test_what(name, record_property):
+    record_property("seed", 17)
+    assert not name
+
+def test_other():
+    pass
+"""
+
+
+def test_a_test_that_fails_shows_the_command_that_repeats_it_with_its_seed(tmp_path: Path) -> None:
+    (tmp_path / "test_fails.py").write_text(FAILS)
+    words = ["-p", "tests.support.repeating", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "BULLTASK_TEST_SERVER": "redis"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    shown = [line for line in ran.stdout.splitlines() if line.startswith("BULLTASK_TEST_SERVER=redis ")]
+    assert [line.partition(" ")[2] for line in shown] == [
+        """BULLTASK_TEST_SEED=17 .venv/bin/python -m pytest 'test_fails.py::test_what[it'"'"'s]'"""
+    ], ran.stdout
+
+
+def test_a_test_without_a_seed_is_repeated_by_its_name_alone() -> None:
+    assert repeating("tests/unit/test_a.py::test_b", [("jobs", 5)], {}) == (
+        ".venv/bin/python -m pytest tests/unit/test_a.py::test_b"
+    )
