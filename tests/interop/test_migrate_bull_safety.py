@@ -161,7 +161,7 @@ def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
     before = migrating.dump("bull:mail:*")
     done = migrating.command("--execute")
     assert (done.returncode, migrating.dump("bull:mail:*")) == (3, before)
-    assert "bull:mail is a queue of BullMQ and has no job of Bull" in done.stderr
+    assert "bull:mail is a BullMQ queue without Bull jobs" in done.stderr
     with pytest.raises(MigrationRefusedError, match="BullMQ queue without Bull jobs"):
         migrating.migrate(force=True)
 

@@ -468,7 +468,7 @@ def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, serv
         said = program.rest()
         assert program.process.wait(60) == 1
     assert f"process {server.pid}" in said
-    assert f"broker_url to redis://127.0.0.1:{server.port}/0" in said
+    assert f"broker_url redis://127.0.0.1:{server.port}/0" in said
 
 
 def test_the_command_says_that_the_server_ended_by_itself(tmp_path):

@@ -96,7 +96,7 @@ def test_stalls_are_counted_on_and_what_is_only_bulls_is_gone() -> None:
     [
         ({"data": "{"}, "its data is not valid JSON"),
         ({"data": '{"a":NaN}'}, "NaN is not JSON"),
-        ({"opts": "[]"}, "its options are no JSON object"),
+        ({"opts": "[]"}, "its options are not a JSON object"),
         ({"opts": "x"}, "the text of its options is not valid JSON"),
     ],
 )
