@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from bulltask.lake.report.wording import one_line
+from bulltask.lake.formatting import one_line
 
 __all__ = ["ago", "as_table", "in_one_line", "length", "safe", "stamp"]
 

@@ -1,6 +1,6 @@
-"""The tables that the data pipeline writes, without Spark: their layout, and :class:`History`, which reads them.
+"""The lake that the data pipeline writes, without Spark: its tables and layout, and :class:`History`, which reads it.
 
-``History`` needs the extra ``history``. Importing this imports nothing of Arrow: a name is looked up where it is used.
+``History`` needs the extra ``history``. Importing this package does not import Arrow: names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from bulltask.extras import look_up
 
 if TYPE_CHECKING:
     from bulltask.lake.history import History
-    from bulltask.lake.measures import JobCount, LatencyPoint, RatePoint
-    from bulltask.lake.past import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
+    from bulltask.lake.job_stats import JobCount, LatencyPoint, RatePoint
+    from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
 
 __all__ = [
     "History",
@@ -29,17 +29,17 @@ __all__ = [
 
 _HOME: Final = {
     "History": "bulltask.lake.history",
-    "JobCount": "bulltask.lake.measures",
-    "JobHistory": "bulltask.lake.past",
-    "JobPage": "bulltask.lake.past",
-    "LatencyPoint": "bulltask.lake.measures",
-    "PastAttempt": "bulltask.lake.past",
-    "PastEvent": "bulltask.lake.past",
-    "PastJob": "bulltask.lake.past",
-    "PastSnapshot": "bulltask.lake.past",
-    "RatePoint": "bulltask.lake.measures",
+    "JobCount": "bulltask.lake.job_stats",
+    "JobHistory": "bulltask.lake.records",
+    "JobPage": "bulltask.lake.records",
+    "LatencyPoint": "bulltask.lake.job_stats",
+    "PastAttempt": "bulltask.lake.records",
+    "PastEvent": "bulltask.lake.records",
+    "PastJob": "bulltask.lake.records",
+    "PastSnapshot": "bulltask.lake.records",
+    "RatePoint": "bulltask.lake.job_stats",
 }
-"""Where each public name lives."""
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The tables' types as Arrow names them."""
+"""The lake's tables in Arrow: schemas, and the dedup of rows with one key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bulltask.lake.tables import Kind, Table
 
-__all__ = ["arrow_schema", "partition_schema"]
+__all__ = ["arrow_schema", "latest_rows", "partition_schema"]
 
 _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.TEXT: pa.string(),
@@ -25,11 +26,33 @@ _TYPES: Final[Mapping[Kind, Any]] = {
 
 
 def arrow_schema(table: Table) -> Any:
-    """Return the Arrow schema (``pyarrow.Schema``) of a table's files and, behind it, of its partitions."""
+    """Return the Arrow schema (``pyarrow.Schema``) of a table: the columns of its files, then its partitions."""
     columns = [pa.field(column.name, _TYPES[column.kind]) for column in table.columns]
     return pa.schema(columns + list(partition_schema(table)))
 
 
 def partition_schema(table: Table) -> Any:
-    """Return the Arrow schema of a table's partitions; ``dt`` is a text like ``2026-11-22``."""
+    """Return the Arrow schema of a table's partitions; ``dt`` is text like ``2026-11-22``."""
     return pa.schema([pa.field(name, pa.string()) for name in table.partitions])
+
+
+def latest_rows(rows: pa.Table, table: Table) -> pa.Table:
+    """Return one row per key, that with the latest ``as_of``.
+
+    Args:
+        rows: rows of a silver table with its key columns, in which nulls are equal to each other.
+        table: the table.
+    """
+    if rows.num_rows < 2:
+        return rows
+    key = [name for name in table.key if name in rows.column_names]
+    in_order = rows.sort_by([*((name, "ascending") for name in key), ("as_of", "descending")]).combine_chunks()
+    is_same = pa.scalar(True)
+    for name in key:
+        column = in_order[name]
+        here, before = column.slice(1), column.slice(0, len(column) - 1)
+        both_null = pc.and_(pc.is_null(here), pc.is_null(before))
+        is_same = pc.and_(is_same, pc.or_(pc.fill_null(pc.equal(here, before), False), both_null))
+    first = pa.chunked_array([pa.array([True])])
+    counts = pa.chunked_array(first.chunks + pc.invert(is_same).chunks)
+    return in_order.filter(counts)

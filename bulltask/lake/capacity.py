@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
-from bulltask.lake.plural import counted, significant
+from bulltask.lake.formatting import pluralize, significant
+from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 from bulltask.lake.queueing import Load, fewest_workers
-from bulltask.lake.size_classes import merged, moments
 
 __all__ = ["Choice", "Recommendation", "recommend"]
 
@@ -24,7 +24,7 @@ _BESIDE: Final = 3
 _ASSUMPTIONS: Final = (
     "A worker runs one job at a time: a worker process with a concurrency of 8 counts as 8.",
     "Every worker takes every job of these queues, in the order of arrival; within the busiest minute jobs come at"
-    " random. Priorities, rate limits, pauses and the moments in which workers restart are not in the model.",
+    " random. Priorities, rate limits, pauses and the mean_and_variance in which workers restart are not in the model.",
     "More workers make no job run longer: what the jobs share (a database, the CPU) has room for them.",
     "A delayed job counts in the minute in which it was added.",
 )
@@ -174,11 +174,11 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
         of_task[row["queue"], row["name"]].append(row)
     found = {}
     for task, its in of_task.items():
-        runs = merged(row["run_counts"] for row in its)
+        runs = merge_histograms(row["run_counts"] for row in its)
         last = sum(row["completed"] + row["failed"] for row in its)
         again = sum(row["retried"] + row["stalled"] + row["parked"] for row in its)
         if runs:
-            found[task] = _Task((last + again) / last if last else 1.0, *moments(runs))
+            found[task] = _Task((last + again) / last if last else 1.0, *mean_and_variance(runs))
     return found
 
 
@@ -214,13 +214,13 @@ def _choices(load: Load, workers: int, within_s: float) -> tuple[Choice, ...]:
 def _load_told(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
     seen = peak.load(1.0)
     return [
-        f"The busiest of {counted(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {counted(peak.jobs, 'job')}, {significant(peak.jobs / 60)} in a second, of"
-        f" {counted(peak.attempts / peak.jobs, 'attempt', significant)} each.",
+        f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
+        f" {pluralize(peak.jobs, 'job')}, {significant(peak.jobs / 60)} in a second, of"
+        f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
         f"An attempt of them runs {_seconds(seen.run_s)} on average: that keeps"
-        f" {counted(seen.workers, 'worker', significant)} busy all the time.",
+        f" {pluralize(seen.workers, 'worker', significant)} busy all the time.",
         f"With the peak factor {factor:g}, for what comes in bursts and for growth:"
-        f" {counted(load.workers, 'worker', significant)}.",
+        f" {pluralize(load.workers, 'worker', significant)}.",
     ]
 
 
@@ -228,8 +228,8 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
     of = {choice.workers: choice for choice in choices}
     chosen, one_less = of[workers], of.get(workers - 1)
     told = (
-        f"With {counted(workers, 'worker')} {_percent(chosen.share)} of the attempts begin within {_seconds(within_s)},"
-        f" and {chosen.utilisation:.0%} of the workers are busy"
+        f"With {pluralize(workers, 'worker')}, {_percent(chosen.share)} of the attempts start within"
+        f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the workers are busy"
     )
     if one_less is not None:
         grows = "the queue would only grow" if one_less.utilisation >= 1 else f"it would be {_percent(one_less.share)}"
@@ -246,10 +246,10 @@ def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, loa
 def _seen_told(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
     lines = []
     if busy is not None:
-        ran = counted(busy, "attempt", significant)
-        lines.append(f"Seen in {counted(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
+        ran = pluralize(busy, "attempt", significant)
+        lines.append(f"Seen in {pluralize(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
     if left_out:
-        lines.append(f"Left out: {counted(left_out, 'minute')} with lost events, which may have been busier.")
+        lines.append(f"Left out: {pluralize(left_out, 'minute')} with lost events, which may have been busier.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""``History``: what became of jobs, from the tables that the data pipeline has written. Needs no JVM and no Redis."""
+"""``History``: search the lake for jobs and their outcomes. Needs no JVM and no Redis."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import Any, TypedDict, Unpack
 import pyarrow.dataset as ds
 
 from bulltask.errors import ConfigError
-from bulltask.lake import measures
+from bulltask.lake import job_stats
+from bulltask.lake.job_stats import Every, JobCount, LatencyPoint, RatePoint
 from bulltask.lake.layout import Layout
-from bulltask.lake.measures import Every, JobCount, LatencyPoint, RatePoint
-from bulltask.lake.past import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
 from bulltask.lake.query import JobFilter, JobQuery, check_limit
-from bulltask.lake.queue_names import check_queues, known_queues, spelled
-from bulltask.lake.read import TableReader
+from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
 from bulltask.lake.search import rank_of, search
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
-__all__ = ["History", "Span"]
+__all__ = ["History", "StatsFilter"]
 
 Row = dict[str, Any]
 
 
-class Span(TypedDict, total=False):
-    """What numbers are of; the keys are those of :class:`bulltask.lake.query.JobFilter`."""
+class StatsFilter(TypedDict, total=False):
+    """The filters of statistics; the keys are those of :class:`bulltask.lake.query.JobFilter`."""
 
     queue: str | None
     name: str | None
@@ -36,7 +35,7 @@ class Span(TypedDict, total=False):
 
 
 class History:
-    """The jobs of a lake, also those that Redis has forgotten: search, one job whole, numbers for a dashboard.
+    """The jobs of a lake, including those that Redis no longer has: search, single jobs, statistics for dashboards.
 
     ::
 
@@ -46,15 +45,15 @@ class History:
             print(job.finished_at, job.queue, job.name, job.id, job.reason)
         print(history.job(page.jobs[0].id).attempts)
 
-    The latest knowledge of a job wins: one that failed and was completed by a later retry is found as completed. The
-    pipeline may go on writing; each call sees what is there then. It may take seconds: in asyncio, give it a thread.
-    Jobs that are not done are not in the lake's tables of jobs yet; :meth:`job` finds their events.
+    Only the latest state of a job counts: a job that failed and was completed by a later retry is completed. The
+    pipeline may write at the same time; each call sees what is there then. A call may take seconds: in asyncio, run it
+    in a thread. Jobs that have not ended are not in the lake's table of jobs yet; :meth:`job` finds their events.
 
     Args:
         root: the directory of the lake.
 
     Raises:
-        LakeError: there is no lake; by every method also: a file cannot be read.
+        LakeError: there is no lake. Every method also raises it if a file cannot be read.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -67,15 +66,15 @@ class History:
         return self._layout.root
 
     def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
-        """Find jobs, those that were done last first.
+        """Search for finished jobs, latest first.
 
         Args:
-            limit: jobs in a page, up to 1,000.
-            cursor: :attr:`JobPage.cursor` of the page before.
-            where: see :class:`bulltask.lake.query.JobFilter`; all must be true of a job.
+            limit: jobs per page, up to 1,000.
+            cursor: :attr:`JobPage.cursor` of the previous page.
+            where: see :class:`bulltask.lake.query.JobFilter`; a job must match all filters.
 
         Raises:
-            ConfigError: a filter, the limit or the cursor makes no sense, or the lake has nothing of the queue.
+            ConfigError: a filter, the limit or the cursor is invalid, or the lake has nothing of the queue.
         """
         query = self._query(where)
         after = None if cursor is None else query.position(cursor)
@@ -86,21 +85,21 @@ class History:
         return JobPage(tuple(PastJob.of(row) for _, row in page), query.cursor(page[-1][0]) if more else None)
 
     def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
-        """Read all that the lake knows of a job; ``None`` when that is nothing.
+        """Read a job's history; ``None`` if the lake does not have the job.
 
         Args:
             job_id: its id.
-            queue: its queue; needed when jobs of several queues have this id.
+            queue: its queue; required if several queues have a job with this id.
 
         Raises:
-            ConfigError: they have, or the lake has nothing of the queue.
+            ConfigError: several queues have one, or the lake has nothing of the queue.
         """
         queue = self._spelled(queue)
         tables = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
         rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in tables.items()}
         queues = sorted({row["queue"] for found in rows.values() for row in found})
         if len(queues) > 1:
-            raise ConfigError(f"there is a job {job_id!r} in each of the queues {', '.join(queues)}: say which")
+            raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
         if not queues:
             self._check_queue(queue)
             return None
@@ -115,36 +114,38 @@ class History:
         )
 
     def days(self) -> list[date]:
-        """The days on which jobs were done, in order, UTC."""
+        """Return the days (UTC) on which jobs ended, in order."""
         return self._reader.days(JOBS)
 
     def queues(self) -> list[str]:
-        """The queues that the lake has jobs of, in order, spelled as everywhere in bulltask."""
+        """The queues that the lake has jobs of, in order, without BullMQ's braces."""
         return self._reader.queues(JOBS)
 
-    def counts(self, **where: Unpack[Span]) -> list[JobCount]:
-        """Count jobs by queue, task and state; each counts once, as it was known last.
+    def counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
+        """Count jobs by queue, task and state; each job counts once, with its latest state.
 
         Args:
-            where: see :class:`Span`; days and times as in :meth:`search`.
+            where: see :class:`StatsFilter`; days and times as in :meth:`search`.
 
         Raises:
-            ConfigError: a filter makes no sense.
+            ConfigError: a filter is invalid.
         """
-        return measures.counts(self._reader, self._query(where))
+        return job_stats.counts(self._reader, self._query(where))
 
-    def rate(self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[Span]) -> list[RatePoint]:
-        """Count the attempts that ended in each hour or day; those in which none did are left out.
+    def rate(
+        self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
+    ) -> list[RatePoint]:
+        """Count the attempts that ended in each hour or day; hours and days without any are left out.
 
         Args:
             outcome: ``completed``, ``failed`` (for good), ``retry``, ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
-            where: see :class:`Span`.
+            where: see :class:`StatsFilter`.
 
         Raises:
-            ConfigError: an argument makes no sense.
+            ConfigError: an argument is invalid.
         """
-        return measures.rate(self._reader, self._query(where), outcome, every)
+        return job_stats.rate(self._reader, self._query(where), outcome, every)
 
     def latency(
         self,
@@ -152,30 +153,30 @@ class History:
         percentiles: Sequence[float] = (50, 95, 99),
         *,
         every: Every | None = "hour",
-        **where: Unpack[Span],
+        **where: Unpack[StatsFilter],
     ) -> list[LatencyPoint]:
-        """Say how long the attempts that ended in each hour or day have waited or run.
+        """Return percentiles of how long the attempts that ended in each hour or day waited or ran.
 
         Args:
-            metric: ``run``, or ``wait``: for a worker.
-            percentiles: 0 to 100; right to one in a hundred.
-            every: ``hour``, ``day``, or ``None`` for one point of the whole time.
-            where: see :class:`Span`.
+            metric: ``run`` (execution time) or ``wait`` (for a worker).
+            percentiles: 0 to 100; the results are within 1 %.
+            every: ``hour``, ``day``, or ``None`` for one point for the whole time.
+            where: see :class:`StatsFilter`.
 
         Raises:
-            ConfigError: an argument makes no sense.
+            ConfigError: an argument is invalid.
         """
-        return measures.latency(self._reader, self._query(where), metric, percentiles, every)
+        return job_stats.latency(self._reader, self._query(where), metric, percentiles, every)
 
     def _query(self, where: Mapping[str, Any]) -> JobQuery:
         query = JobQuery.of(where)
         return replace(query, queue=self._spelled(query.queue))
 
     def _spelled(self, queue: str | None) -> str | None:
-        """The lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
+        """Return the lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless it has both."""
         if queue is None or not queue.startswith("{"):
             return queue
-        return spelled(queue, known_queues(self._reader))
+        return normalize_queue(queue, known_queues(self._reader))
 
     def _rows(self, table: Table, where: Any, queue: str | None) -> list[Row]:
         def read(batches: Iterator[Any]) -> list[Row]:
@@ -184,7 +185,7 @@ class History:
         return self._reader.over(table, self._reader.days(table), read, where=where, queue=queue)
 
     def _check_queue(self, queue: str | None) -> None:
-        """Say that a queue is unknown where that is why nothing was found."""
+        """Raise an error if nothing was found because the queue is unknown."""
         if queue is not None:
             check_queues(self.root, [queue], known_queues(self._reader))
 

@@ -1,7 +1,7 @@
-"""Which files a table has at one moment, also while directories of it are being replaced.
+"""List a table's files at one moment, also while directories are being swapped.
 
-A replacement (:mod:`bulltask.lake.replacing`) is written down as an intent, then moves the old directories away and the
-new one to its place. From when the intent is there until it is gone, the new directory is what counts, wherever it is.
+A swap (:mod:`bulltask.lake.atomic_swap`) writes an intent file, moves the old directories away and then the new one to
+its place. As long as the intent exists, the new directory counts, wherever it is.
 """
 
 from __future__ import annotations

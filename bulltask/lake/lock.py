@@ -10,7 +10,7 @@ from typing import Final, Self
 from bulltask.errors import LakeInUseError
 from bulltask.lake.layout import Layout
 
-__all__ = ["RunLock", "feeder_of"]
+__all__ = ["RunLock", "writer_pid"]
 
 _NAME: Final = "lock"
 
@@ -55,7 +55,7 @@ class RunLock:
         self.release()
 
 
-def feeder_of(layout: Layout) -> int | None:
+def writer_pid(layout: Layout) -> int | None:
     """Return the process whose stream feeds a lake, on this machine; ``None`` when none does."""
     try:
         file = os.open(layout.own(_NAME), os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What a search of the lake is given, checked: filters, times, the cursor of the next page."""
+"""Validate the arguments of a search: filters, times, the cursor of the next page."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from bulltask.errors import ConfigError, did_you_mean
 
-__all__ = ["MOST", "STATES", "JobFilter", "JobQuery", "Position", "check_limit", "moment"]
+__all__ = ["MAX_LIMIT", "STATES", "JobFilter", "JobQuery", "SearchPosition", "check_limit", "moment"]
 
-MOST: Final = 1_000
-"""Jobs in a page, at the most."""
+MAX_LIMIT: Final = 1_000
+"""The maximum number of jobs in a page."""
 
 STATES: Final = (
     "completed", "failed", "removed", "waiting", "active", "delayed", "prioritized", "waiting-children", "unknown",
 )  # fmt: skip
-"""What ``silver.jobs`` can say of a job."""
+"""The states in ``silver.jobs``."""
 
 
 class JobFilter(TypedDict, total=False):
-    """What a search may ask for; what is left out or ``None`` does not matter.
+    """The filters of a search; omitted ones and ``None`` match all jobs.
 
     Keys:
         id: the job's id.
         name: the task's name.
-        state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``:
-            as last seen of a job that the pipeline has given up.
-        queue: the queue, spelled as everywhere in bulltask.
-        since: done at this time or later; a ``datetime`` (UTC if it names no zone) or a ``date``. Of a job that was
-            never done, when it was last seen.
-        until: done before this time.
-        text: a part of the reason why it failed, in any case of letters.
-        error_key: what failures of one kind have in common: ``silver.jobs.error_key``.
+        state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``,
+            the last known state of a job that the pipeline no longer follows.
+        queue: the queue, without BullMQ's braces.
+        since: jobs that ended at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For jobs that
+            never ended, the time of their last event counts.
+        until: jobs that ended before this time.
+        text: a part of the failure reason, ignoring case.
+        error_key: the kind of failure, as in ``silver.jobs.error_key``.
     """
 
     id: str | None
@@ -49,8 +49,8 @@ class JobFilter(TypedDict, total=False):
     error_key: str | None
 
 
-class Position(NamedTuple):
-    """A job's place in the order of searches, which goes from the highest to the lowest."""
+class SearchPosition(NamedTuple):
+    """A job's position in the search order, which is descending."""
 
     seen_us: int
     queue: str
@@ -60,7 +60,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
-    """A filter, checked; see :class:`JobFilter`."""
+    """A validated filter; see :class:`JobFilter`."""
 
     id: str | None = None
     name: str | None = None
@@ -73,11 +73,11 @@ class JobQuery:
 
     @classmethod
     def of(cls, where: Mapping[str, Any]) -> Self:
-        """Check what a search was given.
+        """Validate the filters of a search.
 
         Raises:
-            TypeError: there is no such filter.
-            ConfigError: a filter makes no sense.
+            TypeError: a filter does not exist.
+            ConfigError: a filter is invalid.
         """
         names = [field.name for field in fields(cls)]
         for name, value in where.items():
@@ -86,54 +86,56 @@ class JobQuery:
             if name not in {"since", "until"} and value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be a non-empty string, not {value!r}")
         if (state := where.get("state")) is not None and state not in STATES:
-            raise ConfigError(f"there is no state {state!r}{did_you_mean(state, STATES)}")
+            raise ConfigError(f"unknown state {state!r}{did_you_mean(state, STATES)}")
         times = {name: moment(where.get(name), name) for name in ("since", "until")}
         if times["since"] and times["until"] and times["since"] >= times["until"]:
             raise ConfigError(f"since ({times['since']}) must be before until ({times['until']})")
         return cls(**{**where, **times})
 
-    def holds(self, day: date) -> bool:
-        """Whether jobs of this ``dt`` may be asked for."""
+    def includes(self, day: date) -> bool:
+        """Whether jobs of this day (``dt``) can match."""
         early = self.since is not None and day < self.since.date()
         late = self.until is not None and day > (self.until - timedelta(microseconds=1)).date()
         return not (early or late)
 
-    def cursor(self, position: Position) -> str:
-        """Return where the next page of this search begins."""
-        said = json.dumps([*position, self._mark], separators=(",", ":"))
-        return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
+    def cursor(self, position: SearchPosition) -> str:
+        """Return the cursor of the next page."""
+        parts = json.dumps([*position, self._checksum], separators=(",", ":"))
+        return base64.urlsafe_b64encode(parts.encode()).decode().rstrip("=")
 
-    def position(self, cursor: str) -> Position:
-        """Read such a cursor.
+    def position(self, cursor: str) -> SearchPosition:
+        """Parse a cursor.
 
         Raises:
-            ConfigError: it is none, or one of another search.
+            ConfigError: it is invalid or belongs to another search.
         """
         try:
-            said = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-            seen_us, queue, job_id, life, mark = said
-            position = Position(int(seen_us), str(queue), str(job_id), str(life))
+            parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            seen_us, queue, job_id, life, checksum = parts
+            position = SearchPosition(int(seen_us), str(queue), str(job_id), str(life))
         except (ValueError, TypeError) as exc:
-            raise ConfigError(f"{cursor!r} is no cursor; take that of the page before, or none for the first") from exc
-        if mark != self._mark:
-            raise ConfigError("the cursor is of another search; give it with the same filters as the page it came from")
+            raise ConfigError(
+                f"invalid cursor {cursor!r}: use that of the previous page, or none for the first"
+            ) from exc
+        if checksum != self._checksum:
+            raise ConfigError("the cursor is of another search: use the filters of the page that it came from")
         return position
 
     @property
-    def _mark(self) -> int:
-        """Tells searches apart. Times do not count: those who say "an hour ago" mean another moment on each page."""
-        said = (self.id, self.name, self.state, self.queue, self.text, self.error_key)
-        return zlib.crc32(repr(said).encode())
+    def _checksum(self) -> int:
+        """Identifies the search. Times are left out: "an hour ago" is another time on each page."""
+        filters = (self.id, self.name, self.state, self.queue, self.text, self.error_key)
+        return zlib.crc32(repr(filters).encode())
 
 
 def check_limit(limit: int) -> int:
-    """Return a page's length if it is one.
+    """Return a valid page length.
 
     Raises:
-        ConfigError: it is not from 1 to :data:`MOST`.
+        ConfigError: it is not between 1 and :data:`MAX_LIMIT`.
     """
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST:
-        raise ConfigError(f"limit must be from 1 to {MOST:,}, not {limit!r}")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+        raise ConfigError(f"limit must be from 1 to {MAX_LIMIT:,}, not {limit!r}")
     return limit
 
 
@@ -141,7 +143,7 @@ def moment(value: Any, name: str) -> datetime | None:
     """Return a time in UTC.
 
     Raises:
-        ConfigError: it is neither ``datetime`` nor ``date``.
+        ConfigError: it is neither a ``datetime`` nor a ``date``.
     """
     if value is None:
         return None

@@ -1,30 +1,35 @@
-"""Reading the lake's tables with Arrow, while the pipeline writes them."""
+"""Read the lake's tables with Arrow, also while the pipeline writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from bulltask.errors import LakeError
+from bulltask.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.layout import Layout, listed, partition_value
 from bulltask.lake.listing import listed_files
-from bulltask.lake.tables import Table
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
-__all__ = ["TableReader"]
+__all__ = ["TableReader", "check_queues", "known_queues", "normalize_queue"]
 
 T = TypeVar("T")
 
-_LOOKS: Final = 50
-"""So often files may vanish between being listed and being read: each time a batch was replaced or compacted."""
+_MAX_RETRIES: Final = 50
+"""How often a read is repeated because files vanished after they were listed: they were compacted or replaced."""
 
 _SCAN: Final = {"batch_size": 32_768, "batch_readahead": 4, "fragment_readahead": 4}
-"""Rows of a batch, and how many batches and files are read ahead: what bounds the memory of a read."""
+"""Rows per batch, and how many batches and files are read ahead. This bounds the memory of a read."""
+
+_MAX_NAMED: Final = 8
+"""How many queues an error message lists."""
 
 _PARQUET: Final = ds.ParquetFileFormat()
 
@@ -79,7 +84,7 @@ class TableReader:
             LakeError: a file cannot be read.
         """
         wanted = list(days)
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_RETRIES):
             try:
                 return reduce(self._batches(table, wanted, queue, where, columns))
             except FileNotFoundError:
@@ -95,7 +100,7 @@ class TableReader:
             LakeError: its files vanish again and again.
         """
         wanted = list(days)
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_RETRIES):
             try:
                 return int(self._dataset(table, wanted, queue).count_rows())
             except FileNotFoundError:
@@ -118,3 +123,35 @@ class TableReader:
             for path, place in listed_files(self._layout, table, day, queue)
         ]
         return ds.FileSystemDataset(fragments, arrow_schema(table), _PARQUET, self._files)
+
+
+def known_queues(reader: TableReader) -> set[str]:
+    """Return the queues that bronze and silver have something of; gold may have been kept for longer."""
+    return {name for table in (EVENTS, ATTEMPTS, JOBS, SNAPSHOTS, GAPS) for name in reader.queues(table)}
+
+
+def normalize_queue(queue: str, known: Collection[str]) -> str:
+    """Return the lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
+    in_braces = queue.startswith("{") and queue.endswith("}")
+    return queue[1:-1] if in_braces and queue not in known else queue
+
+
+def check_queues(root: Path, asked: Iterable[str], known: Collection[str]) -> None:
+    """See to it that a lake has something of each queue, as a misspelled name would look like one without jobs.
+
+    Args:
+        root: the lake's directory.
+        asked: names, in the lake's spelling.
+        known: the queues that it has; a lake of none has nothing to compare with.
+
+    Raises:
+        ConfigError: it has nothing of one; the message names those that it has, the most alike first.
+    """
+    for queue in asked if known else ():
+        if queue not in known:
+            near = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, queue, name).ratio(), name))
+            more = f" and {len(near) - _MAX_NAMED:,} more" if len(near) > _MAX_NAMED else ""
+            meant = did_you_mean(queue, known) or "."
+            raise ConfigError(
+                f"the lake {root} has nothing of queue {queue!r}{meant} It has {', '.join(near[:_MAX_NAMED])}{more}"
+            )

@@ -1,13 +1,11 @@
-"""Searching the jobs of the lake, the newest first, where the latest knowledge of a job wins.
+"""Search the jobs of the lake, newest first, by the latest row of each job.
 
-A job that failed and was completed by a later retry has two rows, and only the later one may be found. It may be in
-the directory of another day, so a row that fits is a candidate, until all rows of its job have been looked at. Days are
-read from the newest to the oldest, and of each only as many candidates are kept as the page still needs: the memory of
-a search does not grow with the lake.
+A job that failed and was completed by a later retry has two rows, and only the later one may match. That one can be in
+the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read from
+newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
 
-The row that counts mostly lies behind the others: a job that is retried by hand ends later. But a backfill may find out
-today that a job which was removed a week later had been completed before, in a gap. So the rows of a job are looked for
-from the day on which it was added.
+The latest row usually ends last, as with a manual retry. But a backfill can add today that a job which was removed a
+week ago had been completed before that, in a gap. So the rows of a job are read from the day on which it was added.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from bulltask.lake.query import JobQuery, Position
+from bulltask.lake.query import JobQuery, SearchPosition
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import JOBS
 
 __all__ = ["APART", "UNSEEN", "key_of", "newest_rank", "rank_of", "search", "seen_expression"]
 
 APART: Final = timedelta(days=1)
-"""A row of a job is at most so far before its beginning: clocks of workers and senders differ from Redis', by less."""
+"""How far a row of a job can be before the job was added: the clocks of workers and senders differ from Redis'."""
 
 UNSEEN: Final = timedelta(days=31)
-"""A job of which nobody saw the beginning is taken to have lived no longer than this."""
+"""The assumed maximum lifetime of a job whose added event is missing."""
 
 _MORE: Final = 16
-"""Candidates that are kept beyond those that are needed, in case some are superseded."""
+"""Extra candidates, in case some are superseded."""
 
 _DAYS_AT_ONCE: Final = 16
 
@@ -43,20 +41,22 @@ _ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id",
 Row = dict[str, Any]
 
 
-def search(reader: TableReader, query: JobQuery, after: Position | None, most: int) -> list[tuple[Position, Row]]:
-    """Return up to ``most`` rows of ``silver.jobs`` that fit and count, in order, each with its place in it.
+def search(
+    reader: TableReader, query: JobQuery, after: SearchPosition | None, most: int
+) -> list[tuple[SearchPosition, Row]]:
+    """Return up to ``most`` rows of ``silver.jobs`` that match, in order, with their positions.
 
     Args:
-        reader: of the lake.
-        query: which jobs.
-        after: only those behind this place.
-        most: how many.
+        reader: the lake.
+        query: the filters.
+        after: only rows after this position.
+        most: maximum number of rows.
     """
-    found: dict[Position, Row] = {}
+    found: dict[SearchPosition, Row] = {}
     while len(found) < most:
         wanted = most - len(found) + _MORE
         candidates = _candidates(reader, query, after, wanted)
-        found.update(_counting(reader, candidates))
+        found.update(_latest(reader, candidates))
         if len(candidates) < wanted:
             break
         after = _position(candidates[-1])
@@ -64,22 +64,22 @@ def search(reader: TableReader, query: JobQuery, after: Position | None, most: i
 
 
 def seen_expression() -> Any:
-    """When a job was done, else last seen: its ``dt`` is the day of it."""
+    """Return when a job ended, else its last event; its ``dt`` is that day."""
     return pc.coalesce(ds.field("finished_at"), ds.field("as_of"))
 
 
 def key_of(row: Row) -> tuple[str, str, str | None]:
-    """What rows of one life of a job have in common."""
+    """Return the key of a row, which all rows of one incarnation of a job share."""
     return row["queue"], row["job_id"], row["life"]
 
 
 def rank_of(row: Row) -> tuple[Any, ...]:
-    """Orders the rows of one life by how late their knowledge is; the rest makes it the same in every read."""
+    """Return the sort key for rows with one key: ``as_of``, then values that make the order deterministic."""
     return row["as_of"], row["finished_at"] or row["as_of"], row["state"] or ""
 
 
 def newest_rank(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[Any, ...]]:
-    """The rank of the row that counts, for each life."""
+    """Return the rank of the latest row for each key."""
     best: dict[tuple[str, str, str | None], tuple[Any, ...]] = {}
     for row in rows:
         key, rank = key_of(row), rank_of(row)
@@ -88,8 +88,8 @@ def newest_rank(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[
     return best
 
 
-def _counting(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Position, Row]]:
-    """Of candidates, those that no other row of their life takes the place of."""
+def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[SearchPosition, Row]]:
+    """Yield the candidates that no later row supersedes."""
     if not candidates:
         return
     first = min(_began(row) for row in candidates).date() - APART
@@ -103,15 +103,15 @@ def _counting(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[
     )
     best = newest_rank(rows)
     for row in candidates:
-        # A row that is gone by now was expired or is being written anew: it was there when it was found.
+        # A candidate that has vanished since was expired or is being rewritten: it still counts.
         if rank_of(row) >= best.get(key_of(row), rank_of(row)):
             yield _position(row), row
 
 
-def _candidates(reader: TableReader, query: JobQuery, after: Position | None, most: int) -> list[Row]:
-    """The first rows that fit, in order; some may be superseded."""
+def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | None, most: int) -> list[Row]:
+    """Return the first matching rows in order; some may be superseded."""
     last = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
-    days = [day for day in reader.days(JOBS) if query.holds(day) and (last is None or day <= last)]
+    days = [day for day in reader.days(JOBS) if query.includes(day) and (last is None or day <= last)]
     where, found = _expression(query, after), list[Row]()
     for some in _growing(days[::-1]):
         first = partial(_first, most=most - len(found))
@@ -122,7 +122,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: Position | None, mo
 
 
 def _growing(days: Sequence[date]) -> Iterator[Sequence[date]]:
-    """Days in portions: one first, as the newest are asked for most, then more at once, which is faster."""
+    """Yield the days in portions: first one, as most searches end there, then larger ones, which are faster."""
     start, size = 0, 1
     while start < len(days):
         yield days[start : start + size]
@@ -130,7 +130,7 @@ def _growing(days: Sequence[date]) -> Iterator[Sequence[date]]:
 
 
 def _first(batches: Iterator[Any], most: int) -> list[Row]:
-    """The first ``most`` rows of any number, in the order of searches."""
+    """Return the first ``most`` rows in search order."""
     kept = None
     for batch in batches:
         rows = pa.Table.from_batches([batch])
@@ -144,8 +144,8 @@ def _first(batches: Iterator[Any], most: int) -> list[Row]:
     return found
 
 
-def _expression(query: JobQuery, after: Position | None) -> Any:
-    """The rows that fit, as Arrow understands it; ``None`` for all."""
+def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
+    """Return the filters as an Arrow expression; ``None`` for all rows."""
     seen, parts = seen_expression(), list[Any]()
     for column, value in (
         ("job_id", query.id), ("name", query.name), ("state", query.state), ("error_key", query.error_key)
@@ -159,15 +159,15 @@ def _expression(query: JobQuery, after: Position | None) -> Any:
     if query.until is not None:
         parts.append(seen < _time(query.until))
     if after is not None:
-        parts.append(_behind(after))
+        parts.append(_after(after))
     whole = None
     for part in parts:
         whole = part if whole is None else whole & part
     return whole
 
 
-def _behind(after: Position) -> Any:
-    """The rows whose place is behind this one."""
+def _after(after: SearchPosition) -> Any:
+    """Return an expression for the rows after a position."""
     alive = pc.coalesce(ds.field("life"), pc.scalar(""))
     columns = [
         (seen_expression(), _time(_EPOCH + timedelta(microseconds=after.seen_us))),
@@ -190,14 +190,14 @@ def _seen(row: Row) -> datetime:
 
 
 def _began(row: Row) -> datetime:
-    """The earliest moment at which anything can have happened to its job."""
+    """Return the earliest time at which the job can have existed."""
     seen = _seen(row)
     return min(seen, row["created_at"] or seen - UNSEEN)
 
 
-def _position(row: Row) -> Position:
+def _position(row: Row) -> SearchPosition:
     seen_us = (_seen(row) - _EPOCH) // timedelta(microseconds=1)
-    return Position(seen_us, row["queue"], row["job_id"], row["life"] or "")
+    return SearchPosition(seen_us, row["queue"], row["job_id"], row["life"] or "")
 
 
 def _time(moment: datetime) -> Any:

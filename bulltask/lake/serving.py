@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.lake.history import History
-from bulltask.lake.plain import plain
+from bulltask.lake.records import to_json
 
 __all__ = ["HOST", "HistoryServer"]
 
@@ -78,7 +78,7 @@ class HistoryServer(ThreadingHTTPServer):
             given: dict[str, Any] = {name: _READ.get(name, str)(value) for name, value in asked.items()}
             if path == "/job" and "id" not in given:
                 raise ConfigError("which job? Say ?id=…")
-            return plain(questions[path](given))
+            return to_json(questions[path](given))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bulltask.lake.ledger import BatchRecord
-from bulltask.lake.rings import Ring
+from bulltask.lake.stream_retention import StreamRetention
 
-__all__ = ["Lag", "PipelineStatus", "QueueStatus", "SetAside", "status_of"]
+__all__ = ["Lag", "PipelineStatus", "QueueStatus", "SkippedQueue", "status_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class SkippedQueue:
     """A queue whose events are not recorded, so that it does not keep those of others from being recorded.
 
     Attributes:
@@ -35,7 +35,7 @@ class Lag:
         seconds: how much older the lake's last event is than the stream's last, by Redis' clock.
     """
 
-    ring: Ring
+    ring: StreamRetention
     events: int
     seconds: float
 
@@ -92,7 +92,7 @@ class PipelineStatus:
     lost: int
     queues: Sequence[QueueStatus]
     redis_error: str | None = None
-    set_aside: Sequence[SetAside] = ()
+    set_aside: Sequence[SkippedQueue] = ()
 
 
 def status_of(
@@ -102,7 +102,7 @@ def status_of(
     *,
     feeder: int | None = None,
     redis_error: str | None = None,
-    set_aside: Sequence[SetAside] = (),
+    set_aside: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
     """Put the two halves together.
 

@@ -43,7 +43,7 @@ class Kind(StrEnum):
     FLAG = "boolean"
     TIME = "timestamp"  # microseconds, UTC
     TEXTS = "array<string>"
-    COUNTS = "map<int,bigint>"  # how many there are of each size class: bulltask.lake.size_classes
+    COUNTS = "map<int,bigint>"  # how many there are of each size class: bulltask.lake.log_histogram
     MONEY = "decimal(18,6)"
 
 

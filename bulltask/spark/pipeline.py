@@ -18,14 +18,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
-from bulltask.lake.compacting import CompactReport, compact
+from bulltask.lake.atomic_swap import finish_intents
+from bulltask.lake.compaction import CompactReport, compact
 from bulltask.lake.layout import Layout, check_local
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
-from bulltask.lake.replacing import finish_intents
+from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.tables import GAPS, REPAIRS
-from bulltask.lake.terms import Terms
 from bulltask.spark.connector.session import register
 from bulltask.spark.gold.build import build_gold
 from bulltask.spark.source.settings import broker_options
@@ -181,7 +181,9 @@ class Pipeline:
         where = self._broker_options()
         return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
 
-    def build(self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: Terms | None = None) -> None:
+    def build(
+        self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: SLOConfig | None = None
+    ) -> None:
         """Build the tables of a layer for some days anew, in the place of what was there, also while they are fed.
 
         Gold is always built so. A day may be built as often as one likes: its rows change while attempts that began in
@@ -190,7 +192,7 @@ class Pipeline:
         Args:
             layer: ``"silver"`` or ``"gold"``.
             days: which, UTC.
-            terms: of gold: objectives, prices and capacities (`bulltask.lake.terms`); by default there are none.
+            terms: of gold: objectives, prices and capacities (`bulltask.lake.slo_config`); by default there are none.
 
         Raises:
             ConfigError: there is no such layer.

@@ -12,8 +12,8 @@ import pytest
 
 from bulltask.errors import ConfigError
 from bulltask.lake.capacity import recommend
+from bulltask.lake.log_histogram import bucket_of
 from bulltask.lake.queueing import Load, fewest_workers, waiting_share
-from bulltask.lake.size_classes import class_of
 from tests.support.lake import at
 
 # Erlang C from its definition, load**c/c! * c/(c-load) / (sum of load**k/k! for k < c + the same), by hand:
@@ -74,7 +74,7 @@ def test_runs_that_vary_more_need_more_workers_and_steadier_ones_no_fewer() -> N
 def minute(index: int, enqueued: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
     ended = dict.fromkeys(("failed", "retried", "stalled", "parked"), 0) | {"completed": len(runs_ms)}
     begins = at("2026-11-22 10:00") + timedelta(minutes=index)
-    counts = [(class_of(run), 1) for run in runs_ms]
+    counts = [(bucket_of(run), 1) for run in runs_ms]
     row = {"queue": "mail", "name": "send", "minute": begins, "enqueued": enqueued, "run_counts": counts}
     return row | ended | {"complete": True} | others
 
@@ -138,7 +138,7 @@ def test_a_number_that_cannot_keep_up_and_one_that_nearly_always_does_are_told_a
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
     assert idle.expected.share > 0.9999
-    assert any(line.startswith("With 1 worker 99.99 % of the attempts") for line in idle.reasoning)
+    assert any(line.startswith("With 1 worker, 99.99 % of the attempts") for line in idle.reasoning)
 
 
 def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_others() -> None:
@@ -147,7 +147,7 @@ def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_o
     assert found is not None
     assert found.peak_minute == at("2026-11-22 10:00")  # the other one has a hundred times the jobs
     assert any(line.startswith("Left out: 1 minute with") for line in found.reasoning)
-    alone = recommend([lost | {"run_counts": {class_of(500): 3}}])
+    alone = recommend([lost | {"run_counts": {bucket_of(500): 3}}])
     assert alone is not None
     assert alone.peak_minute == at("2026-11-22 10:01")
     assert not any(line.startswith("Left out") for line in alone.reasoning)
@@ -186,7 +186,7 @@ def test_one_of_a_thing_is_not_told_as_several() -> None:
     assert few is not None
     assert "that keeps 1 worker busy all the time." in full.reasoning[1]
     assert full.reasoning[2].endswith("for growth: 1 worker.")
-    assert any(line.startswith("With 1 worker 99.") for line in few.reasoning)
+    assert any(line.startswith("With 1 worker, 99.") for line in few.reasoning)
     assert not any("1 jobs" in line or "1 workers" in line for line in (*found.reasoning, *few.reasoning))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake import History, JobCount, LatencyPoint, RatePoint, measures
+from bulltask.lake import History, JobCount, LatencyPoint, RatePoint, job_stats
 from tests.support.lake import LakeBuilder, at
 
 DAY = at("2026-11-20 10:00")
@@ -89,7 +89,7 @@ def test_a_job_that_is_not_done_is_known_by_its_events(lake: LakeBuilder) -> Non
 
 def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
     retried(lake)
-    with pytest.raises(ConfigError, match="a job '7' in each of the queues mail, other: say which"):
+    with pytest.raises(ConfigError, match=r"several queues have a job '7': mail, other; choose one"):
         history(lake).job("7")
     found = history(lake).job("7", "{other}")  # as BullMQ spells it
     assert found is not None
@@ -114,7 +114,7 @@ def test_the_days_and_queues_are_those_of_the_jobs(lake: LakeBuilder) -> None:
 def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
     lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measures, "_ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(job_stats, "_ROWS_AT_ONCE", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
     assert history(lake).counts() == [
@@ -194,9 +194,9 @@ def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(la
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda lake: lake.rate(every="week"), "by 'hour' or by 'day', not by 'week'"),
-        (lambda lake: lake.latency("total"), "a wait and a run to measure, no 'total'"),
-        (lambda lake: lake.latency(percentiles=(101,)), "a percentile is from 0 to 100, not 101"),
+        (lambda lake: lake.rate(every="week"), "'hour' or 'day', not 'week'"),
+        (lambda lake: lake.latency("total"), "'wait' or 'run', not 'total'"),
+        (lambda lake: lake.latency(percentiles=(101,)), "percentiles must be from 0 to 100, not 101"),
         (lambda lake: lake.latency(every="week"), "not by 'week'"),
     ],
 )

@@ -27,7 +27,7 @@ def output(program: str) -> str:
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.layout, bulltask.lake.past"])
+@pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.layout, bulltask.lake.records"])
 def test_what_needs_no_arrow_imports_none(program: str) -> None:
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 

@@ -14,9 +14,9 @@ import pytest
 from bulltask.errors import LakeError
 from bulltask.lake import History, listing
 from bulltask.lake import read as reading
+from bulltask.lake.atomic_swap import STEPS, AtomicSwap
 from bulltask.lake.layout import Layout, listed
 from bulltask.lake.listing import listed_files
-from bulltask.lake.replacing import STEPS, Replacing
 from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 
@@ -41,12 +41,12 @@ def compact(layout: Layout, reached: Callable[[str], None]) -> None:
     place = layout.day(JOBS, DAY) / "queue=mail"
     old = sorted(place.iterdir())
     name = "ingest_id=compacted" if old[0].name != "ingest_id=compacted" else "ingest_id=again"
-    with Replacing(layout, reached) as replacing:
-        new = replacing.fresh()
+    with AtomicSwap(layout, reached) as swaps:
+        new = swaps.new_directory()
         new.mkdir(parents=True)
         for number, file in enumerate(sorted(place.glob("*/*.parquet"))):
             shutil.copy(file, new / f"part-{number}.parquet")
-        replacing.swap(new, place / name, old)
+        swaps.swap(new, place / name, old)
 
 
 def test_at_every_moment_of_a_replacement_all_rows_are_there_once(lake: LakeBuilder) -> None:
@@ -75,8 +75,8 @@ def test_a_day_that_is_being_taken_away_is_gone_when_that_is_decided(lake: LakeB
     def look(step: str) -> None:
         assert found(lake.layout) == (list("dcba") if step == "written" else []), step
 
-    with Replacing(lake.layout, look) as replacing:
-        replacing.swap(None, None, [lake.layout.day(JOBS, DAY)])
+    with AtomicSwap(lake.layout, look) as swaps:
+        swaps.swap(None, None, [lake.layout.day(JOBS, DAY)])
 
 
 def test_files_that_vanish_between_the_listing_and_the_reading_are_listed_anew(

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask.lake.formatting import Unit, format_value, one_line
+from bulltask.lake.log_histogram import bucket_of
+from bulltask.lake.report.aggregates import TaskAggregate
 from bulltask.lake.report.charts import bands, chart, ranges
 from bulltask.lake.report.data import Axis
-from bulltask.lake.report.lines import Line
-from bulltask.lake.report.tallies import TaskTally
-from bulltask.lake.report.wording import Unit, one_line, written
-from bulltask.lake.size_classes import class_of
+from bulltask.lake.report.series import Series
 
 NOON = int(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()) // 60
 HOUR = Axis(NOON, 1, 60)
@@ -39,7 +39,7 @@ def test_an_axis_has_a_point_for_each_of_its_minutes(first: int, length: int) ->
 
 
 def test_a_line_is_made_of_steps_and_has_holes() -> None:
-    found = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Line("a", [0, 4, 4, None, 2])])
+    found = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
     assert found.curves[0].path == "M0.0 100H200V0H600M800.0 50H1000"
     assert [(tick.place, tick.text) for tick in found.y_ticks] == [
         (0, "0"),
@@ -51,20 +51,20 @@ def test_a_line_is_made_of_steps_and_has_holes() -> None:
 
 
 def test_what_is_below_zero_is_shown_below_a_line_at_zero() -> None:
-    found = chart("Backlog", "jobs", HOUR, [Line("a", [-50.0, 100.0] * 30)])
+    found = chart("Backlog", "jobs", HOUR, [Series("a", [-50.0, 100.0] * 30)])
     assert (found.y_ticks[0].text, found.y_ticks[-1].text) == ("-50", "100")
     assert found.zero == pytest.approx(100 / 3, abs=0.01)
 
 
 def test_durations_are_on_a_logarithmic_axis_with_whole_units() -> None:
-    found = chart("Wait", "ms", HOUR, [Line("a", [0.0, 45.0, 70_000.0, None] * 15)])
+    found = chart("Wait", "ms", HOUR, [Series("a", [0.0, 45.0, 70_000.0, None] * 15)])
     texts = [tick.text for tick in found.y_ticks]
     assert texts == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min"]
     assert found.unit == "log scale"
 
 
 def test_a_line_without_values_is_left_out_and_the_others_keep_their_looks() -> None:
-    found = chart("Wait", "ms", HOUR, [Line("a", [None] * 60), Line("b", [1.0] * 60)])
+    found = chart("Wait", "ms", HOUR, [Series("a", [None] * 60), Series("b", [1.0] * 60)])
     assert [(curve.label, curve.style) for curve in found.curves] == [("b", 1)]
     assert [line["label"] for line in found.payload["lines"]] == ["b"]
 
@@ -80,7 +80,7 @@ def test_a_line_without_values_is_left_out_and_the_others_keep_their_looks() -> 
     ],
 )
 def test_ticks_of_time_are_round(axis: Axis, first: float, texts: list[str]) -> None:
-    ticks = chart("Jobs", "jobs", axis, [Line("a", [1.0] * axis.points)]).x_ticks
+    ticks = chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
     assert ([tick.text for tick in ticks][: len(texts)], ticks[0].place) == (texts, first)
     assert len(ticks) <= 10
 
@@ -94,7 +94,7 @@ def test_ticks_of_time_are_round(axis: Axis, first: float, texts: list[str]) -> 
 def test_every_value_is_within_the_drawing(values: list[float | None], unit: str) -> None:
     if unit == "ms":
         values = [None if value is None else abs(value) % 5e9 for value in values]
-    found = chart("Jobs", unit, Axis(NOON, 1, len(values)), [Line("a", values)])
+    found = chart("Jobs", unit, Axis(NOON, 1, len(values)), [Series("a", values)])
     heights = [
         float(part.split("H")[0].split(" ")[-1]) for part in found.curves[0].path.replace("V", "M").split("M")[1:]
     ]
@@ -110,14 +110,14 @@ def test_lost_time_is_marked_once_and_wide_enough_to_be_seen() -> None:
 
 
 def test_percentiles_beside_each_other_share_one_axis() -> None:
-    counts = [{class_of(10): 50, class_of(100): 50}, {class_of(1000): 1}, {}]
-    tallies = [TaskTally([("q", str(n))], str(n), Counter(), sizes) for n, sizes in enumerate(counts)]
-    found = ranges(tallies, "wait")
+    counts = [{bucket_of(10): 50, bucket_of(100): 50}, {bucket_of(1000): 1}, {}]
+    aggregates = [TaskAggregate([("q", str(n))], str(n), Counter(), sizes) for n, sizes in enumerate(counts)]
+    found = ranges(aggregates, "wait")
     assert found
     assert [row.label for row in found.rows] == ["0", "1"]
     assert [tick.text for tick in found.ticks] == ["10 ms", "100 ms", "1 s", "10 s"][: len(found.ticks)]
     assert found.rows[0].places == pytest.approx([0, 50, 50], abs=1)
-    assert ranges(tallies[2:], "wait") is None
+    assert ranges(aggregates[2:], "wait") is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_percentiles_beside_each_other_share_one_axis() -> None:
     ],
 )
 def test_values_are_short_and_have_their_unit(value: object, unit: Unit, text: str) -> None:
-    assert written(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 def test_what_moves_a_cursor_or_turns_text_around_is_shown_not_done() -> None:

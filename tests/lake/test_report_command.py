@@ -130,7 +130,7 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     text = run("capacity", "--within", "500ms").output
     assert "invalid duration" in text
     text = run("capacity", "--within", "10s", "--share", "0.9", "--peak-factor", "1").output
-    assert "when the same workers serve all these queues, so that 90 % of the attempts begin within 10 s" in text
+    assert "when the same workers serve all these queues, so that 90 % of the attempts start within 10 s" in text
     assert "* The busiest of" in text
 
 

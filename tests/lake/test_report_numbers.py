@@ -12,10 +12,10 @@ import pytest
 
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.layout import Layout
-from bulltask.lake.report import grids, topics
-from bulltask.lake.report.data import LINES, Axis, read
+from bulltask.lake.report import sections, tables
+from bulltask.lake.report.aggregates import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
+from bulltask.lake.report.data import MAX_SERIES, Axis, read
 from bulltask.lake.report.period import Period
-from bulltask.lake.report.tallies import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
 from bulltask.lake.report.views import notes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
@@ -23,7 +23,7 @@ from tests.support.lake import LakeBuilder, at
 from tests.support.report import DAY, reported, values
 
 
-def as_dicts(grid: grids.Grid) -> list[dict[str, Any]]:
+def as_dicts(grid: tables.ReportTable) -> list[dict[str, Any]]:
     return [dict(zip((column.name for column in grid.columns), row, strict=True)) for row in grid.rows]
 
 
@@ -147,7 +147,7 @@ def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_
 
 def test_objectives_of_several_days_are_judged_as_one(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
-    [found] = as_dicts(topics.slo(read(lake.layout, Period.parse("2026-11-21..2026-11-22"))))
+    [found] = as_dicts(sections.slo(read(lake.layout, Period.parse("2026-11-21..2026-11-22"))))
     assert (found["total"], found["good"], found["complete"]) == (2000, 1985, False)
     assert found["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
@@ -155,13 +155,13 @@ def test_objectives_of_several_days_are_judged_as_one(lake: LakeBuilder) -> None
 def test_the_objective_with_the_least_budget_comes_first(lake: LakeBuilder) -> None:
     rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
     lake.gold("slo_day", rows)
-    found = as_dicts(topics.slo(read(lake.layout, DAY)))
+    found = as_dicts(sections.slo(read(lake.layout, DAY)))
     assert [(row["name"], round(row["budget_left"], 2)) for row in found] == [("over", -9.0), ("fine", 1.0)]
 
 
 def test_costs_of_several_days_add_up_and_one_without_a_price_has_none(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-21"), cost_row("2026-11-22"), cost_row("2026-11-22", "free", None)])
-    dear, free = topics.costs(read(lake.layout, Period.parse("2026-11-21..2026-11-22")))
+    dear, free = sections.costs(read(lake.layout, Period.parse("2026-11-21..2026-11-22")))
     assert (dear.jobs, dear.cost, dear.per_job, dear.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
     assert (free.name, free.cost, free.per_job) == ("free", None, None)
 
@@ -225,7 +225,7 @@ def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder
 
 
 def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
-    busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(LINES)]
+    busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
     idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
     lines = values(reported(lake.gold("capacity_minute", busy + idle)), "backlog")
     assert lines["2 others"] == [1, None]
@@ -287,7 +287,7 @@ def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
     repair = {"repaired_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
     rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
     lake.write(REPAIRS, rows)
-    assert [row["repaired_rows"] for row in as_dicts(topics.gaps(read(lake.layout, DAY)))] == [3]
+    assert [row["repaired_rows"] for row in as_dicts(sections.gaps(read(lake.layout, DAY)))] == [3]
 
 
 def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
@@ -342,8 +342,8 @@ def test_workers_are_recommended_for_all_queues_and_for_each(lake: LakeBuilder) 
         tasks, queues = load(queue, rate)
         lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     report = reported(lake)
-    assert report.advice.together
-    together, each = report.advice.together, report.advice.by_queue
+    assert report.recommendations.overall
+    together, each = report.recommendations.overall, report.recommendations.by_queue
     assert together.load == pytest.approx(11 * 1.2, rel=0.02)
     assert each["mail"].load == pytest.approx(1.2, rel=0.02)
     assert each["mail"].workers + each["images"].workers >= together.workers >= 14
@@ -354,8 +354,8 @@ def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, done=1, completed=1, runs=[5])])
     report = reported(lake, Period.parse("2026-11-22..2026-11-23"))
-    assert report.advice.together
-    assert report.advice.together.peak_minute.date() == date(2026, 11, 22)
+    assert report.recommendations.overall
+    assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bulltask.lake.report import topics
-from bulltask.lake.report.making import make_report
+from bulltask.lake.report import sections
+from bulltask.lake.report.build import Report, make_report
 from bulltask.lake.report.markdown import markdown
-from bulltask.lake.report.numbers import Report
 from bulltask.lake.report.page import html
 from bulltask.lake.report.period import Period
 from tests.support.gold import queue_minute, task_minute
@@ -171,7 +170,7 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
         "| send | 3 | 33.3 % | 20 ms | 3.01 s | 3.01 s | 200 ms | 3.97 s | 3.97 s |",
         "| no answer | 1 | 100 % | send |",
         "| send | 6 | 2 | 33.3 % | 1 | 16.7 % | 500 ms |",
-        "recommended, so that 99 % of the attempts begin within 2 s",
+        "recommended, so that 99 % of the attempts start within 2 s",
         "| send | wait | 2 s | 90 % | 3 | 2 | 66.7 % | -233 % | yes |",
         "| mail | 7 | exact | trimmed |",
     ):
@@ -255,4 +254,4 @@ def test_a_long_name_is_shortened_and_breaks_where_a_line_ends(lake: LakeBuilder
     assert not any(re.search("n{121}|q{121}", line) for line in shown)
     assert any(line.startswith("com.example.nnn") and "n…n" in line for line in shown)
     assert re.search(r"body \{[^}]*overflow-wrap: anywhere", html(report))
-    assert topics.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "for programs it is whole"
+    assert sections.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "for programs it is whole"

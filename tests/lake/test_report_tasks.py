@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bulltask.lake.report.aggregates import MOST, by_task, top_with_rest
 from bulltask.lake.report.data import read
 from bulltask.lake.report.period import Period
-from bulltask.lake.report.tallies import MOST, by_task, topped
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.report import DAY, reported, values
@@ -20,7 +20,7 @@ def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "parked": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MOST + 2)]
     lake.gold("task_minute", rows)
-    shown = topped(by_task(read(lake.layout, DAY)))
+    shown = top_with_rest(by_task(read(lake.layout, DAY)))
     assert [(one.queue, one.attempts) for one in shown[:2]] == [("q0", 15), ("q1", 15)]
     assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
     assert len(shown) == MOST
@@ -35,9 +35,9 @@ def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -
     lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
     other = at("2026-11-21 10:00")
     lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
-    advice = reported(lake, Period.parse("2026-11-21..2026-11-22")).advice.together
-    assert advice is not None
-    assert advice.peak_minute == at("2026-11-22 10:00")
+    recommendations = reported(lake, Period.parse("2026-11-21..2026-11-22")).recommendations.overall
+    assert recommendations is not None
+    assert recommendations.peak_minute == at("2026-11-22 10:00")
 
 
 def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:

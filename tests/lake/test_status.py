@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bulltask.lake.ledger import BatchRecord, QueueRecord
-from bulltask.lake.rings import Ring
 from bulltask.lake.status import Lag, status_of
+from bulltask.lake.stream_retention import StreamRetention
 
 HEAD = BatchRecord(
     "3f0c2a91-00000001", number=2, queues={"mail": QueueRecord(events=3, lost=1)}, ends={"mail": "9-0"},
@@ -26,7 +26,7 @@ HEAD = BatchRecord(
 def test_a_ring_holds_for_as_long_as_it_has_room(
     limit: int, behind: int, rate: float | None, left_s: float | None
 ) -> None:
-    found = status_of("/data/lake", HEAD, {"mail": Lag(Ring("mail", behind, limit, rate), behind, 1.0)})
+    found = status_of("/data/lake", HEAD, {"mail": Lag(StreamRetention("mail", behind, limit, rate), behind, 1.0)})
     assert {one.queue: one.headroom_s for one in found.queues} == {"mail": left_s, "gone": None}
 
 

@@ -288,12 +288,12 @@ def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, mon
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--state", "fialed"], 1, "there is no state 'fialed'; did you mean 'failed'?"),
+        (["--state", "fialed"], 1, "unknown state 'fialed'; did you mean 'failed'?"),
         (["--since", "yesterday"], 2, "invalid time 'yesterday': write it like 2026-11-22, 2026-11-22T14:00 or 1d"),
         (["--since", "1x"], 2, "invalid time '1x'"),
         (["--since", "99999999999d"], 2, "is too long ago"),
         (["--limit", "0"], 1, "limit must be from 1 to 1,000"),
-        (["--cursor", "x"], 1, "is no cursor"),
+        (["--cursor", "x"], 1, "invalid cursor"),
         (["--queue", "mial"], 1, "did you mean 'mail'?"),
     ],
 )

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from bulltask.lake.superseded import latest_rows
+from bulltask.lake.arrow import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.tables.silver import derive_silver

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from bulltask.lake.size_classes import class_of
+from bulltask.lake.log_histogram import bucket_of
 from tests.support.lake import at
 
 __all__ = ["queue_minute", "task_minute"]
@@ -50,4 +50,4 @@ def _minute(minute: str | datetime) -> datetime:
 
 
 def _sizes(values: list[int]) -> list[tuple[int, int]]:
-    return sorted(Counter(map(class_of, values)).items())
+    return sorted(Counter(map(bucket_of, values)).items())

@@ -13,8 +13,8 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bulltask.lake.size_classes import class_of
-from bulltask.lake.terms import Terms
+from bulltask.lake.log_histogram import bucket_of
+from bulltask.lake.slo_config import SLOConfig
 
 __all__ = ["History", "Oracle", "random_history"]
 
@@ -90,7 +90,7 @@ def nearest_rank(values: Sequence[int], share: float) -> int | None:
 def counts(values: Iterable[int]) -> dict[int, int]:
     found: defaultdict[int, int] = defaultdict(int)
     for value in values:
-        found[class_of(value)] += 1
+        found[bucket_of(value)] += 1
     return dict(sorted(found.items()))
 
 
@@ -103,7 +103,7 @@ class Oracle:
         terms: objectives, prices, capacities.
     """
 
-    def __init__(self, history: History, days: Iterable[date], terms: Terms) -> None:
+    def __init__(self, history: History, days: Iterable[date], terms: SLOConfig) -> None:
         self.history, self.days, self.terms = history, {day.isoformat() for day in days}, terms
 
     def has(self, at: datetime | None) -> bool:
@@ -114,11 +114,11 @@ class Oracle:
 
     def _keys(self) -> set[tuple[str, str | None, datetime]]:
         """Every minute of a task in which something was: found by looking at each row alone."""
-        moments = [(row, row["event_at"]) for row in self.history.added]
-        moments += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
-        moments += [(row, step) for row in self.history.attempts for step in steps_of(row)]
-        moments += [(row, over_at(row)) for row in self.history.jobs]
-        keys = {(row["queue"], row["name"], minute_of(at)) for row, at in moments if self.has(at)}
+        mean_and_variance = [(row, row["event_at"]) for row in self.history.added]
+        mean_and_variance += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
+        mean_and_variance += [(row, step) for row in self.history.attempts for step in steps_of(row)]
+        mean_and_variance += [(row, over_at(row)) for row in self.history.jobs]
+        keys = {(row["queue"], row["name"], minute_of(at)) for row, at in mean_and_variance if self.has(at)}
         for start in (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in self.days):
             for minute in (start + number * MINUTE for number in range(1440)):
                 keys |= {(gap["queue"], None, minute) for gap in self.history.gaps if makes_row(gap, minute)}
@@ -178,8 +178,8 @@ class Oracle:
         """The most attempts that ran at one moment: looked at each moment at which one begins."""
         its = [row for row in self.history.attempts if row["queue"] == queue and overlap(row, minute, MINUTE)]
         starts, ends = (sorted(row[end] for row in its) for end in ("started_at", "ended_at"))
-        moments = {max(start, minute) for start in starts}
-        return max((bisect_right(starts, at) - bisect_right(ends, at) for at in moments), default=0)
+        mean_and_variance = {max(start, minute) for start in starts}
+        return max((bisect_right(starts, at) - bisect_right(ends, at) for at in mean_and_variance), default=0)
 
     def errors_day(self) -> list[Row]:
         kinds: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
@@ -289,7 +289,7 @@ OUTCOMES = ("completed", "failed", "retry", "stalled", "waiting-children", "open
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
-    """Make up the history of some jobs that are added between two moments, many of them around midnight."""
+    """Make up the history of some jobs that are added between two mean_and_variance, many of them around midnight."""
     chance, history = random.Random(seed), History()
     for number in range(jobs):
         queue = chance.choice(list(TASKS))

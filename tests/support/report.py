@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from bulltask.lake.report.making import make_report
-from bulltask.lake.report.numbers import Report
+from bulltask.lake.report.build import Report, make_report
 from bulltask.lake.report.period import Period
 from tests.support.lake import LakeBuilder
 

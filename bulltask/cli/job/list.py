@@ -12,7 +12,7 @@ from bulltask.cli.options import job_lake_option, time_or_age
 from bulltask.cli.terminal import as_table, in_one_line, length, stamp
 
 if TYPE_CHECKING:
-    from bulltask.lake.past import PastJob
+    from bulltask.lake.records import PastJob
 
 __all__ = ["command"]
 
@@ -46,11 +46,11 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
     Only the latest state of a job counts: a job that failed and was completed by a later retry is completed.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
-    from bulltask.lake.plain import plain  # noqa: PLC0415 - slow
+    from bulltask.lake.records import to_json  # noqa: PLC0415 - slow
 
     page = History(lake).search(limit=limit, cursor=cursor, **filters)
     if as_json:
-        click.echo(json.dumps(plain(page), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(to_json(page), indent=2, ensure_ascii=False))
         return
     if not page.jobs:
         click.echo("No jobs found.")

@@ -15,7 +15,7 @@ from bulltask.errors import BrokerError, ConfigError
 if TYPE_CHECKING:
     from bulltask.app import App
     from bulltask.cli.job_lookup import FoundJob
-    from bulltask.lake.past import JobHistory
+    from bulltask.lake.records import JobHistory
 
 __all__ = ["command"]
 
@@ -88,10 +88,10 @@ def _in_lake(lake: Path, job_id: str, queue: str | None, found: FoundJob | None)
 
 
 def _to_json(job_id: str, found: FoundJob | None, history: JobHistory | None) -> dict[str, Any]:
-    from bulltask.lake.plain import plain  # noqa: PLC0415 - slow
+    from bulltask.lake.records import to_json  # noqa: PLC0415 - slow
 
     queue = found.job.queue if found else history and history.queue
-    return {"id": job_id, "queue": queue, "redis": found and found.to_json(), "history": plain(history)}
+    return {"id": job_id, "queue": queue, "redis": found and found.to_json(), "history": to_json(history)}
 
 
 def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_redis: bool) -> str:

@@ -11,7 +11,7 @@ from bulltask.cli.terminal import ago, as_table, in_one_line, length, safe, stam
 
 if TYPE_CHECKING:
     from bulltask.cli.job_lookup import FoundJob
-    from bulltask.lake.past import JobHistory
+    from bulltask.lake.records import JobHistory
 
 __all__ = ["page"]
 

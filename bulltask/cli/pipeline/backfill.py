@@ -10,7 +10,7 @@ import click
 
 from bulltask.cli.options import moment, root_option
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 __all__ = ["command"]
 
@@ -51,9 +51,9 @@ def command(
 
     queues = None if source.queues == "*" else names_of(source.queues, "--queues")
     report = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
-    click.echo(f"{counted(report.gaps, 'gap')} with at least {counted(report.lost, 'lost event')}")
+    click.echo(f"{pluralize(report.gaps, 'gap')} with at least {pluralize(report.lost, 'lost event')}")
     if report.gaps:
         click.echo(
-            f"{counted(report.looked_at, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
-            f"jobs were found for {counted(report.repaired, 'gap')}"
+            f"{pluralize(report.looked_at, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
+            f"jobs were found for {pluralize(report.repaired, 'gap')}"
         )

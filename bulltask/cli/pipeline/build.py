@@ -9,7 +9,7 @@ import click
 
 from bulltask.cli.options import days, root_option, seconds
 from bulltask.cli.pipeline.options import open_session, spark_options
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 __all__ = ["command"]
 
@@ -45,9 +45,9 @@ def command(
     current day as often as you like: it changes until all its jobs have ended.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.lake.terms import read_terms  # noqa: PLC0415 - slow
+    from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
 
-    wanted, layout = None if terms is None else read_terms(terms), Layout(root)
+    wanted, layout = None if terms is None else read_slo_config(terms), Layout(root)
     layout.check()  # before a JVM is started in vain, as the terms are read
     spark = open_session(master, conf)
     if layer == "gold":
@@ -58,4 +58,4 @@ def command(
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
         build_silver(spark, layout, which, max_open=timedelta(seconds=max_open))
-    click.echo(f"built {layer} for {counted(len(which), 'day')}, {which[0]} to {which[-1]}")
+    click.echo(f"built {layer} for {pluralize(len(which), 'day')}, {which[0]} to {which[-1]}")

@@ -31,7 +31,7 @@ def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: flo
 
     It is safe to kill at any moment and to start again, and it can run beside 'run'. Needs no Java.
     """
-    from bulltask.lake.compacting import COMPACTED, compact  # noqa: PLC0415 - slow
+    from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     layout = Layout(root)

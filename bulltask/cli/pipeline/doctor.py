@@ -19,8 +19,8 @@ from bulltask.cli.pipeline.options import QueueSource, source_of, source_options
 from bulltask.cli.pipeline.status import skipped_queue_lines
 from bulltask.cli.terminal import as_table
 from bulltask.errors import BulltaskError
-from bulltask.lake.rings import Need, Ring, sizes
-from bulltask.lake.status import SetAside
+from bulltask.lake.status import SkippedQueue
+from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, retention_examples
 
 __all__ = ["command"]
 
@@ -89,7 +89,7 @@ def command(
     if show_sizes:
         click.echo(_sizes())
         return
-    need = Need(trigger, batch, outage)
+    need = RetentionNeed(trigger, batch, outage)
     source = source_of(ctx, where)
     parts = [_java(), *map(_package, _PACKAGES)]
     redis, rings, aside = _check_redis(source)
@@ -130,7 +130,7 @@ def _check_version(name: str, found: str, advice: str) -> Requirement:
     return Requirement(name, found, "" if numbers >= _OLDEST[name] else advice)
 
 
-def _check_redis(source: QueueSource) -> tuple[Requirement, list[Ring], Sequence[SetAside]]:
+def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention], Sequence[SkippedQueue]]:
     """Return the server, the event streams of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
@@ -152,7 +152,9 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[Ring], Sequence
     return redis, [ring for _, ring, _ in look.streams], look.skipped
 
 
-def _to_json(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need, *, well: bool) -> dict[str, Any]:
+def _to_json(
+    parts: Sequence[Requirement], rings: Sequence[StreamRetention], need: RetentionNeed, *, well: bool
+) -> dict[str, Any]:
     return {
         "well": well,
         "needed_s": need.seconds,
@@ -172,7 +174,7 @@ def _to_json(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need, *,
     }
 
 
-def _lines(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need) -> Iterator[str]:
+def _lines(parts: Sequence[Requirement], rings: Sequence[StreamRetention], need: RetentionNeed) -> Iterator[str]:
     yield as_table(
         ("", "found", "needed", ""),
         [
@@ -201,7 +203,7 @@ def _lines(parts: Sequence[Requirement], rings: Sequence[Ring], need: Need) -> I
     )
 
 
-def _verdict(ring: Ring, need: Need) -> str:
+def _verdict(ring: StreamRetention, need: RetentionNeed) -> str:
     enough = ring.is_enough(need)
     if enough is None:
         return "no events yet"
@@ -220,6 +222,6 @@ def _sizes() -> str:
                 f"{one.quarter_hour:,}",
                 f"{one.quarter_hour_mb:,.0f} MB",
             )
-            for one in sizes()
+            for one in retention_examples()
         ],
     )

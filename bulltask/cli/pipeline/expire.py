@@ -14,7 +14,7 @@ from bulltask.cli.options import day, root_option
 from bulltask.cli.terminal import as_table
 
 if TYPE_CHECKING:
-    from bulltask.lake.expiring import Expired
+    from bulltask.lake.expiration import Expired
 
 __all__ = ["command"]
 
@@ -38,7 +38,7 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     Java.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
-    from bulltask.lake.expiring import expire, tables_named  # noqa: PLC0415 - slow
+    from bulltask.lake.expiration import expire, tables_named  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     found = expire(Layout(root), tables_named(names_of(tables, "--tables")), before=before, dry_run=not yes)

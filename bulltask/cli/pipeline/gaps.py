@@ -13,7 +13,7 @@ import click
 from bulltask.cli.options import moment, root_option
 from bulltask.cli.pipeline.options import EXIT_LOST
 from bulltask.cli.terminal import as_table
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
     from bulltask.lake.gaps import GapRow
@@ -47,14 +47,18 @@ def command(
     from bulltask.config.parsers import names_of  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
-    from bulltask.lake.queue_names import check_queues, known_queues, spelled  # noqa: PLC0415
-    from bulltask.lake.read import TableReader  # noqa: PLC0415
+    from bulltask.lake.read import (  # noqa: PLC0415
+        TableReader,
+        check_queues,
+        known_queues,
+        normalize_queue,
+    )
     from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
 
     layout, names = Layout(root), None
     if queues.strip() != "*":
         known = known_queues(TableReader(layout))
-        names = [spelled(queue, known) for queue in names_of(queues, "--queues")]
+        names = [normalize_queue(queue, known) for queue in names_of(queues, "--queues")]
         check_queues(root, names, known)
     found = find_gaps(layout, since=since, until=until, queues=names)
     if as_json:
@@ -84,7 +88,7 @@ def _table(found: list[GapRow]) -> str:
         for one in found
     ]
     table = as_table(("queue", "lost events", "reason", "after", "before", "jobs found"), rows)
-    return f"{table}\n\n{counted(len(found), 'gap')}, {counted(sum(one.lost for one in found), 'event')} lost"
+    return f"{table}\n\n{pluralize(len(found), 'gap')}, {pluralize(sum(one.lost for one in found), 'event')} lost"
 
 
 def _time(at: datetime | None) -> str:

@@ -10,7 +10,7 @@ import click
 from bulltask.cli.options import root_option
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.cli.terminal import as_table
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
     from bulltask.spark.tables.replay import ReplayReport
@@ -62,7 +62,7 @@ def command(
 
 
 def _show(report: ReplayReport) -> None:
-    click.echo(f"{counted(report.selected, 'finished job')} selected, {report.ready:,} of them can be sent")
+    click.echo(f"{pluralize(report.selected, 'finished job')} selected, {report.ready:,} of them can be sent")
     if report.open_again:
         click.echo(f"Skipped, because they were retried and have not ended: {report.open_again:,}")
     if report.unknown:
@@ -75,7 +75,7 @@ def _show(report: ReplayReport) -> None:
         click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
     else:
         click.echo(
-            f"\n{counted(report.added, 'job')} added, {report.duplicated:,} already there; write id {report.write_id}"
+            f"\n{pluralize(report.added, 'job')} added, {report.duplicated:,} already there; write id {report.write_id}"
         )
 
 

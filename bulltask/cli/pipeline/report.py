@@ -16,8 +16,8 @@ from bulltask.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from bulltask.lake.layout import Layout
-    from bulltask.lake.report.grids import Grid
-    from bulltask.lake.report.numbers import Report
+    from bulltask.lake.report.build import Report
+    from bulltask.lake.report.tables import ReportTable
 
 __all__ = ["command"]
 
@@ -89,14 +89,14 @@ def command(
         raise click.UsageError("--day and --days cannot be used together")
     with _name_missing_extra():
         from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow, as the others
-        from bulltask.lake.report.advice import Wish  # noqa: PLC0415
-        from bulltask.lake.report.making import make_report  # noqa: PLC0415
+        from bulltask.lake.report.build import make_report  # noqa: PLC0415
         from bulltask.lake.report.period import Period  # noqa: PLC0415
+        from bulltask.lake.report.recommendations import CapacityTarget  # noqa: PLC0415
 
         layout = Layout(root)
         asked = several or [one_day or _last_day(layout)]
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
-        made = make_report(layout, Period(asked[0], asked[-1], names), Wish(within, share, peak_factor))
+        made = make_report(layout, Period(asked[0], asked[-1], names), CapacityTarget(within, share, peak_factor))
         text = _table(made, topic, kind) if topic else _page(made, kind)
     _show(made, text, output or (Path(f"bulltask-report-{made.data.period}.html") if kind == "html" else None))
 
@@ -152,17 +152,17 @@ def _page(made: Report, kind: str) -> str:
 
 
 def _table(made: Report, topic: str, kind: str) -> str:
-    from bulltask.lake.report import grids, topics, views  # noqa: PLC0415 - slow
+    from bulltask.lake.report import sections, tables, views  # noqa: PLC0415 - slow
 
     short = kind in {"table", "md"}
-    found: Mapping[str, Grid] = {
-        "slo": topics.slo(made.data),
-        "capacity": views.advised(made.queues, made.advice),
-        "cost": topics.cost(topics.costs(made.data)),
-        "errors": views.errors_in_short(made.failures) if short else topics.errors(made.failures),
+    found: Mapping[str, ReportTable] = {
+        "slo": sections.slo(made.data),
+        "capacity": views.capacity_table(made.queues, made.recommendations),
+        "cost": sections.cost(sections.costs(made.data)),
+        "errors": views.short_errors(made.failures) if short else sections.errors(made.failures),
     }
-    told = views.told(made.advice) if topic == "capacity" and short else ""
-    writers = {"table": grids.as_text, "json": grids.as_json, "csv": grids.as_csv, "md": grids.as_markdown}
+    told = views.recommendation_text(made.recommendations) if topic == "capacity" and short else ""
+    writers = {"table": tables.as_text, "json": tables.as_json, "csv": tables.as_csv, "md": tables.as_markdown}
     return writers[kind](found[topic]) + told
 
 

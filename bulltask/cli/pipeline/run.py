@@ -22,7 +22,7 @@ from bulltask.cli.pipeline.options import (
     source_options,
     spark_options,
 )
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
     from bulltask.lake.ledger import BatchRecord, Ledger
@@ -170,7 +170,7 @@ def _batch_line(head: BatchRecord) -> str:
     lost = sum(queue.lost for queue in head.queues.values())
     events = sum(queue.events for queue in head.queues.values())
     took = sum(head.steps_ms.values()) / 1000
-    return f"batch {head.number:,}: {counted(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
+    return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
 
 
 def _end(query: Any, stop: threading.Semaphore) -> None:
@@ -191,7 +191,7 @@ def _exit_code(query: Any, lost: int) -> int:
         click.echo(f"Error: {_first_line(text)}", err=True)
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
     if lost:
-        click.echo(f"{counted(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)
+        click.echo(f"{pluralize(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)
     return EXIT_LOST if lost else 0
 
 

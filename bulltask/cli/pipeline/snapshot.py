@@ -10,7 +10,7 @@ import click
 
 from bulltask.cli.options import moment, root_option
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 __all__ = ["command"]
 
@@ -45,4 +45,4 @@ def command(
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
     report = snapshot(spark, Layout(root), source.texts, states=names_of(states, "--states"), since=since)
-    click.echo(f"{counted(report.rows, 'job')} written to bronze.jobs, ingest_id {report.ingest}")
+    click.echo(f"{pluralize(report.rows, 'job')} written to bronze.jobs, ingest_id {report.ingest}")

@@ -15,11 +15,11 @@ from bulltask.cli.options import root_option
 from bulltask.cli.pipeline.options import source_of, source_options
 from bulltask.cli.terminal import as_table
 from bulltask.errors import LakeError
+from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout
-from bulltask.lake.plural import counted
 
 if TYPE_CHECKING:
-    from bulltask.lake.status import PipelineStatus, QueueStatus, SetAside
+    from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
 
 __all__ = ["command", "skipped_queue_lines"]
 
@@ -54,8 +54,8 @@ def _lines(found: PipelineStatus) -> Iterator[str]:
         yield "batches       none yet"
     else:
         yield f"batches       {found.batches:,}, the last at {found.written_at:%Y-%m-%d %H:%M:%S} UTC"
-        yield f"last batch    {counted(found.events, 'event')} in {found.batch_s:.1f} s"
-        yield f"open jobs     {counted(found.carried, 'event')} of them kept for the next batch"
+        yield f"last batch    {pluralize(found.events, 'event')} in {found.batch_s:.1f} s"
+        yield f"open jobs     {pluralize(found.carried, 'event')} of them kept for the next batch"
     yield f"lost events   {found.lost:,}"
     if found.redis_error:
         yield f"Redis         {found.redis_error}"
@@ -67,10 +67,10 @@ def _lines(found: PipelineStatus) -> Iterator[str]:
     yield from skipped_queue_lines(found.set_aside)
 
 
-def skipped_queue_lines(skipped: Sequence[SetAside]) -> Iterator[str]:
+def skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
     """Yield the lines that name queues which are not recorded."""
     if skipped:
-        yield f"\n{counted(len(skipped), 'queue')} skipped, nothing of which is recorded:"
+        yield f"\n{pluralize(len(skipped), 'queue')} skipped, nothing of which is recorded:"
         yield from (f"  {one.queue}: {one.reason}" for one in skipped)
 
 

@@ -8,7 +8,7 @@ import click
 
 from bulltask.cli.options import redis_options
 from bulltask.cli.pipeline.options import open_session, source_of, spark_options
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 __all__ = ["command"]
 
@@ -54,6 +54,6 @@ def command(
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
     report = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
     click.echo(
-        f"{counted(report.rows, 'row')}: {counted(report.added, 'job')} added, {report.duplicated:,} already there"
+        f"{pluralize(report.rows, 'row')}: {pluralize(report.added, 'job')} added, {report.duplicated:,} already there"
     )
     click.echo(f"write id {report.write_id}")

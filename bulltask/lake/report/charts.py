@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bulltask.lake.formatting import Unit, format_value
+from bulltask.lake.report.aggregates import TaskAggregate
 from bulltask.lake.report.data import Axis
-from bulltask.lake.report.lines import Line
-from bulltask.lake.report.tallies import TaskTally
-from bulltask.lake.report.wording import Unit, written
+from bulltask.lake.report.series import Series
 
 __all__ = ["Chart", "Curve", "Range", "Ranges", "Tick", "bands", "chart", "ranges"]
 
@@ -112,7 +112,9 @@ class _Scale:
         return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low) * 100
 
 
-def chart(title: str, unit: str, axis: Axis, lines: Sequence[Line], lost: Iterable[tuple[float, float]] = ()) -> Chart:
+def chart(
+    title: str, unit: str, axis: Axis, lines: Sequence[Series], lost: Iterable[tuple[float, float]] = ()
+) -> Chart:
     """Return where everything of a chart goes.
 
     Args:
@@ -131,7 +133,7 @@ def chart(title: str, unit: str, axis: Axis, lines: Sequence[Line], lost: Iterab
         "log scale" if unit == "ms" else unit,
         [Curve(line.label, _path(line.values, scale), style, line.others) for style, line in drawn],
         _x_ticks(axis),
-        [Tick(round(scale.place(value), 2), written(value, kind)) for value in ticks],
+        [Tick(round(scale.place(value), 2), format_value(value, kind)) for value in ticks],
         round(scale.place(0), 2) if scale.low < 0 < scale.high and not scale.log else None,
         list(lost),
         _summary(title, lines, axis, kind),
@@ -159,14 +161,14 @@ def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
     ]
 
 
-def ranges(tallies: Sequence[TaskTally], of: str) -> Ranges | None:
+def ranges(aggregates: Sequence[TaskAggregate], of: str) -> Ranges | None:
     """Return the percentiles of tasks beside each other; None where nothing was measured.
 
     Args:
-        tallies: the tasks.
+        aggregates: the tasks.
         of: ``wait`` or ``run``.
     """
-    measured = [(tally, [getattr(tally, of)(share) for share in (0.5, 0.95, 0.99)]) for tally in tallies]
+    measured = [(tally, [getattr(tally, of)(share) for share in (0.5, 0.95, 0.99)]) for tally in aggregates]
     known = [(tally, values) for tally, values in measured if values[0] is not None]
     if not known:
         return None
@@ -175,11 +177,11 @@ def ranges(tallies: Sequence[TaskTally], of: str) -> Ranges | None:
         Range(
             tally.label,
             [round(scale.place(value), 2) for value in values],
-            [written(value, Unit.MS) for value in values],
+            [format_value(value, Unit.MS) for value in values],
         )
         for tally, values in known
     ]
-    return Ranges([Tick(round(scale.place(tick), 2), written(tick, Unit.MS)) for tick in ticks], rows)
+    return Ranges([Tick(round(scale.place(tick), 2), format_value(tick, Unit.MS)) for tick in ticks], rows)
 
 
 def _log_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
@@ -242,12 +244,12 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}") if abs(value) < 1_000 else round(value)
 
 
-def _summary(title: str, lines: Sequence[Line], axis: Axis, kind: Unit) -> str:
+def _summary(title: str, lines: Sequence[Series], axis: Axis, kind: Unit) -> str:
     told = []
     for line in lines:
         known = [(value, place) for place, value in enumerate(line.values) if value is not None]
         if known:
             most, place = max(known, key=lambda one: (one[0], -one[1]))
             at = datetime.fromtimestamp((axis.start + place * axis.step) * 60, UTC)
-            told.append(f"{line.label}: at most {written(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
+            told.append(f"{line.label}: at most {format_value(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
     return f"{title}. " + "; ".join(told) + "."

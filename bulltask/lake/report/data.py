@@ -31,14 +31,14 @@ from bulltask.lake.tables import (
     Table,
 )
 
-__all__ = ["LINES", "Axis", "Data", "Row", "Sizes", "TaskKey", "busiest_day", "read"]
+__all__ = ["MAX_SERIES", "Axis", "DurationHistograms", "ReportData", "Row", "TaskKey", "busiest_day", "read"]
 
 TaskKey = tuple[str, str | None]
 """A queue, and the name of a task or None where the beginning of the job was lost."""
 
 Row = Mapping[str, Any]
 
-LINES: Final = 7
+MAX_SERIES: Final = 7
 """So many lines a reader can tell apart; the last one may stand for all others."""
 
 _NULL: Final = "\0"
@@ -90,13 +90,13 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """How many durations there were of each size class (:mod:`bulltask.lake.size_classes`).
+class DurationHistograms:
+    """How many durations there were of each size class (:mod:`bulltask.lake.log_histogram`).
 
     Attributes:
         by_task: over the whole period.
-        over_time: ``line`` (a place in ``Data.shown``, or the one behind it for all others), ``at`` (a minute of the
-            axis), ``size_class``, ``count``.
+        over_time: ``line`` (an index of ``ReportData.shown``, or the next one for all other tasks), ``at`` (a minute of
+            the axis), ``bucket``, ``count``.
     """
 
     by_task: Mapping[TaskKey, Mapping[int, int]]
@@ -104,7 +104,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Data:
+class ReportData:
     """A period of a lake, as small as a report can use it.
 
     Attributes:
@@ -129,8 +129,8 @@ class Data:
     axis: Axis | None
     tasks: Any
     shown: list[TaskKey]
-    waits: Sizes
-    runs: Sizes
+    waits: DurationHistograms
+    runs: DurationHistograms
     queues: Any
     errors: list[Row] = field(default_factory=list)
     slos: list[Row] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Data:
     built_at: datetime | None = None
 
 
-def read(layout: Layout, period: Period) -> Data:
+def read(layout: Layout, period: Period) -> ReportData:
     """Read what a report of a period needs.
 
     Args:
@@ -157,7 +157,7 @@ def read(layout: Layout, period: Period) -> Data:
     step = axis.step if axis else 1
     tasks = _task_minutes(reader, period, step)
     shown = _shown(tasks)
-    return Data(
+    return ReportData(
         period,
         axis,
         tasks,
@@ -175,7 +175,7 @@ def read(layout: Layout, period: Period) -> Data:
     )
 
 
-def busiest_day(layout: Layout, data: Data) -> tuple[list[Row], list[Row]]:
+def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]:
     """Return the minutes of the day in which workers were busy longest, of tasks and of queues.
 
     One day, as each of its rows is an object here. The runs of a whole day are in one row of each task.
@@ -257,10 +257,12 @@ def _shown(tasks: Any) -> list[TaskKey]:
         if any(row[f"{name}_sum"] for name, _ in wishes)
     ]
     keys = [(queue, name) for *_, queue, _, name in sorted(found, key=lambda one: one[:-1])]
-    return keys if len(keys) <= LINES else keys[: LINES - 1]
+    return keys if len(keys) <= MAX_SERIES else keys[: MAX_SERIES - 1]
 
 
-def _sizes(reader: TableReader, period: Period, step: int, shown: list[TaskKey]) -> tuple[Sizes, Sizes]:
+def _sizes(
+    reader: TableReader, period: Period, step: int, shown: list[TaskKey]
+) -> tuple[DurationHistograms, DurationHistograms]:
     """The waits and the runs."""
     totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
     parts: tuple[list[Any], list[Any]] = ([], [])
@@ -272,11 +274,11 @@ def _sizes(reader: TableReader, period: Period, step: int, shown: list[TaskKey])
         owners = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _stepped(found, step)["at"]})
         for place, column in enumerate(("wait_counts", "run_counts")):
             flat = _flat(owners, found[column])
-            for row in _summed(flat, ["task", "size_class"]).to_pylist():
-                totals[place][keys[row["task"]]][row["size_class"]] += row["count"]
-            parts[place].append(_summed(flat, ["line", "at", "size_class"]))
-    whole = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("size_class", pa.int32()), ("count", pa.int64())])
-    waits, runs = (Sizes(dict(totals[place]), _joined(parts[place], whole)) for place in (0, 1))
+            for row in _summed(flat, ["task", "bucket"]).to_pylist():
+                totals[place][keys[row["task"]]][row["bucket"]] += row["count"]
+            parts[place].append(_summed(flat, ["line", "at", "bucket"]))
+    whole = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("bucket", pa.int32()), ("count", pa.int64())])
+    waits, runs = (DurationHistograms(dict(totals[place]), _joined(parts[place], whole)) for place in (0, 1))
     return waits, runs
 
 
@@ -289,7 +291,7 @@ def _flat(owners: Any, counts: Any) -> Any:
     lists = counts.cast(_PAIRS).combine_chunks()  # functions for lists end the process when they are given maps
     owner, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
     flat = owners.take(owner)
-    return flat.append_column("size_class", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
+    return flat.append_column("bucket", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
 
 
 def _summed(flat: Any, key: list[str]) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from bulltask.lake.formatting import Unit, format_value
+from bulltask.lake.report.build import Report
 from bulltask.lake.report.charts import Chart
-from bulltask.lake.report.grids import as_markdown, markdown_text
-from bulltask.lake.report.numbers import Report
-from bulltask.lake.report.views import notes, queues_shown, tables, told
-from bulltask.lake.report.wording import Unit, written
+from bulltask.lake.report.tables import as_markdown, markdown_text
+from bulltask.lake.report.views import notes, queues_shown, recommendation_text, tables
 
 __all__ = ["markdown"]
 
@@ -41,31 +41,31 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _sections(report: Report) -> Iterator[str]:
-    grids, charts = tables(report), report.charts
+    found, charts = tables(report), report.charts
     yield "## Throughput\n"
     yield from _sparks(charts["throughput"])
     yield "## Wait and run\n"
-    yield as_markdown(grids["tasks"])
+    yield as_markdown(found["tasks"])
     yield "## Failures\n"
-    yield as_markdown(grids["reasons"]) if report.reasons else "No job failed.\n"
+    yield as_markdown(found["reasons"]) if report.reasons else "No job failed.\n"
     if report.reasons_left[0]:
         kinds, count = report.reasons_left
         yield f"{kinds:,} other reasons: {count:,} failures\n"
     yield "## Retries and stalls\n"
-    yield as_markdown(grids["retries"]) if grids["retries"].rows else "No attempt was made again, and none stalled.\n"
+    yield as_markdown(found["retries"]) if found["retries"].rows else "No attempt was made again, and none stalled.\n"
     yield "## Workers\n"
-    yield told(report.advice)
+    yield recommendation_text(report.recommendations)
     if "busy" in charts:
         yield from _sparks(charts["busy"])
-    yield as_markdown(grids["capacity"])
+    yield as_markdown(found["capacity"])
     yield "## Objectives\n"
-    yield as_markdown(grids["slo"]) if grids["slo"].rows else "None are set.\n"
+    yield as_markdown(found["slo"]) if found["slo"].rows else "None are set.\n"
     yield "## Cost\n"
-    yield as_markdown(grids["cost"]) if grids["cost"].rows else "No attempt ran.\n"
+    yield as_markdown(found["cost"]) if found["cost"].rows else "No attempt ran.\n"
     yield "## Completeness\n"
     lost = any(alert.kind == "incomplete" for alert in report.alerts)
     nothing = "The gaps themselves are no longer in bronze.gaps.\n" if lost else "Nothing is missing.\n"
-    yield as_markdown(grids["gaps"]) if grids["gaps"].rows else nothing
+    yield as_markdown(found["gaps"]) if found["gaps"].rows else nothing
 
 
 def _sparks(chart: Chart) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _sparks(chart: Chart) -> Iterator[str]:
     yield "| | | |\n|---|---|---|"
     for line in chart.payload["lines"]:
         values = [value or 0 for value in line["values"]]
-        most = written(max(values), Unit(chart.payload["unit"]))
+        most = format_value(max(values), Unit(chart.payload["unit"]))
         yield f"| {markdown_text(line['label'])} | {_spark(values)} | at most {most} |"
     yield ""
 

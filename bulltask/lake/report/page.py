@@ -16,12 +16,12 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bulltask.lake.report import topics
-from bulltask.lake.report.numbers import Report
-from bulltask.lake.report.tallies import incomplete_minutes
-from bulltask.lake.report.topics import Reason
+from bulltask.lake.formatting import Unit, format_value, one_line
+from bulltask.lake.report import sections
+from bulltask.lake.report.aggregates import incomplete_minutes
+from bulltask.lake.report.build import Report
+from bulltask.lake.report.sections import Reason
 from bulltask.lake.report.views import ROWS, notes, queues_shown, steps, tables
-from bulltask.lake.report.wording import Unit, one_line, written
 
 __all__ = ["html"]
 
@@ -42,14 +42,14 @@ _SECTIONS: Final = (
 
 def html(report: Report) -> str:
     """Return the page of a report."""
-    grids, script = tables(report), _resource("report.js")
-    slo = topics.slo(report.data).first(ROWS, "")
+    found, script = tables(report), _resource("report.js")
+    slo = sections.slo(report.data).first(ROWS, "")
     return (
         _environment()
         .get_template("report.html")
         .render(
             report=report,
-            grids=grids,
+            tables=found,
             objectives=[dict(zip((column.name for column in slo.columns), row, strict=True)) for row in slo.rows],
             many_queues=len(report.queues) > 1,
             queues=one_line(queues_shown(report)),
@@ -83,7 +83,7 @@ def _seen(one: Reason, *, short: bool) -> str:
 
 def _expected(report: Report) -> int | None:
     """Which of the choices is the recommended one."""
-    found = report.advice.together
+    found = report.recommendations.overall
     return None if found is None else [choice.workers for choice in found.choices].index(found.workers)
 
 
@@ -103,7 +103,7 @@ def _environment() -> Environment:
 
 
 def _written(value: Any, unit: Unit) -> str:
-    return written(value, unit)
+    return format_value(value, unit)
 
 
 def _lines(text: str) -> str:

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bulltask.lake.plural import counted
-from bulltask.lake.report import topics
-from bulltask.lake.report.advice import Advice, expectations
-from bulltask.lake.report.grids import Column, Grid
-from bulltask.lake.report.numbers import Report
-from bulltask.lake.report.tallies import QueueTally
-from bulltask.lake.report.topics import Cost, Failure, Reason
-from bulltask.lake.report.wording import Unit, shortened, written
+from bulltask.lake.formatting import Unit, format_value, pluralize, shorten
+from bulltask.lake.report import sections
+from bulltask.lake.report.aggregates import QueueAggregate
+from bulltask.lake.report.build import Report
+from bulltask.lake.report.recommendations import Recommendations, expectations
+from bulltask.lake.report.sections import Cost, Failure, Reason
+from bulltask.lake.report.tables import ReportColumn, ReportTable
 
-__all__ = ["ROWS", "advised", "errors_in_short", "notes", "queues_shown", "steps", "tables", "told"]
+__all__ = ["ROWS", "capacity_table", "notes", "queues_shown", "recommendation_text", "short_errors", "steps", "tables"]
 
 
 ROWS: Final = 20
@@ -29,43 +28,47 @@ _LONGEST: Final = 80
 """Characters of a reason in a terminal."""
 
 
-def tables(report: Report) -> Mapping[str, Grid]:
+def tables(report: Report) -> Mapping[str, ReportTable]:
     """Return the report's tables by name; what is the same in all rows or of no use to readers is left out."""
     several = len(report.queues) > 1
     priced = any(cost.cost is not None for cost in report.costs)
     hidden = () if several else ("queue",)
     total = [Cost.together(report.costs, "All")] if len(report.costs) > 1 else []
     found = {
-        "tasks": topics.tasks(report.tasks).without(*hidden),
+        "tasks": sections.tasks(report.tasks).without(*hidden),
         "reasons": _reasons(report.reasons),
-        "retries": topics.retries(report.tasks).without(*hidden),
-        "capacity": advised(report.queues, report.advice if several else Advice()).first(
+        "retries": sections.retries(report.tasks).without(*hidden),
+        "capacity": capacity_table(report.queues, report.recommendations if several else Recommendations()).first(
             ROWS, "bulltask pipeline report capacity"
         ),
-        "slo": topics.slo(report.data).first(ROWS, "bulltask pipeline report slo").without(*hidden),
-        "cost": topics.cost([*report.costs, *total]).without(*hidden, *(() if priced else ("cost", "per_job"))),
-        "gaps": topics.gaps(report.data).first(ROWS, "bulltask pipeline gaps"),
+        "slo": sections.slo(report.data).first(ROWS, "bulltask pipeline report slo").without(*hidden),
+        "cost": sections.cost([*report.costs, *total]).without(*hidden, *(() if priced else ("cost", "per_job"))),
+        "gaps": sections.gaps(report.data).first(ROWS, "bulltask pipeline gaps"),
     }
-    return {**found, "expectations": expectations(report.advice.together)} if report.advice.together else found
+    return (
+        {**found, "expectations": expectations(report.recommendations.overall)}
+        if report.recommendations.overall
+        else found
+    )
 
 
-def _reasons(found: Sequence[Reason]) -> Grid:
+def _reasons(found: Sequence[Reason]) -> ReportTable:
     columns = [
-        Column("error_key", "Reason", Unit.TEXT),
-        Column("count", "Failures", Unit.COUNT),
-        Column("share", "Of all", Unit.PART),
-        Column("tasks", "Tasks", Unit.TEXTS),
-        Column("first_seen", "First", Unit.TIME),
-        Column("last_seen", "Last", Unit.TIME),
+        ReportColumn("error_key", "Reason", Unit.TEXT),
+        ReportColumn("count", "Failures", Unit.COUNT),
+        ReportColumn("share", "Of all", Unit.PART),
+        ReportColumn("tasks", "Tasks", Unit.TEXTS),
+        ReportColumn("first_seen", "First", Unit.TIME),
+        ReportColumn("last_seen", "Last", Unit.TIME),
     ]
-    return Grid(
+    return ReportTable(
         columns,
         [
             [
                 one.error_key,
                 one.count,
                 one.share,
-                list(dict.fromkeys(shortened(task.name) for task in one.tasks))[:_NAMED],
+                list(dict.fromkeys(shorten(task.name) for task in one.tasks))[:_NAMED],
                 one.first_seen,
                 one.last_seen,
             ]
@@ -74,7 +77,7 @@ def _reasons(found: Sequence[Reason]) -> Grid:
     )
 
 
-def errors_in_short(found: Sequence[Failure]) -> Grid:
+def short_errors(found: Sequence[Failure]) -> ReportTable:
     """Return failures as a table for a terminal: without examples, and with one job each."""
     cut = (
         replace(
@@ -84,35 +87,36 @@ def errors_in_short(found: Sequence[Failure]) -> Grid:
         )
         for one in found
     )
-    return topics.errors(cut).without("sample_reason")
+    return sections.errors(cut).without("sample_reason")
 
 
-def advised(queues: Sequence[QueueTally], advice: Advice) -> Grid:
+def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
     """Return the load of queues and, where that is known, how many workers each needs when it has its own."""
-    grid = topics.capacity(queues)
-    if not advice.by_queue:
+    grid = sections.capacity(queues)
+    if not recommendations.by_queue:
         return grid
-    workers = {queue: found.workers for queue, found in advice.by_queue.items()}
+    workers = {queue: found.workers for queue, found in recommendations.by_queue.items()}
     rows = [[*row, workers.get(tally.queue)] for row, tally in zip(grid.rows, queues, strict=True)]
-    return Grid([*grid.columns, Column("workers", "Workers needed", Unit.COUNT)], rows)
+    return ReportTable([*grid.columns, ReportColumn("workers", "Workers needed", Unit.COUNT)], rows)
 
 
-def told(advice: Advice) -> str:
+def recommendation_text(recommendations: Recommendations) -> str:
     """Return the recommendation in plain lines; nothing where there is none."""
-    found = advice.together
+    found = recommendations.overall
     if found is None:
         return ""
-    several = " when the same workers serve all these queues" if len(advice.by_queue) > 1 else ""
-    need = f"{counted(found.workers, 'worker')} recommended{several}, so that"
-    wish = f"{written(found.share, Unit.PART)} of the attempts begin within {written(found.within_s, Unit.SECONDS)}"
-    return "\n".join(
-        ["", f"{need} {wish}, also in the busiest minute.", "", *(f"* {one}" for one in found.reasoning), ""]
+    several = " when the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
+    share, within = format_value(found.share, Unit.PART), format_value(found.within_s, Unit.SECONDS)
+    summary = (
+        f"{pluralize(found.workers, 'worker')} recommended{several}, so that {share} of the attempts start within"
+        f" {within}, also in the busiest minute."
     )
+    return "\n".join(["", summary, "", *(f"* {one}" for one in found.reasoning), ""])
 
 
 def queues_shown(report: Report, most: int = 8) -> str:
     """Return the names of the report's queues, or how many they are."""
-    names = [shortened(name) for name in sorted(tally.queue for tally in report.queues) or report.data.period.queues]
+    names = [shorten(name) for name in sorted(tally.queue for tally in report.queues) or report.data.period.queues]
     if not names:
         return "all queues"
     return (

@@ -13,9 +13,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from bulltask.errors import ConfigError
+from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
 from bulltask.lake.gaps import days_in_gaps
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import Replacing, steady
+from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -28,7 +29,6 @@ from bulltask.lake.tables import (
     TASK_MINUTE,
     Table,
 )
-from bulltask.lake.terms import Terms
 from bulltask.spark.gold.days import cost_days, errors_days, slo_days
 from bulltask.spark.gold.facts import DaySpan, minute_facts
 from bulltask.spark.gold.minutes import capacity_minutes, task_minutes
@@ -58,7 +58,7 @@ class GoldInputs:
     gaps: DataFrame
 
 
-def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms: Terms | None = None) -> None:
+def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms: SLOConfig | None = None) -> None:
     """Build all gold tables of some days, UTC, in the place of what was built of them before.
 
     A day of which nothing is known is there without rows. Other days are not touched: an attempt that runs over
@@ -74,17 +74,17 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
     Raises:
         ConfigError: one of them is the last of the calendar.
     """
-    with Replacing(layout) as replacing, _in_utc(spark):
+    with AtomicSwap(layout) as swaps, _in_utc(spark):
         for span in _spans(days):
-            with steady(layout), _cached(read_inputs(spark, layout, span)) as inputs:
-                written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, replacing.fresh())}
+            with hold_swaps(layout), _cached(read_inputs(spark, layout, span)) as inputs:
+                written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
                 # Others are made of the minutes. What is read from files has a short plan.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
-                for table, frame in derived_tables(inputs, minutes, span, terms or Terms()).items():
-                    written[table] = _write_table(frame, table, replacing.fresh())
+                for table, frame in derived_tables(inputs, minutes, span, terms or SLOConfig()).items():
+                    written[table] = _write_table(frame, table, swaps.new_directory())
             # All of them are whole before the first one is seen.
             for table, place in written.items():
-                _swap_days(layout, replacing, table, place, span)
+                _swap_days(layout, swaps, table, place, span)
 
 
 def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
@@ -136,7 +136,7 @@ def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
 
 
-def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms: Terms) -> dict[Table, DataFrame]:
+def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms: SLOConfig) -> dict[Table, DataFrame]:
     """Make the other gold tables of some days.
 
     Args:
@@ -174,13 +174,13 @@ def _write_table(frame: DataFrame, table: Table, place: Path) -> Path:
     return place
 
 
-def _swap_days(layout: Layout, replacing: Replacing, table: Table, place: Path, span: DaySpan) -> None:
+def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, place: Path, span: DaySpan) -> None:
     """Let new days take the place of old ones; also a day without rows does."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
         new = place / day.name
         new.mkdir(parents=True, exist_ok=True)
-        replacing.swap(new, day, [day] if day.exists() else [])
+        swaps.swap(new, day, [day] if day.exists() else [])
 
 
 @contextmanager

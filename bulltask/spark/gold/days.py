@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
-from bulltask.lake.terms import EVERY, Metric, Objective
+from bulltask.lake.slo_config import EVERY, Metric, Objective
 from bulltask.spark.gold.facts import DAY_MS, DaySpan, gap_steps
 from bulltask.spark.gold.minutes import by_queue
 from bulltask.spark.tables.lake_tables import day_of

@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from bulltask.lake.size_classes import GROWTH, ZERO
+from bulltask.lake.log_histogram import GROWTH, ZERO
 
 __all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "DaySpan", "gap_steps", "minute_facts", "split_steps"]
 
@@ -135,11 +135,11 @@ def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
-    """Cut the time between two moments (milliseconds) at the whole minutes or days of a span, as SQL.
+    """Cut the time between two mean_and_variance (milliseconds) at the whole minutes or days of a span, as SQL.
 
     Returns:
         An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty where one of the two
-        moments is not known, or nothing of it is in the span.
+        mean_and_variance is not known, or nothing of it is in the span.
     """
     first = f"greatest({_floor(started, step_ms)}, {span.start_ms}L)"
     last = f"least({_floor(ended, step_ms)}, {span.end_ms - step_ms}L)"
@@ -179,7 +179,7 @@ def _minute(ms: str) -> str:
 
 
 def _class_of(ms: str) -> str:
-    """`bulltask.lake.size_classes.class_of` as SQL."""
+    """`bulltask.lake.log_histogram.bucket_of` as SQL."""
     return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from bulltask.lake.size_classes import GROWTH, ZERO
-from bulltask.lake.terms import EVERY
+from bulltask.lake.log_histogram import GROWTH, ZERO
+from bulltask.lake.slo_config import EVERY
 from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, DaySpan, gap_steps, split_steps
 
 __all__ = ["by_queue", "capacity_minutes", "merge_minutes", "percentile", "task_minutes"]
@@ -86,7 +86,7 @@ def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
 
 
 def percentile(counts: str, quantile: float) -> str:
-    """`bulltask.lake.size_classes.percentile` of a column such as ``wait_counts``, in SQL; its classes are in order."""
+    """`bulltask.lake.log_histogram.percentile` of a column like ``wait_counts``, in SQL; its buckets are in order."""
     total = f"aggregate(map_values({counts}), 0L, (sum, one) -> sum + one)"
     nothing = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
     last = "if(found.seen < found.wanted, one.key, found.last)"

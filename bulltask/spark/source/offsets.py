@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 from bulltask.errors import DecodeError
-from bulltask.lake.plural import counted
+from bulltask.lake.formatting import pluralize
 
 __all__ = [
     "BEGINNING",
@@ -189,7 +189,7 @@ class EventGap:
         """One line, with a code, for the error that stops a query and for the log of one that goes on."""
         return (
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} after={self.after}: {_HAPPENED[self.reason]}; "
-            f"{'' if self.exact else 'at least '}{counted(self.lost, 'event', 'd')} lost, "
+            f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, "
             f"{f'the first one left is {self.first}' if self.first else 'none is left'}. Set failOnDataLoss=false to "
             "go on behind the gap (gapRows=true records it), and give the queue a longer stream: streams.events.maxLen"
         )

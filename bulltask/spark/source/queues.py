@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.jobs.names import check_queue_name
 from bulltask.lake.layout import partition_name
-from bulltask.lake.status import SetAside
+from bulltask.lake.status import SkippedQueue
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import ReadOptions
 from bulltask.transport.keys import QueueKeys
@@ -96,9 +96,9 @@ def not_a_stream(keys: QueueKeys) -> str:
     return f"the key {_printable(keys.events)} is not a stream; rename or delete it"
 
 
-def skipped_queues(skipped: Mapping[str, str]) -> list[SetAside]:
+def skipped_queues(skipped: Mapping[str, str]) -> list[SkippedQueue]:
     """Return queues that are set aside as people can read them; given why, by BullMQ's spelling."""
-    return [SetAside(_printable(queue), reason) for queue, reason in sorted(skipped.items())]
+    return [SkippedQueue(_printable(queue), reason) for queue, reason in sorted(skipped.items())]
 
 
 def log_skipped(skipped: Mapping[str, str]) -> None:

@@ -9,9 +9,9 @@ from typing import Final
 from bulltask.errors import BulltaskError
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.lock import feeder_of
-from bulltask.lake.rings import DEFAULT_LENGTH, Ring, busiest_rate
-from bulltask.lake.status import Lag, PipelineStatus, SetAside, status_of
+from bulltask.lake.lock import writer_pid
+from bulltask.lake.status import Lag, PipelineStatus, SkippedQueue, status_of
+from bulltask.lake.stream_retention import DEFAULT_LENGTH, StreamRetention, busiest_rate
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
 from bulltask.spark.source.options import EventsOptions, ReadOptions, read_options
@@ -36,8 +36,8 @@ class ObservedStreams:
         aside: queues that are not recorded.
     """
 
-    streams: Sequence[tuple[QueueKeys, Ring, StreamState | None]]
-    skipped: Sequence[SetAside]
+    streams: Sequence[tuple[QueueKeys, StreamRetention, StreamState | None]]
+    skipped: Sequence[SkippedQueue]
 
 
 def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStreams:
@@ -51,7 +51,7 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
     for keys, limit, state in zip(found.queues, max_lengths(connection, found.queues), every, strict=True):
         if keys not in foreign:
             rate = None if state is None else _rate(connection, keys, state)
-            streams.append((keys, Ring(keys.queue, state.length if state else 0, limit, rate), state))
+            streams.append((keys, StreamRetention(keys.queue, state.length if state else 0, limit, rate), state))
     return ObservedStreams(
         streams, skipped_queues({**found.skipped, **{keys.name: not_a_stream(keys) for keys in foreign}})
     )
@@ -100,7 +100,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}
-    skipped: Sequence[SetAside] = ()
+    skipped: Sequence[SkippedQueue] = ()
     error: str | None = None
     try:
         with Connection(options.config) as connection:
@@ -108,7 +108,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
             lags, skipped = _lags(connection, observed, {} if head is None else head.ends), observed.skipped
     except BulltaskError as exc:
         error = str(exc)
-    return status_of(str(layout.root), head, lags, feeder=feeder_of(layout), redis_error=error, set_aside=skipped)
+    return status_of(str(layout.root), head, lags, feeder=writer_pid(layout), redis_error=error, set_aside=skipped)
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:

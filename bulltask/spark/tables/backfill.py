@@ -19,9 +19,9 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from bulltask.errors import ConfigError
+from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.gaps import CLOCKS, GapRow, find_gaps
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
 from bulltask.spark.lifecycle.sql import as_time, error_key, plain_reason
 from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
@@ -96,7 +96,7 @@ def backfill(
     looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
     try:
-        with steady(layout):
+        with hold_swaps(layout):
             missing.count()
         ingest = ingest_of("backfill", taken_at)
         rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(taken_at)})

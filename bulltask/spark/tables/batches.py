@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame
 
 from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
+from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout, batch_of, ingest_id, listed
 from bulltask.lake.ledger import BatchRecord, Ledger
-from bulltask.lake.replacing import steady
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
 from bulltask.spark.tables import bronze
@@ -121,7 +121,7 @@ class _Batch:
         with self._step("tell"):
             carry = None if self._carry is None else read_open_events(self._layout, self._carry)
             # What is looked up must not be on its way from one directory to another: nobody looks again.
-            with steady(self._layout):
+            with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
                 derived = derive_silver(read.lifecycle_events, carry, find_earlier, self._give_up_ms(read))
         tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from bulltask.errors import LakeError
+from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout, batch_of
 from bulltask.lake.ledger import QueueRecord
-from bulltask.lake.plural import counted
 from bulltask.spark.source.offsets import batch_start, decode_offsets
 from bulltask.spark.source.options import user_name
 from bulltask.spark.source.ranges import ExpectedRows, expected_rows
@@ -53,14 +53,14 @@ def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord]
         if not must.is_met(seen.events, seen.lost, seen.gaps):
             raise LakeError(
                 f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} must have {_shown(must)} of queue {queue!r}, and its "
-                f"files have {counted(seen.events, 'event')} and {seen.lost:,} lost. {layout.root} must be the same "
+                f"files have {pluralize(seen.events, 'event')} and {seen.lost:,} lost. {layout.root} must be the same "
                 "directory for the driver and for all executors. Nothing of the batch was published: mount the "
                 "directory on every node and run the pipeline again before the streams drop these events"
             )
 
 
 def _shown(must: ExpectedRows) -> str:
-    return "events" if must.count is None else counted(must.count, "event")
+    return "events" if must.count is None else pluralize(must.count, "event")
 
 
 def _offset(layout: Layout, number: int) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from bulltask.lake.atomic_swap import AtomicSwap
 from bulltask.lake.layout import Layout, listed
-from bulltask.lake.replacing import Replacing
 from bulltask.lake.tables import Kind, Table
 
 __all__ = ["append", "as_table", "day_of", "ingest_of", "latest", "read_table", "spark_schema"]
@@ -99,12 +99,12 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
     """
     columns = as_table(rows.selectExpr("*", "'' AS ingest_id"), table).drop("ingest_id")
     count = 0
-    with Replacing(layout) as replacing:
-        new = replacing.fresh()
+    with AtomicSwap(layout) as swaps:
+        new = swaps.new_directory()
         columns.write.partitionBy("dt", "queue").parquet(str(new))
         for day in listed(new):
             for queue in listed(day):
                 count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
                 place = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
-                replacing.swap(queue, place, [])
+                swaps.swap(queue, place, [])
     return count

@@ -12,9 +12,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as fn
 
 from bulltask.errors import LakeError
+from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
 from bulltask.lake.layout import Layout, listed
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.replacing import Replacing, steady
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.lifecycle.fold import FINISHED
 from bulltask.spark.lifecycle.sql import attempts_of, derive, in_order, is_finished, jobs_of, lifecycle_events
@@ -49,18 +49,18 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
     give_up_ms = round((clock - max_open).timestamp() * 1000)
     ingest = ingest_of("build")
-    with Replacing(layout) as replacing:
+    with AtomicSwap(layout) as swaps:
         made: dict[Table, Path] = {}
-        with steady(layout), derived_silver(read_table(spark, layout, EVENTS), give_up_ms) as silver:
+        with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), give_up_ms) as silver:
             for table, rows in silver.items():
-                made[table] = replacing.fresh()
+                made[table] = swaps.new_directory()
                 whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
                 whole.write.partitionBy("dt", "queue").parquet(str(made[table]))
         for table, new in made.items():
             for (day, queue), gone in sorted((_made(new) | old[table]).items()):
                 is_there = (new / day / queue).is_dir()
                 place = layout.table(table) / day / queue / f"ingest_id={ingest}"
-                replacing.swap(new / day / queue if is_there else None, place if is_there else None, gone)
+                swaps.swap(new / day / queue if is_there else None, place if is_there else None, gone)
 
 
 def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:

@@ -19,9 +19,9 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs.job import OWN_KEY, JobOptions, NewJob
+from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
-from bulltask.lake.replacing import steady
 from bulltask.lake.tables import JOBS, SNAPSHOTS
 from bulltask.spark.sink.enqueue import vectorized_udf
 from bulltask.spark.source.columns import hash_fields, job_batch
@@ -155,7 +155,7 @@ def replay(
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
     jobs = _found(_selected(spark, layout, selection), spark, layout, options).cache()
     try:
-        with steady(layout):
+        with hold_swaps(layout):
             counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
         unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_NAMED).collect()
         sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SHOWN).collect()

@@ -38,7 +38,7 @@ def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
 
     Args:
         layout: of the lake. Its directories must stay where they are meanwhile
-            (:func:`~bulltask.lake.replacing.steady`).
+            (:func:`~bulltask.lake.atomic_swap.hold_swaps`).
         jobs: their ``queue`` and ``job_id``, each once.
     """
     wanted: dict[str, list[str]] = defaultdict(list)

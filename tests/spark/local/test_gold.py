@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from bulltask.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
-from bulltask.lake.size_classes import merged, percentile
+from bulltask.lake.log_histogram import merge_histograms, percentile
+from bulltask.lake.slo_config import Objective, SLOConfig
 from bulltask.lake.tables import (
     CAPACITY_MINUTE,
     COST_DAY,
@@ -24,7 +25,6 @@ from bulltask.lake.tables import (
     TASK_MINUTE,
     Table,
 )
-from bulltask.lake.terms import Objective, Terms
 from bulltask.spark.gold.build import _spans, build_gold
 from bulltask.spark.gold.minutes import merge_minutes
 from bulltask.spark.tables.lake_tables import read_table
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 DAYS = (date(2026, 11, 20), date(2026, 11, 21))
-TERMS = Terms(
+TERMS = SLOConfig(
     objectives=[
         Objective("wait", within=0.5, target=0.9),
         Objective("wait", within=0.5, target=0.5, name="send"),  # the first one counts
@@ -231,7 +231,7 @@ def test_minutes_add_up_to_what_their_hours_and_days_are(
         for name in ("enqueued", "completed", "busy_ms"):
             assert row[name] == sum(one[name] for one in its)
         assert row["complete"] == all(one["complete"] for one in its)
-        assert dict(row["wait_counts"]) == merged(one["wait_counts"] for one in its)
+        assert dict(row["wait_counts"]) == merge_histograms(one["wait_counts"] for one in its)
         runs = [run for one in its for run in one["runs"]]
         assert row["run_p99"] == about(runs, 0.99)
         assert row["wait_p50"] == percentile(dict(row["wait_counts"]), 0.5)
@@ -282,7 +282,9 @@ def test_a_day_that_is_built_again_alone_and_in_another_zone_is_the_same(spark: 
 def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.attempts(many("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
-    build_gold(spark, lake.layout, DAYS, Terms(objectives=[Objective("run", within=1, target=0.5)], price_per_hour=1))
+    build_gold(
+        spark, lake.layout, DAYS, SLOConfig(objectives=[Objective("run", within=1, target=0.5)], price_per_hour=1)
+    )
     days = {table.name: [row["dt"] for row in rows_of(lake.layout, table)] for table in GOLD}
     both = ["2026-11-20", "2026-11-21"]
     assert {name: sorted(found) for name, found in days.items()} == {

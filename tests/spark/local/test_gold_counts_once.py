@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.arrow import arrow_schema, latest_rows
 from bulltask.lake.layout import Layout
-from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
 from bulltask.spark.gold.build import read_inputs
 from bulltask.spark.gold.facts import DaySpan

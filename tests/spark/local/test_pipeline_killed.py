@@ -24,9 +24,10 @@ import redis
 from pyspark.sql import SparkSession
 
 from bulltask.lake.arrow import arrow_schema, partition_schema
+from bulltask.lake.atomic_swap import finish_intents
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.replacing import finish_intents
+from bulltask.lake.slo_config import Objective, SLOConfig
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -38,7 +39,6 @@ from bulltask.lake.tables import (
     TASK_MINUTE,
     Table,
 )
-from bulltask.lake.terms import Objective, Terms
 from bulltask.spark import Pipeline
 from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.pipeline import PipelineOptions
@@ -60,13 +60,13 @@ log = logging.getLogger(__name__)
 MIDNIGHT_MS = 1_760_054_400_000
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 PRICES = {"q1": 0.12}
-TERMS = Terms([Objective("wait", within=1, target=0.9), Objective("total", within=60, target=0.5)], PRICES)
+TERMS = SLOConfig([Objective("wait", within=1, target=0.9), Objective("total", within=60, target=0.5)], PRICES)
 OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "max_open": 0.9}
 
 SESSION = """
 import json, sys
 from datetime import date
-from bulltask.lake.terms import Terms
+from bulltask.lake.slo_config import SLOConfig
 from bulltask.spark import Pipeline, session
 from tests.support.kills import die_before
 
@@ -82,7 +82,7 @@ Pipeline(spark, root, url=sys.argv[4], **json.loads(sys.argv[5])).run(available_
 print("done", flush=True)
 """  # fmt: skip
 BUILD = SESSION + """
-days, terms = [date.fromisoformat(day) for day in sys.argv[5:]], Terms(price_per_hour=json.loads(sys.argv[4]))
+days, terms = [date.fromisoformat(day) for day in sys.argv[5:]], SLOConfig(price_per_hour=json.loads(sys.argv[4]))
 Pipeline(spark, root).build("gold", days=days, terms=terms)
 print("done", flush=True)
 """  # fmt: skip
@@ -214,7 +214,7 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     return [replace(one, event_ms=one.event_ms + MIDNIGHT_MS - middle) for one in told]
 
 
-def calmly(spark: SparkSession, root: Path, url: str, terms: Terms) -> Layout:
+def calmly(spark: SparkSession, root: Path, url: str, terms: SLOConfig) -> Layout:
     """Make bronze, silver and gold without a disturbance.
 
     In batches that end where those of `OPTIONS` do: a job that is given up at the end of one and goes on in a later
@@ -225,7 +225,7 @@ def calmly(spark: SparkSession, root: Path, url: str, terms: Terms) -> Layout:
     return built(spark, Layout(root), terms)
 
 
-def built(spark: SparkSession, layout: Layout, terms: Terms) -> Layout:
+def built(spark: SparkSession, layout: Layout, terms: SLOConfig) -> Layout:
     Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), terms=terms)
     return layout
 
@@ -274,8 +274,8 @@ def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones
     dice: random.Random,
 ) -> None:
     write_events(redis_client, history(dice.randrange(10**6), 40))
-    layout = calmly(spark, tmp_path / "lake", broker_url, Terms())
-    old, terms = gold_days(layout), Terms(price_per_hour=PRICES)
+    layout = calmly(spark, tmp_path / "lake", broker_url, SLOConfig())
+    old, terms = gold_days(layout), SLOConfig(price_per_hour=PRICES)
     words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
     shutil.copytree(layout.root, tmp_path / "calm")
     new = gold_days(built(spark, Layout(tmp_path / "calm"), terms))

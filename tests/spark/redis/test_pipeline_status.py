@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from bulltask.cli.main import main
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
-from bulltask.lake.lock import RunLock, feeder_of
+from bulltask.lake.lock import RunLock, writer_pid
 from tests.support.foreign_queues import FOREIGN, write_foreign
 
 pytestmark = [pytest.mark.redis]
@@ -107,11 +107,11 @@ def test_before_the_first_batch_and_without_redis_there_is_still_a_status(status
 
 def test_who_feeds_the_lake_is_known_while_he_does(tmp_path: Path, status: Status) -> None:
     layout = Layout(tmp_path)
-    assert feeder_of(layout) is None
+    assert writer_pid(layout) is None
     with RunLock(layout):
-        assert feeder_of(layout) == os.getpid()
+        assert writer_pid(layout) == os.getpid()
         assert f"process {os.getpid()}" in status().output
-    assert feeder_of(layout) is None
+    assert writer_pid(layout) is None
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import date
 
 from bulltask.errors import ConfigError, did_you_mean
+from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import Reached, Replacing, go_on
 from bulltask.lake.tables import TABLES, Table
 
 __all__ = ["Expired", "expire", "tables_named"]
@@ -48,7 +48,7 @@ def tables_named(names: Iterable[str]) -> list[Table]:
 
 
 def expire(
-    layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, reached: Reached = go_on
+    layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, on_step: OnStep = ignore_step
 ) -> list[Expired]:
     """Take away the days of tables before a day. What the pipeline itself needs (checkpoint, carry) always stays.
 
@@ -57,7 +57,7 @@ def expire(
         tables: which.
         before: days before this one.
         dry_run: only say which they are.
-        reached: for tests, as in :class:`~bulltask.lake.replacing.Replacing`.
+        on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
         LakeError: there is no lake.
@@ -70,9 +70,9 @@ def expire(
         if day < before
     ]
     if not dry_run and found:
-        with Replacing(layout, reached) as replacing:
+        with AtomicSwap(layout, on_step) as swaps:
             for directory, _ in found:
-                replacing.swap(None, None, [directory])
+                swaps.swap(None, None, [directory])
     return [one for _, one in found]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report import grids, topics
-from bulltask.lake.report.data import Data, read
+from bulltask.lake.report import sections, tables
+from bulltask.lake.report.aggregates import by_task
+from bulltask.lake.report.data import ReportData, read
 from bulltask.lake.report.period import Period
-from bulltask.lake.report.tallies import by_task
 from bulltask.lake.tables import TASK_MINUTE
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
@@ -26,11 +26,11 @@ def lake(tmp_path: Path) -> LakeBuilder:
     return LakeBuilder(tmp_path).gold("task_minute", [task_minute("10:00", done=1)])
 
 
-def data(lake: LakeBuilder, period: Period = DAY) -> Data:
+def data(lake: LakeBuilder, period: Period = DAY) -> ReportData:
     return read(lake.layout, period)
 
 
-def column(grid: grids.Grid, name: str) -> list[Any]:
+def column(grid: tables.ReportTable, name: str) -> list[Any]:
     place = [one.name for one in grid.columns].index(name)
     return [row[place] for row in grid.rows]
 
@@ -45,7 +45,7 @@ def test_the_dearest_task_comes_first_and_what_ran_no_job_has_no_price_of_one(la
             {**row, "name": "no-job", "jobs": 0, "busy_s": 0.5, "wasted_s": 0.25, "cost": Decimal("0.5")},
         ],
     )
-    found = topics.costs(data(lake))
+    found = sections.costs(data(lake))
     assert [(one.name, one.per_job) for one in found] == [("dear", Decimal(2)), ("long", Decimal(1)), ("no-job", None)]
     assert [one.wasted for one in found] == [0.5, 5 / 99, 0.5]
 
@@ -53,13 +53,13 @@ def test_the_dearest_task_comes_first_and_what_ran_no_job_has_no_price_of_one(la
 def test_tasks_that_only_stalled_are_among_the_retries(lake: LakeBuilder) -> None:
     counts: list[dict[str, Any]] = [{name: 1} for name in ("retried", "stalled", "parked")]
     lake.gold("task_minute", [task_minute("10:00", *one, **one) for one in counts])
-    assert set(column(topics.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
+    assert set(column(sections.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
 
 
 def test_a_count_that_is_the_least_that_it_can_be_is_told_as_such(lake: LakeBuilder) -> None:
     gap = {"lost": 1, "reason": "gone", "after_at": at("2026-11-22 10:00"), "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{**gap, "after_id": "1-0", "exact": False}, {**gap, "after_id": "2-0", "exact": True, "lost": 2}])
-    shown = topics.gaps(data(lake))
+    shown = sections.gaps(data(lake))
     assert sorted(zip(column(shown, "lost"), column(shown, "exact"), strict=True)) == [(1, "at least"), (2, "exact")]
 
 
@@ -67,7 +67,7 @@ def test_of_the_jobs_that_failed_alike_five_are_named_the_latest_first(lake: Lak
     row = {"queue": "mail", "name": "send", "error_key": "no", "count": 3}
     for day, ids in ((21, ["c", "b", "a"]), (22, ["f", "e", "d"])):
         lake.gold("errors_day", [{**row, "last_seen": at(f"2026-11-{day}"), "sample_job_ids": ids}])
-    [failure] = topics.failures(data(lake, Period.parse("2026-11-21..2026-11-22")))
+    [failure] = sections.failures(data(lake, Period.parse("2026-11-21..2026-11-22")))
     assert failure.sample_job_ids == ["f", "e", "d", "c", "b"]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from bulltask.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.compacting import COMPACTED, compact
-from bulltask.lake.expiring import expire, tables_named
+from bulltask.lake.compaction import COMPACTED, compact
+from bulltask.lake.expiration import expire, tables_named
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, TABLES, Table
 from tests.support.lake import LakeBuilder, at

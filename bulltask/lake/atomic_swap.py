@@ -5,7 +5,7 @@ is written down (an intent); then the old directories are moved away, the new on
 is taken back. Whoever is killed in between leaves the intent, and the next one who writes finishes it.
 
 Between the two moves a reader may miss the rows of that one partition; after a kill that lasts until the next command
-that writes. Who cannot look again reads in a :func:`steady` block, for which replacements wait.
+that writes. Who cannot look again reads in a :func:`hold_swaps` block, for which replacements wait.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ import uuid_utils
 
 from bulltask.lake.layout import Layout
 
-__all__ = ["STEPS", "Reached", "Replacing", "finish_intents", "go_on", "steady"]
+__all__ = ["STEPS", "AtomicSwap", "OnStep", "finish_intents", "hold_swaps", "ignore_step"]
 
 STEPS: Final = ("written", "intended", "moved-away", "in-place", "cleared")
 """Where a test may end the process, in their order: what comes next has not happened yet."""
 
-Reached = Callable[[str], None]
+OnStep = Callable[[str], None]
 
 
-def go_on(_: str) -> None:
+def ignore_step(_: str) -> None:
     """Nothing happens between the steps, but in tests."""
 
 
-class Replacing:
+class AtomicSwap:
     """Responsible for one command's replacements; a context, which first finishes what others have left.
 
     Args:
         layout: the lake.
-        reached: is called with each of :data:`STEPS`.
+        on_step: is called with each of :data:`STEPS`.
     """
 
-    def __init__(self, layout: Layout, reached: Reached = go_on) -> None:
-        self._layout, self._reached = layout, reached
+    def __init__(self, layout: Layout, on_step: OnStep = ignore_step) -> None:
+        self._layout, self._reached = layout, on_step
         self._name, self._count = uuid_utils.uuid7().hex, 0
         self._held: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         finish_intents(self._layout)
-        self._room.parent.mkdir(parents=True, exist_ok=True)
-        # While this is locked, what is in the room has an owner who lives.
-        self._held = _lock_of(self._room).open("wb")
+        self._drafts.parent.mkdir(parents=True, exist_ok=True)
+        # While this is locked, what is in the drafts has an owner who lives.
+        self._held = _lock_of(self._drafts).open("wb")
         fcntl.flock(self._held, fcntl.LOCK_EX)
-        self._room.mkdir()
+        self._drafts.mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._held is not None
-        shutil.rmtree(self._room, ignore_errors=True)
-        _lock_of(self._room).unlink(missing_ok=True)
+        shutil.rmtree(self._drafts, ignore_errors=True)
+        _lock_of(self._drafts).unlink(missing_ok=True)
         self._held.close()
 
-    def fresh(self) -> Path:
+    def new_directory(self) -> Path:
         """Return a directory for new files, which does not exist yet and is in the lake's file system."""
         self._count += 1
-        return self._room / str(self._count)
+        return self._drafts / str(self._count)
 
     def swap(self, new: Path | None, place: Path | None, old: Sequence[Path]) -> None:
         """Move a directory of new files to its place, instead of old ones.
 
         Args:
-            new: from :meth:`fresh`, completely written; ``None``: nothing comes instead of the old ones.
+            new: from :meth:`new_directory`, completely written; ``None``: nothing comes instead of the old ones.
             place: where it goes; may be one of the old ones, and may not exist otherwise.
             old: the directories that go.
         """
@@ -85,15 +85,15 @@ class Replacing:
             "place": None if place is None else str(place.relative_to(root)),
             "old": [str(one.relative_to(root)) for one in old],
         }
-        with _alone(self._layout):
+        with _exclusive(self._layout):
             path = self._layout.own("intents", f"{name}.json")
-            _write_whole(path, json.dumps(intent))
+            _write_atomically(path, json.dumps(intent))
             self._reached("intended")
             _finish(self._layout, path, self._reached)
             self._reached("cleared")
 
     @property
-    def _room(self) -> Path:
+    def _drafts(self) -> Path:
         return self._layout.own("new", self._name)
 
 
@@ -103,14 +103,14 @@ def finish_intents(layout: Layout) -> int:
     Returns:
         How many replacements were finished.
     """
-    if not _intents(layout) and not _rooms(layout):
+    if not _intents(layout) and not _all_drafts(layout):
         return 0
-    with _alone(layout):
+    with _exclusive(layout):
         intents = _intents(layout)
         for intent in intents:
-            _finish(layout, intent, go_on)
-        for room in _rooms(layout):
-            _clear_if_left(room)
+            _finish(layout, intent, ignore_step)
+        for drafts in _all_drafts(layout):
+            _clear_if_abandoned(drafts)
     return len(intents)
 
 
@@ -118,11 +118,11 @@ def _intents(layout: Layout) -> list[Path]:
     return sorted(layout.own("intents").glob("*.json"))
 
 
-def _rooms(layout: Layout) -> list[Path]:
-    return sorted(room for room in layout.own("new").glob("*") if room.is_dir())
+def _all_drafts(layout: Layout) -> list[Path]:
+    return sorted(drafts for drafts in layout.own("new").glob("*") if drafts.is_dir())
 
 
-def _finish(layout: Layout, path: Path, reached: Reached) -> None:
+def _finish(layout: Layout, path: Path, on_step: OnStep) -> None:
     """Do what an intent says, or the rest of it."""
     intent = json.loads(path.read_text())
     trash = layout.own("trash", path.stem)
@@ -133,33 +133,33 @@ def _finish(layout: Layout, path: Path, reached: Reached) -> None:
         for number, one in enumerate(intent["old"]):
             if (old := layout.root / one).exists():
                 old.rename(trash / str(number))
-        reached("moved-away")
+        on_step("moved-away")
         if new is not None:
             place = layout.root / intent["place"]
             place.parent.mkdir(parents=True, exist_ok=True)
             new.rename(place)
-    reached("in-place")
+    on_step("in-place")
     shutil.rmtree(trash, ignore_errors=True)
     path.unlink()
 
 
-def _clear_if_left(room: Path) -> None:
+def _clear_if_abandoned(drafts: Path) -> None:
     """Take away the new files of a command that died before it wrote an intent."""
-    with _lock_of(room).open("ab") as held:
+    with _lock_of(drafts).open("ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # somebody is still at it
-        shutil.rmtree(room, ignore_errors=True)
-        _lock_of(room).unlink(missing_ok=True)
+        shutil.rmtree(drafts, ignore_errors=True)
+        _lock_of(drafts).unlink(missing_ok=True)
 
 
-def _lock_of(room: Path) -> Path:
-    return room.with_name(room.name + ".lock")
+def _lock_of(drafts: Path) -> Path:
+    return drafts.with_name(drafts.name + ".lock")
 
 
 @contextmanager
-def steady(layout: Layout) -> Iterator[None]:
+def hold_swaps(layout: Layout) -> Iterator[None]:
     """Keep directories where they are while a block reads them: replacements wait until it has ended.
 
     Nothing may be replaced inside of it, as that would wait for itself.
@@ -173,7 +173,7 @@ def steady(layout: Layout) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(layout: Layout) -> Iterator[None]:
+def _exclusive(layout: Layout) -> Iterator[None]:
     """One process at a time moves directories."""
     with _locked(layout, fcntl.LOCK_EX):
         yield
@@ -189,11 +189,11 @@ def _locked(layout: Layout, how: int) -> Iterator[None]:
         yield
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Write a file that is there as a whole or not at all."""
-    draft = path.with_suffix(".draft")
-    with draft.open("w") as file:
+    temporary = path.with_suffix(".temporary")
+    with temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    draft.rename(path)
+    temporary.rename(path)

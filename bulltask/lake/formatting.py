@@ -1,4 +1,4 @@
-"""How values are written for people: short, with their unit, three digits at most."""
+"""Format numbers, durations, times and names for people: short, with units, at most three digits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["ABSENT", "CONTROL", "Unit", "one_line", "shortened", "written"]
+__all__ = ["ABSENT", "CONTROL", "Unit", "format_value", "one_line", "pluralize", "shorten", "significant"]
 
 ABSENT: Final = "\N{EN DASH}"
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What moves a cursor, hides or turns text: no terminal and no page is to be taken in by the name of a task."""
-
+"""Characters that move the cursor, hide text or reverse it. Names of tasks are untrusted: they may contain these."""
 
 _LONGEST_NAME: Final = 120
 _NAME_BEGIN, _NAME_END = 70, 49
-"""Characters of a name that is too long to be shown whole."""
+"""Characters of a long name that are shown."""
 
 
 class Unit(StrEnum):
-    """What a number counts, or that it is something else."""
+    """The kind of a value, which decides how it is formatted."""
 
     TEXT = "text"
     NAME = "name"
@@ -38,24 +37,44 @@ class Unit(StrEnum):
     FLAG = "flag"
 
 
-def written(value: Any, unit: Unit) -> str:
-    """Return a value as people read it; nothing is a dash.
+def format_value(value: Any, unit: Unit) -> str:
+    """Return a value as text; ``None`` is a dash.
 
     Args:
-        value: a number, a text, a time or None.
-        unit: what it is.
+        value: a number, text, time or ``None``.
+        unit: its kind.
     """
     return ABSENT if value is None else _WRITERS[unit](value)
 
 
 def one_line(text: str) -> str:
-    """Return a text without what would break a line or move a cursor: that is shown as ``\\n`` or ``\\x1b``."""
+    """Return a text with control characters escaped: ``\\n``, ``\\x1b``."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def shortened(name: str) -> str:
-    """Return the name of a task or a queue as readers need it: of a long one the beginning and the end."""
+def shorten(name: str) -> str:
+    """Return the name of a task or queue; of a long one only the beginning and the end."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_NAME_BEGIN]}…{name[-_NAME_END:]}"
+
+
+def pluralize(number: float, noun: str, how: str | Callable[[float], str] = ",") -> str:
+    """Return a number with its noun: ``1 job``, ``2 jobs``.
+
+    Args:
+        number: how many.
+        noun: the singular; the plural adds an ``s``.
+        how: a format specification or a function for the number; by default ``1234`` is ``1,234``.
+    """
+    text = format(number, how) if isinstance(how, str) else how(number)
+    return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def significant(number: float) -> str:
+    """Return a number of at least 0 with three significant digits and no exponent."""
+    if 0 < number < 0.001:
+        return "less than 0.001"
+    text = f"{number:.3g}"
+    return f"{number:,.0f}" if "e" in text or number >= 1_000 else text
 
 
 def _number(value: float) -> str:
@@ -67,7 +86,7 @@ def _number(value: float) -> str:
     text = f"{value:.{digits}f}"
     if float(text):
         return text.rstrip("0").rstrip(".") if digits else text
-    if abs(value) < 0.0001:  # which would be written with an exponent
+    if abs(value) < 0.0001:  # format() would use an exponent
         return "< 0.0001" if value > 0 else "> -0.0001"
     return f"{value:.1g}"
 
@@ -84,7 +103,7 @@ def _length(ms: float) -> str:
 
 def _part(value: float) -> str:
     percent = value * 100
-    # 99.98 % are not all, and one failure in a million is not none.
+    # 99.98 % must not look like all, nor one failure in a million like none.
     if 99 < percent < 100:
         text = f"{percent:.2f}" if percent < 99.995 else f"{min(percent, 99.999):.3f}"
         return f"{text.rstrip('0').rstrip('.')} %"
@@ -106,7 +125,7 @@ def _time(value: datetime) -> str:
 
 _WRITERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
     Unit.TEXT: lambda value: one_line(str(value)),
-    Unit.NAME: lambda value: shortened(one_line(str(value))),
+    Unit.NAME: lambda value: shorten(one_line(str(value))),
     Unit.TEXTS: lambda value: ", ".join(one_line(str(text)) for text in value) or ABSENT,
     Unit.COUNT: lambda value: f"{value:,}",
     Unit.NUMBER: _number,

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bulltask.lake.report.data import Data, TaskKey
-from bulltask.lake.report.wording import shortened
-from bulltask.lake.size_classes import Counts, merged, percentile
+from bulltask.lake.formatting import shorten
+from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
+from bulltask.lake.report.data import ReportData, TaskKey
 
 __all__ = [
     "MOST",
     "UNKNOWN",
-    "QueueTally",
-    "TaskTally",
+    "QueueAggregate",
+    "TaskAggregate",
     "by_queue",
     "by_task",
     "incomplete_minutes",
     "labels",
-    "topped",
+    "top_with_rest",
 ]
 
 MOST: Final = 15
@@ -31,7 +31,7 @@ UNKNOWN: Final = "(unknown task)"
 
 
 @dataclass(slots=True)
-class TaskTally:
+class TaskAggregate:
     """What one task did, or several together.
 
     Attributes:
@@ -45,8 +45,8 @@ class TaskTally:
     keys: list[TaskKey]
     label: str
     counts: Counter[str]
-    waits: Counts = field(default_factory=dict)
-    runs: Counts = field(default_factory=dict)
+    waits: Histogram = field(default_factory=dict)
+    runs: Histogram = field(default_factory=dict)
 
     @property
     def queue(self) -> str | None:
@@ -73,19 +73,22 @@ class TaskTally:
         return self.counts["failed"] / self.counts["done"] if self.counts["done"] else None
 
     @classmethod
-    def together(cls, tallies: Sequence[TaskTally], label: str) -> TaskTally:
+    def together(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
         """Return several as one."""
-        keys = [key for tally in tallies for key in tally.keys]
+        keys = [key for tally in aggregates for key in tally.keys]
         counts: Counter[str] = Counter()
-        for tally in tallies:
+        for tally in aggregates:
             counts.update(tally.counts)
         return cls(
-            keys, label, counts, *(merged(getattr(tally, name) for tally in tallies) for name in ("waits", "runs"))
+            keys,
+            label,
+            counts,
+            *(merge_histograms(getattr(tally, name) for tally in aggregates) for name in ("waits", "runs")),
         )
 
 
 @dataclass(slots=True)
-class QueueTally:
+class QueueAggregate:
     """What one queue and its workers did.
 
     Attributes:
@@ -115,7 +118,7 @@ class QueueTally:
     incomplete: int
 
 
-def by_task(data: Data) -> list[TaskTally]:
+def by_task(data: ReportData) -> list[TaskAggregate]:
     """Return what each task did; those that kept workers busy longest come first."""
     names = data.tasks.schema.names[3:]
     sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
@@ -123,10 +126,10 @@ def by_task(data: Data) -> list[TaskTally]:
     # Of a minute in which events were lost there is a row without a name, so that it is seen; often with nothing in it.
     known = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
     called, waits, runs = labels(known), data.waits.by_task, data.runs.by_task
-    tallies = [
-        TaskTally([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
+    aggregates = [
+        TaskAggregate([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
     ]
-    return sorted(tallies, key=lambda tally: (-tally.counts["busy_ms"], -tally.attempts, tally.label))
+    return sorted(aggregates, key=lambda tally: (-tally.counts["busy_ms"], -tally.attempts, tally.label))
 
 
 def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
@@ -134,20 +137,20 @@ def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
     keys = list(keys)
     often = Counter(name for _, name in keys)
     return {
-        (queue, name): shortened(name or UNKNOWN) + (f" ({shortened(queue)})" if often[name] > 1 else "")
+        (queue, name): shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if often[name] > 1 else "")
         for queue, name in keys
     }
 
 
-def topped(tallies: Sequence[TaskTally], most: int = MOST) -> list[TaskTally]:
+def top_with_rest(aggregates: Sequence[TaskAggregate], most: int = MOST) -> list[TaskAggregate]:
     """Return at most so many: the last one stands for all others."""
-    if len(tallies) <= most:
-        return list(tallies)
-    rest = tallies[most - 1 :]
-    return [*tallies[: most - 1], TaskTally.together(rest, f"{len(rest)} others")]
+    if len(aggregates) <= most:
+        return list(aggregates)
+    rest = aggregates[most - 1 :]
+    return [*aggregates[: most - 1], TaskAggregate.together(rest, f"{len(rest)} others")]
 
 
-def by_queue(data: Data, minutes: int) -> list[QueueTally]:
+def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
     """Return what each queue did.
 
     Args:
@@ -157,11 +160,11 @@ def by_queue(data: Data, minutes: int) -> list[QueueTally]:
     names = data.queues.schema.names[2:]
     wishes = [(name, "max" if name.endswith("_max") else "sum") for name in names]
     incomplete = incomplete_minutes(data)
-    tallies = []
+    aggregates = []
     for found in data.queues.group_by("queue").aggregate(wishes).to_pylist():
         row: Mapping[str, Any] = {name: found[f"{name}_{kind}"] for name, kind in wishes}
-        tallies.append(
-            QueueTally(
+        aggregates.append(
+            QueueAggregate(
                 queue=found["queue"],
                 arrivals=row["arrivals_sum"] or 0,
                 departures=row["departures_sum"] or 0,
@@ -175,10 +178,10 @@ def by_queue(data: Data, minutes: int) -> list[QueueTally]:
                 incomplete=len(incomplete.get(found["queue"], ())),
             )
         )
-    return sorted(tallies, key=lambda tally: (-tally.busy_mean, tally.queue))
+    return sorted(aggregates, key=lambda tally: (-tally.busy_mean, tally.queue))
 
 
-def incomplete_minutes(data: Data) -> dict[str, set[int]]:
+def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
     """Return the minutes of each queue that gold calls incomplete or that a gap touches."""
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
     found = {queue: set(minutes) for queue, minutes in data.incomplete.items()}

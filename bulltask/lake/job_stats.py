@@ -1,4 +1,4 @@
-"""Numbers over the lake for dashboards: how many jobs ended how, how many ended when, how long they waited and ran."""
+"""Statistics for dashboards: jobs by state, attempts over time, percentiles of waits and runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.errors import ConfigError
+from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.query import JobQuery
 from bulltask.lake.read import TableReader
 from bulltask.lake.search import APART, UNSEEN, seen_expression
-from bulltask.lake.size_classes import GROWTH, ZERO, percentile
 from bulltask.lake.tables import ATTEMPTS, JOBS
 
 __all__ = ["Every", "JobCount", "LatencyPoint", "RatePoint", "counts", "latency", "rate"]
@@ -28,7 +28,7 @@ __all__ = ["Every", "JobCount", "LatencyPoint", "RatePoint", "counts", "latency"
 Every = Literal["hour", "day"]
 
 _ROWS_AT_ONCE: Final = 500_000
-"""Rows whose jobs are told apart in one pass; of more than that, each pass takes a part of the ids."""
+"""How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
 
 _KEY: Final = ["queue", "job_id", "life"]
 _OF_JOB: Final = ["name", "state", "seen_at"]
@@ -37,13 +37,13 @@ _COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCount:
-    """How many jobs of a task ended in a state.
+    """The number of a task's jobs in a state.
 
     Attributes:
-        queue: as the user spells it.
-        name: of the task; ``None`` for jobs whose beginning was not seen.
-        state: as in :class:`bulltask.lake.past.PastJob`.
-        jobs: how many.
+        queue: the queue, without BullMQ's braces.
+        name: the task's name; ``None`` for jobs whose added event is missing.
+        state: as in :class:`bulltask.lake.records.PastJob`.
+        jobs: the number of jobs.
     """
 
     queue: str
@@ -54,11 +54,11 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """How many attempts ended in an hour or a day.
+    """The number of attempts that ended in an hour or a day.
 
     Attributes:
-        at: when it began, UTC.
-        attempts: how many.
+        at: the start of the hour or day, UTC.
+        attempts: the number of attempts.
     """
 
     at: datetime
@@ -67,12 +67,12 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True)
 class LatencyPoint:
-    """How long attempts took in an hour or a day.
+    """How long the attempts of an hour or a day took.
 
     Attributes:
-        at: when it began, UTC; of the whole time: ``since``, or ``None`` without one.
-        attempts: how many were measured.
-        percentiles: seconds by percentile, as ``{50: 0.2, 95: 1.4}``; right to one in a hundred.
+        at: the start of the hour or day, UTC; for the whole time ``since``, or ``None`` without it.
+        attempts: the number of attempts.
+        percentiles: seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
     """
 
     at: datetime | None
@@ -81,7 +81,7 @@ class LatencyPoint:
 
 
 def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
-    """Count the jobs that a search for this queue, task and time would find, by queue, task and state."""
+    """Count the jobs that a search with this query finds, by queue, task and state."""
     days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - APART]
     older = [] if query.since is None else _older(reader, query, query.since, days)
     parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_AT_ONCE)
@@ -99,7 +99,7 @@ def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
 
 
 def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[RatePoint]:
-    """Count the attempts that ended in an outcome; closed attempts have one row each, so none is counted twice."""
+    """Count attempts by time; ended attempts have one row each, so none is counted twice."""
     _check_every(every)
 
     def count(batches: Iterator[Any]) -> Counter[datetime]:
@@ -117,17 +117,17 @@ def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> li
 def latency(
     reader: TableReader, query: JobQuery, metric: str, percentiles: Sequence[float], every: Every | None
 ) -> list[LatencyPoint]:
-    """Say how long attempts that ended in a time have waited or run.
+    """Return percentiles of how long attempts waited or ran.
 
     Raises:
-        ConfigError: the metric, a percentile or ``every`` makes no sense.
+        ConfigError: the metric, a percentile or ``every`` is invalid.
     """
     if metric not in {"wait", "run"}:
-        raise ConfigError(f"attempts have a wait and a run to measure, no {metric!r}")
+        raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
     if every is not None:
         _check_every(every)
     if bad := [one for one in percentiles if not 0 <= one <= 100]:
-        raise ConfigError(f"a percentile is from 0 to 100, not {bad[0]!r}")
+        raise ConfigError(f"percentiles must be from 0 to 100, not {bad[0]!r}")
     column = f"{metric}_ms"
     found = reader.over(
         ATTEMPTS,
@@ -149,15 +149,15 @@ def latency(
 
 def _check_every(every: str) -> None:
     if every not in {"hour", "day"}:
-        raise ConfigError(f"numbers are by 'hour' or by 'day', not by {every!r}")
+        raise ConfigError(f"every must be 'hour' or 'day', not {every!r}")
 
 
 def _days(reader: TableReader, query: JobQuery) -> list[Any]:
-    return [day for day in reader.days(ATTEMPTS) if query.holds(day)]
+    return [day for day in reader.days(ATTEMPTS) if query.includes(day)]
 
 
 def _ended(query: JobQuery) -> Any:
-    """Attempts that ended in the time of a query, of its task."""
+    """Return an expression for the attempts that match a query."""
     where = ds.field("ended_at").is_valid()
     if query.since is not None:
         where &= ds.field("ended_at") >= _time(query.since)
@@ -169,7 +169,7 @@ def _ended(query: JobQuery) -> Any:
 
 
 def _older(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
-    """Rows from before some days, of jobs done since then that began on an earlier day: they may know more of these."""
+    """Read the rows before ``days`` of jobs that ended later but began before: one of these may be their latest."""
     before = [day for day in reader.days(JOBS) if not days or day < days[0]]
     created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
     began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))
@@ -196,7 +196,7 @@ def _older(reader: TableReader, query: JobQuery, since: datetime, days: Sequence
 def _counted(
     batches: Iterator[Any], *, older: Sequence[Any], query: JobQuery, part: int, parts: int
 ) -> Counter[tuple[str, str | None, str]]:
-    """Count the rows that count, of the jobs that one pass is about."""
+    """Count the jobs of one pass by their latest rows."""
     rows = [pa.Table.from_batches([_of_part(batch, part, parts)]) for batch in chain(batches, older)]
     if not rows:
         return Counter()
@@ -204,14 +204,14 @@ def _counted(
     table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
     table = table.select([*_KEY, *_OF_JOB, "as_of"])
     ids = pc.value_counts(table["job_id"])
-    # Few ids have several rows; all others need not be told apart.
+    # Few ids have several rows; the others need no dedup.
     again = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
     counted = _tally(table.filter(pc.invert(again)), query)
     return counted + _tally(_latest(table.filter(again)), query)
 
 
 def _latest(table: Any) -> Any:
-    """Of rows of the same life, the one whose knowledge is the latest."""
+    """Return the latest row for each key."""
     last = pc.ScalarAggregateOptions(skip_nulls=False)
     table = table.sort_by([(name, "ascending") for name in ("as_of", "seen_at", "state")])
     table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _OF_JOB])
@@ -219,7 +219,7 @@ def _latest(table: Any) -> Any:
 
 
 def _tally(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
-    """Count rows, one for each job, that a query is about."""
+    """Count the rows that match a query."""
     for keep in (
         None if query.since is None else pc.field("seen_at") >= _time(query.since),
         None if query.until is None else pc.field("seen_at") < _time(query.until),
@@ -231,7 +231,7 @@ def _tally(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
 
 
 def _of_part(batch: Any, part: int, parts: int) -> Any:
-    """The rows whose id's last characters belong to one part of all."""
+    """Return the rows of one part, which is chosen by the last characters of the id."""
     if parts == 1:
         return batch
     ends = pc.utf8_slice_codeunits(batch["job_id"], -3).dictionary_encode()
@@ -240,7 +240,7 @@ def _of_part(batch: Any, part: int, parts: int) -> Any:
 
 
 def _lengths(batches: Iterator[Any], *, column: str, every: Every | None) -> dict[datetime | None, Counter[int]]:
-    """Count lengths of time by their class (:mod:`bulltask.lake.size_classes`), for each hour or day."""
+    """Return a histogram of durations (:mod:`bulltask.lake.log_histogram`) for each hour or day."""
     found: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
     for batch in batches:
         sizes = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
@@ -255,7 +255,7 @@ def _lengths(batches: Iterator[Any], *, column: str, every: Every | None) -> dic
 
 
 def _percentile(lengths: Counter[int], one: float) -> float:
-    """Seconds that so many in a hundred do not exceed."""
+    """Return a percentile in seconds."""
     return (percentile(lengths, one / 100) or 0) / 1000
 
 

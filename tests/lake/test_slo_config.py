@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake import terms as module
-from bulltask.lake.terms import Objective, Terms, read_terms
+from bulltask.lake import slo_config as module
+from bulltask.lake.slo_config import Objective, SLOConfig, read_slo_config
 
 GOOD: dict[str, Any] = {"metric": "wait", "within": 2.0, "target": 0.99}
 
@@ -36,7 +36,7 @@ def test_a_file_says_what_code_would(tmp_path: Path) -> None:
         target = 0.9
         name = "mail.*"
     """
-    found = read_terms(written(tmp_path / "terms.toml", text))
+    found = read_slo_config(written(tmp_path / "terms.toml", text))
     assert found.objectives == (
         Objective("wait", within=2, target=0.99, queue="emails"),
         Objective("total", within=0.5, target=0.9, name="mail.*"),
@@ -52,13 +52,13 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
     "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
 )
 def test_the_examples_of_the_module_and_of_the_page_are_right(tmp_path: Path, example: str) -> None:
-    found = read_terms(written(tmp_path / "terms.toml", example))
+    found = read_slo_config(written(tmp_path / "terms.toml", example))
     assert found.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
     assert (found.prices, found.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
 
 
 def test_nothing_given_is_no_objective_no_price_and_no_capacity(tmp_path: Path) -> None:
-    for empty in (Terms(), read_terms(written(tmp_path / "terms.toml", ""))):
+    for empty in (SLOConfig(), read_slo_config(written(tmp_path / "terms.toml", ""))):
         assert (empty.objectives, empty.prices, empty.capacities) == ((), {}, {})
 
 
@@ -97,7 +97,7 @@ def test_a_wrong_objective_says_what_is_wrong(wrong: dict[str, Any], said: str) 
 )
 def test_wrong_terms_say_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Terms(**wrong)
+        SLOConfig(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_wrong_terms_say_what_is_wrong(wrong: dict[str, Any], said: str) -> None
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "terms.toml", text)
     with pytest.raises(ConfigError, match=rf"^{path}: .*{said}"):
-        read_terms(path)
+        read_slo_config(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml.*No such file"):
-        read_terms(tmp_path / "none.toml")
+        read_slo_config(tmp_path / "none.toml")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from bulltask.lake.plural import counted
-from bulltask.lake.report.advice import Advice
+from bulltask.lake.formatting import Unit, format_value, pluralize, shorten
+from bulltask.lake.layout import Layout
+from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.lake.report.aggregates import (
+    MOST,
+    QueueAggregate,
+    TaskAggregate,
+    by_queue,
+    by_task,
+    incomplete_minutes,
+    top_with_rest,
+)
 from bulltask.lake.report.charts import Chart, Ranges, bands, chart, ranges
-from bulltask.lake.report.data import Axis, Data
-from bulltask.lake.report.lines import Line, backlog, busy, percentiles, rates
-from bulltask.lake.report.tallies import MOST, QueueTally, TaskTally, by_queue, by_task, incomplete_minutes, topped
-from bulltask.lake.report.topics import Cost, Failure, Reason, costs, failures, reasons
-from bulltask.lake.report.wording import Unit, shortened, written
+from bulltask.lake.report.data import Axis, ReportData, busiest_day, read
+from bulltask.lake.report.period import Period
+from bulltask.lake.report.recommendations import CapacityTarget, Recommendations, recommend_workers
+from bulltask.lake.report.sections import Cost, Failure, Reason, costs, failures, reasons
+from bulltask.lake.report.series import Series, backlog, busy, percentiles, rates
+from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 
-__all__ = ["Alert", "Figure", "Report", "report"]
+__all__ = ["Alert", "Figure", "Report", "make_report"]
 
 _REASONS: Final = 10
 """So many reasons of failures are shown on their own."""
@@ -68,22 +80,22 @@ class Report:
         reasons_left: how many reasons are not among them, and how many failures that are.
         costs: what tasks cost, as ``tasks``.
         queues: what queues did.
-        advice: numbers of workers.
+        recommendations: numbers of workers.
     """
 
-    data: Data
+    data: ReportData
     made_at: datetime
     alerts: Sequence[Alert]
     figures: Sequence[Figure]
     charts: dict[str, Chart]
     ranges: dict[str, Ranges]
-    tasks: Sequence[TaskTally]
+    tasks: Sequence[TaskAggregate]
     failures: Sequence[Failure]
     reasons: Sequence[Reason]
     reasons_left: tuple[int, int]
     costs: Sequence[Cost]
-    queues: Sequence[QueueTally]
-    advice: Advice
+    queues: Sequence[QueueAggregate]
+    recommendations: Recommendations
 
     @property
     def empty(self) -> bool:
@@ -104,26 +116,26 @@ class Report:
         return f"{first:%H:%M} to {end:%H:%M} UTC" if first.date() == end.date() else f"{first:%H:%M} to 24:00 UTC"
 
 
-def report(data: Data, advice: Advice, made_at: datetime, *, build: str) -> Report:
+def _report(data: ReportData, recommendations: Recommendations, made_at: datetime, *, build: str) -> Report:
     """Return what a report says.
 
     Args:
         data: the period.
-        advice: how many workers it needs.
+        recommendations: how many workers it needs.
         made_at: now.
         build: the command that makes gold tables, for those who have none.
     """
-    tallies, axis = by_task(data), data.axis
+    aggregates, axis = by_task(data), data.axis
     queues = by_queue(data, axis.minutes if axis else 0)
     failed, prices = failures(data), costs(data)
     why = reasons(failed)
-    shown = topped(tallies)
+    shown = top_with_rest(aggregates)
     return Report(
         data,
         made_at,
         _alerts(data, build),
-        _figures(data, tallies, queues, prices) if axis else [],
-        _charts(data, axis, tallies, queues) if axis else {},
+        _figures(data, aggregates, queues, prices) if axis else [],
+        _charts(data, axis, aggregates, queues) if axis else {},
         {of: found for of in ("wait", "run") if (found := ranges(shown, of)) is not None},
         shown,
         failed,
@@ -131,7 +143,7 @@ def report(data: Data, advice: Advice, made_at: datetime, *, build: str) -> Repo
         (len(why[_REASONS:]), sum(one.count for one in why[_REASONS:])),
         _topped_costs(prices),
         queues,
-        advice,
+        recommendations,
     )
 
 
@@ -142,21 +154,21 @@ def _topped_costs(prices: Sequence[Cost]) -> list[Cost]:
     return [*prices[: MOST - 1], Cost.together(rest, f"{len(rest)} others")]
 
 
-def _alerts(data: Data, build: str) -> list[Alert]:
+def _alerts(data: ReportData, build: str) -> list[Alert]:
     found = []
     if data.axis is None:
-        of = f" of {', '.join(map(shortened, data.period.queues))}" if data.period.queues else ""
+        of = f" of {', '.join(map(shorten, data.period.queues))}" if data.period.queues else ""
         found.append(Alert("empty", f"No jobs{of} on {data.period.title}", _instead(data, build)))
     lost = incomplete_minutes(data)
     if minutes := len({minute for each in lost.values() for minute in each}):
         events = sum(gap.lost for gap in data.gaps)
         least = "" if all(gap.exact for gap in data.gaps) else "at least "
-        names = ", ".join(sorted(shortened(queue) for queue, each in lost.items() if each))
+        names = ", ".join(sorted(shorten(queue) for queue, each in lost.items() if each))
         told = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
         found.append(
             Alert(
                 "incomplete",
-                f"Incomplete: {counted(minutes, 'minute')}",
+                f"Incomplete: {pluralize(minutes, 'minute')}",
                 f"{told}. Counts of that time are too low; charts have it shaded, and its gaps are listed at the end.",
             )
         )
@@ -166,7 +178,7 @@ def _alerts(data: Data, build: str) -> list[Alert]:
     return found
 
 
-def _instead(data: Data, build: str) -> str:
+def _instead(data: ReportData, build: str) -> str:
     """What to do when there is nothing to show."""
     if data.unbuilt or data.held is None:
         return f"If there should be some, build the tables: {build}"
@@ -175,32 +187,36 @@ def _instead(data: Data, build: str) -> str:
 
 
 def _figures(
-    data: Data, tallies: Sequence[TaskTally], queues: Sequence[QueueTally], prices: Sequence[Cost]
+    data: ReportData, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate], prices: Sequence[Cost]
 ) -> list[Figure]:
-    whole, minutes = TaskTally.together(tallies, "all"), data.axis.minutes if data.axis else 1
+    whole, minutes = TaskAggregate.together(aggregates, "all"), data.axis.minutes if data.axis else 1
     done, failed = whole.counts["done"], whole.counts["failed"]
     running = whole.counts["busy_ms"] / 60_000 / minutes
     peak = max((queue.busy_peak or 0 for queue in queues), default=0)
-    most = f"peak {written(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
+    most = f"peak {format_value(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
     return [
-        Figure("Jobs done", written(done, Unit.COUNT), f"{written(done / minutes, Unit.NUMBER)} a minute"),
-        Figure("Failed", written(whole.failure_rate, Unit.PART), counted(failed, "job"), bad=failed > 0),
-        Figure("Wait, p95", written(whole.wait(0.95), Unit.MS), f"half: {written(whole.wait(0.5), Unit.MS)}"),
-        Figure("Run, p95", written(whole.run(0.95), Unit.MS), f"half: {written(whole.run(0.5), Unit.MS)}"),
-        Figure("Busy workers", written(running, Unit.NUMBER), most),
+        Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} a minute"),
+        Figure("Failed", format_value(whole.failure_rate, Unit.PART), pluralize(failed, "job"), bad=failed > 0),
+        Figure("Wait, p95", format_value(whole.wait(0.95), Unit.MS), f"half: {format_value(whole.wait(0.5), Unit.MS)}"),
+        Figure("Run, p95", format_value(whole.run(0.95), Unit.MS), f"half: {format_value(whole.run(0.5), Unit.MS)}"),
+        Figure("Busy workers", format_value(running, Unit.NUMBER), most),
         _price(Cost.together(prices, "all")),
     ]
 
 
 def _price(whole: Cost) -> Figure:
     if whole.cost is not None:
-        return Figure("Cost", written(whole.cost, Unit.MONEY), f"{written(whole.per_job, Unit.MONEY)} a job")
-    return Figure("Worker time", written(whole.busy_s, Unit.SECONDS), f"{written(whole.wasted, Unit.PART)} wasted")
+        return Figure("Cost", format_value(whole.cost, Unit.MONEY), f"{format_value(whole.per_job, Unit.MONEY)} a job")
+    return Figure(
+        "Worker time", format_value(whole.busy_s, Unit.SECONDS), f"{format_value(whole.wasted, Unit.PART)} wasted"
+    )
 
 
-def _charts(data: Data, axis: Axis, tallies: Sequence[TaskTally], queues: Sequence[QueueTally]) -> dict[str, Chart]:
+def _charts(
+    data: ReportData, axis: Axis, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate]
+) -> dict[str, Chart]:
     lost = bands(axis, {minute for minutes in incomplete_minutes(data).values() for minute in minutes})
-    called = {key: tally.label for tally in tallies for key in tally.keys}
+    called = {key: tally.label for tally in aggregates for key in tally.keys}
     others = len(called) - len(data.shown)
     names = [called[key] for key in data.shown] + ([f"{others} others"] if others else [])
     wanted = {
@@ -219,5 +235,44 @@ def _charts(data: Data, axis: Axis, tallies: Sequence[TaskTally], queues: Sequen
     return made
 
 
-def _called(lines: Sequence[Line], names: dict[str, str]) -> list[Line]:
+def _called(lines: Sequence[Series], names: dict[str, str]) -> list[Series]:
     return [replace(line, label=names[line.label]) for line in lines]
+
+
+def make_report(
+    layout: Layout, period: Period, target: CapacityTarget | None = None, *, made_at: datetime | None = None
+) -> Report:
+    """Return what there is to say of some days. :func:`~bulltask.lake.report.page.html` and others make it readable.
+
+    Args:
+        layout: where the lake is.
+        period: the days, and the queues, in the lake's spelling or BullMQ's.
+        target: what the recommended workers should be able to do; 99 % of the attempts start within 2 s by default.
+        made_at: now.
+
+    Raises:
+        LakeError: there is no lake, or it cannot be read.
+        ConfigError: the target is out of range, or the lake has nothing of a queue.
+    """
+    if period.queues:
+        period = _spelled(layout, period)
+    data = read(layout, period)
+    recommendations = recommend_workers(*busiest_day(layout, data), target or CapacityTarget())
+    build = f"bulltask pipeline build gold --root {shlex.quote(str(layout.root))} --days {period}"
+    return _report(data, recommendations, made_at or datetime.now(UTC), build=build)
+
+
+def _spelled(layout: Layout, period: Period) -> Period:
+    """The period with its queues as the lake calls them."""
+    reader = TableReader(layout)
+    known = known_queues(reader)
+    if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold may be kept for longest
+        for table in (TASK_MINUTE, CAPACITY_MINUTE):
+            known |= reader.over(table, reader.days(table), _queues_in, columns=["queue"])
+    names = tuple(normalize_queue(queue, known) for queue in period.queues)
+    check_queues(layout.root, names, known)
+    return replace(period, queues=names)
+
+
+def _queues_in(batches: Iterator[Any]) -> set[str]:
+    return {queue for batch in batches for queue in batch["queue"].unique().to_pylist()}

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from bulltask.lake.report.data import LINES, Axis, Data, Sizes
-from bulltask.lake.report.tallies import QueueTally, incomplete_minutes
-from bulltask.lake.report.wording import shortened
-from bulltask.lake.size_classes import merged, percentile
+from bulltask.lake.formatting import shorten
+from bulltask.lake.log_histogram import merge_histograms, percentile
+from bulltask.lake.report.aggregates import QueueAggregate, incomplete_minutes
+from bulltask.lake.report.data import MAX_SERIES, Axis, DurationHistograms, ReportData
 
-__all__ = ["Line", "backlog", "busy", "percentiles", "rates"]
+__all__ = ["Series", "backlog", "busy", "percentiles", "rates"]
 
 
 @dataclass(slots=True)
-class Line:
+class Series:
     """One line: a value, or none, for each point of the axis.
 
     Attributes:
@@ -30,16 +30,18 @@ class Line:
     others: bool = False
 
 
-def rates(data: Data, axis: Axis, names: Sequence[str]) -> list[Line]:
+def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
     """Return how many a minute there were of what some columns of gold.task_minute count."""
-    lines = [Line(name, [0.0] * axis.points) for name in names]
+    lines = [Series(name, [0.0] * axis.points) for name in names]
     for row in data.tasks.group_by("at").aggregate([(name, "sum") for name in names]).to_pylist():
         for line in lines:
             line.values[axis.place(row["at"])] = (row[f"{line.label}_sum"] or 0) / axis.step
     return lines
 
 
-def percentiles(sizes: Sizes, axis: Axis, labels: Sequence[str], share: float, *, others: bool) -> list[Line]:
+def percentiles(
+    sizes: DurationHistograms, axis: Axis, labels: Sequence[str], share: float, *, others: bool
+) -> list[Series]:
     """Return a percentile over time for each line of ``sizes``.
 
     Args:
@@ -50,33 +52,33 @@ def percentiles(sizes: Sizes, axis: Axis, labels: Sequence[str], share: float, *
         others: whether the last line stands for all tasks that have none of their own.
     """
     found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    columns = (sizes.over_time[name].to_pylist() for name in ("line", "at", "size_class", "count"))
-    for line, at, size_class, count in zip(*columns, strict=True):
-        found[line, axis.place(at)].append((size_class, count))
+    columns = (sizes.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
+    for line, at, bucket, count in zip(*columns, strict=True):
+        found[line, axis.place(at)].append((bucket, count))
     last = len(labels) - 1
     return [
-        Line(
+        Series(
             label,
-            [percentile(merged([found.get((line, point))]), share) for point in range(axis.points)],
+            [percentile(merge_histograms([found.get((line, point))]), share) for point in range(axis.points)],
             others=others and line == last,
         )
         for line, label in enumerate(labels)
     ]
 
 
-def busy(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]:
+def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return how many attempts of each queue ran at a time."""
-    return _by_queue(data, axis, tallies, "busy_workers_sum", axis.step)
+    return _by_queue(data, axis, aggregates, "busy_workers_sum", axis.step)
 
 
-def backlog(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]:
+def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return by how much each queue has grown since the axis begins, up to its first lost event.
 
     Behind that nobody knows: of a job whose beginning was lost, only the end would count.
     """
-    lines = _by_queue(data, axis, tallies, "backlog_delta_sum", 1)
+    lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
     known, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
-    for place, tally in enumerate(tallies):
+    for place, tally in enumerate(aggregates):
         line = min(place, len(lines) - 1)  # the last one may stand for several
         first = min((axis.place(minute) for minute in incomplete.get(tally.queue, ())), default=axis.points)
         known[line] = min(known[line], max(first, 0))
@@ -86,11 +88,13 @@ def backlog(data: Data, axis: Axis, tallies: Sequence[QueueTally]) -> list[Line]
     return lines
 
 
-def _by_queue(data: Data, axis: Axis, tallies: Sequence[QueueTally], column: str, divisor: int) -> list[Line]:
-    many = len(tallies) > LINES
-    shown = [tally.queue for tally in tallies[: LINES - 1 if many else LINES]]
-    lines = {queue: Line(shortened(queue), [0.0] * axis.points) for queue in shown}
-    rest = Line(f"{len(tallies) - len(shown)} others", [0.0] * axis.points, others=True)
+def _by_queue(
+    data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate], column: str, divisor: int
+) -> list[Series]:
+    many = len(aggregates) > MAX_SERIES
+    shown = [tally.queue for tally in aggregates[: MAX_SERIES - 1 if many else MAX_SERIES]]
+    lines = {queue: Series(shorten(queue), [0.0] * axis.points) for queue in shown}
+    rest = Series(f"{len(aggregates) - len(shown)} others", [0.0] * axis.points, others=True)
     for row in data.queues.select(["queue", "at", column]).to_pylist():
         values, place = lines.get(row["queue"], rest).values, axis.place(row["at"])
         values[place] = (values[place] or 0.0) + (row[column] or 0) / divisor

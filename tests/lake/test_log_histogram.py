@@ -8,13 +8,21 @@ import statistics
 
 import pytest
 
-from bulltask.lake.size_classes import ZERO, class_of, merged, moments, percentile, share_within, value_of
+from bulltask.lake.log_histogram import (
+    ZERO,
+    bucket_of,
+    bucket_value,
+    mean_and_variance,
+    merge_histograms,
+    percentile,
+    share_within,
+)
 
 BORDERS = [base + near for power in range(5, 34) for base in (2**power,) for near in (-1, 0, 1)]
 
 
 def counts_of(values: list[int]) -> dict[int, int]:
-    return merged({class_of(value): 1} for value in values)
+    return merge_histograms({bucket_of(value): 1} for value in values)
 
 
 def nearest_rank(values: list[int], share: float) -> int:
@@ -23,16 +31,16 @@ def nearest_rank(values: list[int], share: float) -> int:
 
 @pytest.mark.parametrize("ms", [*range(51)])
 def test_up_to_50_ms_a_value_is_exact(ms: int) -> None:
-    assert value_of(class_of(ms)) == ms
+    assert bucket_value(bucket_of(ms)) == ms
 
 
 @pytest.mark.parametrize("ms", [51, 99, 100, *BORDERS, 86_400_000])
 def test_a_longer_value_comes_back_within_one_percent(ms: int) -> None:
-    assert abs(value_of(class_of(ms)) - ms) <= ms * 0.01 + 0.5
+    assert abs(bucket_value(bucket_of(ms)) - ms) <= ms * 0.01 + 0.5
 
 
 def test_a_wait_that_clocks_make_negative_is_none() -> None:
-    assert class_of(-30) == class_of(0) == ZERO
+    assert bucket_of(-30) == bucket_of(0) == ZERO
     assert percentile(counts_of([-30, 0]), 0.99) == 0
 
 
@@ -53,17 +61,17 @@ def test_a_percentile_is_within_one_percent_of_the_exact_one(shape: str, share: 
 def test_an_hour_is_exactly_the_sum_of_its_minutes() -> None:
     chance = random.Random(7)
     minutes = [[int(chance.expovariate(0.001)) for _ in range(chance.randint(0, 40))] for _ in range(60)]
-    hour = merged([*map(counts_of, minutes), None, [(ZERO, 0)]])
+    hour = merge_histograms([*map(counts_of, minutes), None, [(ZERO, 0)]])
     assert {one: count for one, count in hour.items() if count} == counts_of([one for all_ in minutes for one in all_])
 
 
 def test_pairs_as_arrow_gives_them_are_added_up_too() -> None:
-    assert merged([[(5, 1), (7, 2)], {7: 1}]) == {5: 1, 7: 3}
+    assert merge_histograms([[(5, 1), (7, 2)], {7: 1}]) == {5: 1, 7: 3}
 
 
 def test_mean_variance_and_share_are_those_of_the_values() -> None:
     values = [int(random.Random(seed).lognormvariate(6, 1)) for seed in range(3_000)]
-    mean, variance = moments(counts_of(values))
+    mean, variance = mean_and_variance(counts_of(values))
     assert mean == pytest.approx(statistics.mean(values), rel=0.01)
     assert variance == pytest.approx(statistics.pvariance(values), rel=0.03)
     exact = sum(value <= 500 for value in values) / len(values)
@@ -71,4 +79,4 @@ def test_mean_variance_and_share_are_those_of_the_values() -> None:
 
 
 def test_nothing_has_no_percentile() -> None:
-    assert (percentile({}, 0.5), share_within({}, 10), moments({})) == (None, None, (0.0, 0.0))
+    assert (percentile({}, 0.5), share_within({}, 10), mean_and_variance({})) == (None, None, (0.0, 0.0))

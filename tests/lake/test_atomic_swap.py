@@ -12,16 +12,16 @@ import pyarrow.dataset as ds
 import pytest
 
 from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.compacting import compact
+from bulltask.lake.atomic_swap import STEPS, AtomicSwap, finish_intents, hold_swaps
+from bulltask.lake.compaction import compact
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import STEPS, Replacing, finish_intents, steady
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 
 KILLED = """
 import os, signal, sys
 from datetime import date
-from bulltask.lake.compacting import compact
+from bulltask.lake.compaction import compact
 from bulltask.lake.layout import Layout
 
 left = int(sys.argv[3])
@@ -33,25 +33,25 @@ def reached(step):
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
 
-compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), reached=reached)
+compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), on_step=reached)
 """
 
 SWAPPED = """
 import os, signal, sys
 from pathlib import Path
 from bulltask.lake.layout import Layout
-from bulltask.lake.replacing import Replacing
+from bulltask.lake.atomic_swap import AtomicSwap
 
 def reached(step):
     if step == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 root = Path(sys.argv[1])
-with Replacing(Layout(root), reached) as replacing:
-    new = replacing.fresh()
+with AtomicSwap(Layout(root), reached) as swaps:
+    new = swaps.new_directory()
     new.mkdir()
     (new / "rows").write_text("new")
-    replacing.swap(new, root / "gold" / "day", [root / "gold" / "day"])
+    swaps.swap(new, root / "gold" / "day", [root / "gold" / "day"])
 """
 
 
@@ -106,8 +106,8 @@ def test_what_nobody_has_begun_needs_no_finishing(tmp_path: Path) -> None:
 
 def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    with Replacing(layout) as replacing:
-        (new := replacing.fresh()).mkdir()
+    with AtomicSwap(layout) as swaps:
+        (new := swaps.new_directory()).mkdir()
         finish_intents(layout)
         assert new.exists()
     assert not new.exists()
@@ -119,11 +119,11 @@ def test_a_replacement_waits_until_nobody_reads_who_cannot_look_again(tmp_path: 
     waits, done = threading.Event(), threading.Event()
 
     def replace() -> None:
-        with Replacing(layout, lambda step: waits.set() if step == "written" else None) as replacing:
-            replacing.swap(None, None, [place])
+        with AtomicSwap(layout, lambda step: waits.set() if step == "written" else None) as swaps:
+            swaps.swap(None, None, [place])
         done.set()
 
-    with steady(layout), steady(layout):
+    with hold_swaps(layout), hold_swaps(layout):
         thread = threading.Thread(target=replace)
         thread.start()
         waits.wait(50)
@@ -139,7 +139,7 @@ def test_what_a_killed_command_has_moved_away_is_in_its_place_before_anybody_rea
     day.mkdir(parents=True)
     killed(SWAPPED, str(tmp_path), "moved-away")
     assert not day.exists()
-    with steady(Layout(tmp_path)):
+    with hold_swaps(Layout(tmp_path)):
         assert (day / "rows").read_text() == "new"
 
 
@@ -149,5 +149,5 @@ def test_the_next_command_that_replaces_anything_finishes_what_was_left_first(tm
     day.mkdir(parents=True)
     (day / "rows").write_text("old")
     killed(SWAPPED, str(tmp_path), step)
-    with Replacing(Layout(tmp_path)):
+    with AtomicSwap(Layout(tmp_path)):
         assert (day / "rows").read_text() == "new"

@@ -16,12 +16,12 @@ __all__ = [
     "BYTES_PER_EVENT",
     "DEFAULT_LENGTH",
     "EVENTS_PER_JOB",
-    "Need",
-    "Ring",
-    "Size",
-    "advised_length",
+    "RetentionExample",
+    "RetentionNeed",
+    "StreamRetention",
     "busiest_rate",
-    "sizes",
+    "recommended_length",
+    "retention_examples",
 ]
 
 DEFAULT_LENGTH: Final = 10_000
@@ -37,7 +37,7 @@ _STEP: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RetentionNeed:
     """How long a ring must hold what was written.
 
     Attributes:
@@ -57,7 +57,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class StreamRetention:
     """One queue's ring.
 
     Attributes:
@@ -77,16 +77,16 @@ class Ring:
         """For how many seconds the ring holds what is written at this rate; ``None`` where the rate is not known."""
         return self.limit / self.rate if self.rate else None
 
-    def is_enough(self, need: Need) -> bool | None:
+    def is_enough(self, need: RetentionNeed) -> bool | None:
         """Whether that is long enough; ``None`` where the rate is not known."""
         return None if self.headroom_s is None else self.headroom_s >= need.seconds
 
-    def advice(self, need: Need) -> int | None:
+    def advice(self, need: RetentionNeed) -> int | None:
         """The ``maxLen`` that would be enough; ``None`` where the rate is not known."""
-        return None if self.rate is None else advised_length(self.rate, need)
+        return None if self.rate is None else recommended_length(self.rate, need)
 
 
-def advised_length(rate: float, need: Need) -> int:
+def recommended_length(rate: float, need: RetentionNeed) -> int:
     """Return the least ``maxLen``, in thousands, that holds events of this many a second for as long as needed."""
     # A ring of 29,999.99999 by floating point is one of 30,000.
     return max(DEFAULT_LENGTH, math.ceil(round(rate * need.seconds / _STEP, 6)) * _STEP)
@@ -102,8 +102,8 @@ def busiest_rate(spans: Iterable[tuple[int, int]]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A line of the table of sizes.
+class RetentionExample:
+    """A line of the table of retention_examples.
 
     Attributes:
         jobs_per_s: jobs a second.
@@ -122,12 +122,12 @@ class Size:
     quarter_hour_mb: float
 
 
-def sizes(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> list[Size]:
-    """Return the table of sizes, a line for each number of jobs a second."""
-    found: list[Size] = []
+def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> list[RetentionExample]:
+    """Return the table of retention_examples, a line for each number of jobs a second."""
+    found: list[RetentionExample] = []
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB
-        long = advised_length(rate, Need(10, 5, 900))
-        near = advised_length(rate, Need(10, 5))
-        found.append(Size(jobs, rate, DEFAULT_LENGTH / rate, near, long, long * BYTES_PER_EVENT / 1e6))
+        long = recommended_length(rate, RetentionNeed(10, 5, 900))
+        near = recommended_length(rate, RetentionNeed(10, 5))
+        found.append(RetentionExample(jobs, rate, DEFAULT_LENGTH / rate, near, long, long * BYTES_PER_EVENT / 1e6))
     return found

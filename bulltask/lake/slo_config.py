@@ -27,7 +27,7 @@ from bulltask.clock import Duration, to_ms
 from bulltask.config.parsers import choice, integer, plain_text
 from bulltask.errors import ConfigError, did_you_mean
 
-__all__ = ["EVERY", "Metric", "Objective", "Terms", "read_terms"]
+__all__ = ["EVERY", "Metric", "Objective", "SLOConfig", "read_slo_config"]
 
 EVERY: Final = "*"
 """Stands for the queues that are not named."""
@@ -84,7 +84,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SLOConfig:
     """What the days are measured by.
 
     Args:
@@ -105,7 +105,7 @@ class Terms:
     def __post_init__(self) -> None:
         objectives = tuple(self.objectives)
         if any(not isinstance(one, Objective) for one in objectives):
-            raise ConfigError(f"objectives must be some of bulltask.lake.terms.Objective, not {objectives!r}")
+            raise ConfigError(f"objectives must be some of bulltask.lake.slo_config.Objective, not {objectives!r}")
         object.__setattr__(self, "objectives", objectives)
         _by_queue(self.price_per_hour, "price_per_hour", _price)
         _by_queue(self.capacity, "capacity", integer(1))
@@ -137,7 +137,7 @@ def _price(value: Any, name: str) -> Decimal:
     raise ConfigError(f"{name} must be a number from 0 to {_HIGHEST_PRICE}, not {value!r}")
 
 
-def read_terms(path: str | Path) -> Terms:
+def read_slo_config(path: str | Path) -> SLOConfig:
     """Read what the days are measured by from a TOML file, as the text at the top of this module shows it.
 
     Raises:
@@ -147,7 +147,7 @@ def read_terms(path: str | Path) -> Terms:
     try:
         found = tomllib.loads(Path(path).read_text("utf-8"))
         _known(found, ("objective", "price_per_hour", "capacity"))
-        return Terms(_objectives(found.pop("objective", [])), **found)
+        return SLOConfig(_objectives(found.pop("objective", [])), **found)
     except (OSError, ValueError) as exc:  # ConfigError, TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(f"{path}: {exc}") from exc
 

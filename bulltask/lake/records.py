@@ -1,16 +1,16 @@
-"""What the lake knows of jobs, as values: jobs, attempts, events, snapshots. Times are UTC, lengths of time seconds."""
+"""Jobs, attempts, events and snapshots of the lake as values. Times are UTC, durations are seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, date, datetime
 from typing import Any, Self
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 
-__all__ = ["JobHistory", "JobPage", "PastAttempt", "PastEvent", "PastJob", "PastSnapshot"]
+__all__ = ["JobHistory", "JobPage", "PastAttempt", "PastEvent", "PastJob", "PastSnapshot", "to_json"]
 
 Row = Mapping[str, Any]
 
@@ -297,3 +297,33 @@ def _value(text: str | None) -> Any:
         return codec.decode(text)
     except DecodeError:
         return None
+
+
+def to_json(value: Any) -> Any:
+    """Return a result of :class:`bulltask.lake.history.History` as JSON values: ISO 8601 times, durations in s."""
+    if isinstance(value, PastSnapshot):
+        return _snapshot(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {_key(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(one) for one in value]
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _key(key: Any) -> str:
+    """Return a key as text; the percentile 50.0 becomes ``50``."""
+    return str(int(key)) if isinstance(key, float) and key.is_integer() else str(key)
+
+
+def _snapshot(snapshot: PastSnapshot) -> dict[str, Any]:
+    """Return a snapshot with its JSON texts decoded; data that is not JSON stays text."""
+    names = (field.name for field in fields(snapshot) if not field.name.endswith("_text"))
+    return {
+        **{name: to_json(getattr(snapshot, name)) for name in names},
+        "data": snapshot.data_text if snapshot.data is None else snapshot.data,
+        "opts": snapshot.opts,
+        "returnvalue": snapshot.returnvalue,
+        "stacktrace": list(snapshot.stacktrace),
+    }

@@ -19,11 +19,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from bulltask.errors import ConfigError
-from bulltask.lake.arrow import arrow_schema
+from bulltask.lake.arrow import arrow_schema, latest_rows
+from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout, listed, partition_value
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.replacing import Reached, Replacing, go_on
-from bulltask.lake.superseded import latest_rows
 from bulltask.lake.tables import TABLES, Table
 
 __all__ = ["COMPACTED", "CompactReport", "compact"]
@@ -57,7 +56,7 @@ class CompactReport:
 
 
 def compact(
-    layout: Layout, table: str, *, before: date, target_mb: float = 128, reached: Reached = go_on
+    layout: Layout, table: str, *, before: date, target_mb: float = 128, on_step: OnStep = ignore_step
 ) -> CompactReport:
     """Write the days of a table that are over into few files; one that has no more files than it needs stays.
 
@@ -66,7 +65,7 @@ def compact(
         table: by its full name, one of :data:`COMPACTED`.
         before: days before this one.
         target_mb: megabytes of a file, about.
-        reached: for tests, as in :class:`~bulltask.lake.replacing.Replacing`.
+        on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
         ConfigError: there is no such table, or the size is none.
@@ -78,17 +77,17 @@ def compact(
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
     layout.check()
     which, report = TABLES[table], CompactReport(table)
-    with Replacing(layout, reached) as replacing:
+    with AtomicSwap(layout, on_step) as swaps:
         for day in layout.days(which):
             if day >= before:
                 break
             for queue in listed(layout.day(which, day)):
-                report = _compact_queue(layout, which, queue, target_mb, replacing, report)
+                report = _compact_queue(layout, which, queue, target_mb, swaps, report)
     return report
 
 
 def _compact_queue(
-    layout: Layout, table: Table, directory: Path, target_mb: float, replacing: Replacing, report: CompactReport
+    layout: Layout, table: Table, directory: Path, target_mb: float, swaps: AtomicSwap, report: CompactReport
 ) -> CompactReport:
     old = _done(layout, directory)
     files = [file for one in old for file in sorted(one.glob("[!_.]*.parquet"))]
@@ -97,12 +96,12 @@ def _compact_queue(
         return report
     columns = [field for field in arrow_schema(table) if field.name not in table.partitions]
     rows_before = sum(pq.read_metadata(file).num_rows for file in files)
-    new = replacing.fresh()
+    new = swaps.new_directory()
     batches = _batches(table, files, pa.schema(columns))
     rows_after = _write(new, batches, pa.schema(columns), wanted)
     made = sorted(new.iterdir())
     after = sum(file.stat().st_size for file in made)
-    replacing.swap(new, directory / f"ingest_id={_name()}", old)
+    swaps.swap(new, directory / f"ingest_id={_name()}", old)
     return replace(
         report,
         partitions=report.partitions + 1,

@@ -12,13 +12,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bulltask.lake.report.wording import CONTROL, Unit, one_line, written
+from bulltask.lake.formatting import CONTROL, Unit, format_value, one_line
 
-__all__ = ["Column", "Grid", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
+__all__ = ["ReportColumn", "ReportTable", "as_csv", "as_json", "as_markdown", "as_text", "markdown_text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """One column: its name for programs, its heading for people, what its values are."""
 
     name: str
@@ -32,7 +32,7 @@ class Column:
 
 
 @dataclass(slots=True)
-class Grid:
+class ReportTable:
     """A table: columns, and rows of as many values.
 
     Attributes:
@@ -41,30 +41,31 @@ class Grid:
         note: what to know of it, in a sentence.
     """
 
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Any]] = ()
     note: str = ""
 
     def cells(self) -> list[list[str]]:
         """The rows as people read them."""
         return [
-            [written(value, column.unit) for value, column in zip(row, self.columns, strict=True)] for row in self.rows
+            [format_value(value, column.unit) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
         ]
 
-    def without(self, *names: str) -> Grid:
+    def without(self, *names: str) -> ReportTable:
         """The same without some columns."""
         kept = [place for place, column in enumerate(self.columns) if column.name not in names]
         rows = [[row[place] for place in kept] for row in self.rows]
-        return Grid([self.columns[place] for place in kept], rows, self.note)
+        return ReportTable([self.columns[place] for place in kept], rows, self.note)
 
-    def first(self, most: int, rest: str) -> Grid:
+    def first(self, most: int, rest: str) -> ReportTable:
         """At most so many rows; ``rest`` says what to do about the others, of which the note has the number."""
         if len(self.rows) <= most:
             return self
-        return Grid(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
+        return ReportTable(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
 
 
-def as_text(grid: Grid) -> str:
+def as_text(grid: ReportTable) -> str:
     """Return lines of a fixed width for a terminal."""
     head = [column.heading for column in grid.columns]
     lines = [head, *grid.cells()]
@@ -79,7 +80,7 @@ def as_text(grid: Grid) -> str:
     return "\n".join([*padded, *([f"\n{grid.note}"] if grid.note else [])]) + "\n"
 
 
-def as_markdown(grid: Grid) -> str:
+def as_markdown(grid: ReportTable) -> str:
     """Return a table of Markdown; what is untrusted cannot leave its cell."""
     heads = [column.heading for column in grid.columns]
     rule = ["---" if column.is_text else "---:" for column in grid.columns]
@@ -102,7 +103,7 @@ def markdown_text(text: str) -> str:
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
 
 
-def as_json(grid: Grid) -> str:
+def as_json(grid: ReportTable) -> str:
     """Return a JSON list of objects: numbers as they are, times as ISO 8601, money as text."""
     names = [column.name for column in grid.columns]
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in grid.rows]
@@ -111,7 +112,7 @@ def as_json(grid: Grid) -> str:
     return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
 
 
-def as_csv(grid: Grid) -> str:
+def as_csv(grid: ReportTable) -> str:
     """Return CSV with a head, each row on a line.
 
     A text that a spreadsheet would take for a formula gets ``'`` in front; control characters are shown as ``\\x1b``.

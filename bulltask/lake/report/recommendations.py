@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bulltask.lake.capacity import Recommendation, recommend
+from bulltask.lake.formatting import Unit
 from bulltask.lake.report.data import Row
-from bulltask.lake.report.grids import Column, Grid
-from bulltask.lake.report.wording import Unit
+from bulltask.lake.report.tables import ReportColumn, ReportTable
 
-__all__ = ["Advice", "Wish", "advise", "expectations"]
+__all__ = ["CapacityTarget", "Recommendations", "expectations", "recommend_workers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CapacityTarget:
     """What the workers should be able to do.
 
     Attributes:
@@ -30,40 +30,42 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Recommendations:
     """Recommended numbers of workers.
 
     Attributes:
-        together: when the same workers serve all queues; None where nothing has run.
+        overall: when the same workers serve all queues; None where nothing has run.
         by_queue: when each queue has its own.
     """
 
-    together: Recommendation | None = None
+    overall: Recommendation | None = None
     by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
 
 
-def advise(task_minutes: Iterable[Row], queue_minutes: Iterable[Row], wish: Wish) -> Advice:
+def recommend_workers(
+    task_minutes: Iterable[Row], queue_minutes: Iterable[Row], target: CapacityTarget
+) -> Recommendations:
     """Say how many workers are needed.
 
     Args:
         task_minutes: rows of gold.task_minute.
         queue_minutes: rows of gold.capacity_minute.
-        wish: how long jobs may wait.
+        target: how long jobs may wait.
 
     Raises:
-        ConfigError: the wish is out of range.
+        ConfigError: the target is out of range.
     """
     tasks, queues = _by_queue(task_minutes), _by_queue(queue_minutes)
-    whole = _recommended([row for rows in tasks.values() for row in rows], queues, wish)
+    whole = _recommended([row for rows in tasks.values() for row in rows], queues, target)
     if len(tasks) == 1:
-        return Advice(whole, {queue: whole for queue in tasks if whole})
-    each = {queue: _recommended(rows, {queue: queues.get(queue, [])}, wish) for queue, rows in tasks.items()}
-    return Advice(whole, {queue: found for queue, found in each.items() if found})
+        return Recommendations(whole, {queue: whole for queue in tasks if whole})
+    each = {queue: _recommended(rows, {queue: queues.get(queue, [])}, target) for queue, rows in tasks.items()}
+    return Recommendations(whole, {queue: found for queue, found in each.items() if found})
 
 
-def _recommended(rows: list[Row], queues: Mapping[str, list[Row]], wish: Wish) -> Recommendation | None:
+def _recommended(rows: list[Row], queues: Mapping[str, list[Row]], target: CapacityTarget) -> Recommendation | None:
     seen = [row for minutes in queues.values() for row in minutes]
-    return recommend(rows, seen, within=wish.within, share=wish.share, peak_factor=wish.peak_factor)
+    return recommend(rows, seen, within=target.within, share=target.share, peak_factor=target.peak_factor)
 
 
 def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -73,11 +75,11 @@ def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return dict(found)
 
 
-def expectations(found: Recommendation) -> Grid:
+def expectations(found: Recommendation) -> ReportTable:
     """What to expect of the recommended number of workers and of those around it."""
     columns = [
-        Column("workers", "Workers", Unit.COUNT),
-        Column("share", "In time", Unit.PART),
-        Column("utilisation", "Busy", Unit.PART),
+        ReportColumn("workers", "Workers", Unit.COUNT),
+        ReportColumn("share", "In time", Unit.PART),
+        ReportColumn("utilisation", "Busy", Unit.PART),
     ]
-    return Grid(columns, [[one.workers, one.share, one.utilisation] for one in found.choices])
+    return ReportTable(columns, [[one.workers, one.share, one.utilisation] for one in found.choices])

@@ -9,10 +9,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from bulltask.lake.report.data import Data
-from bulltask.lake.report.grids import Column, Grid
-from bulltask.lake.report.tallies import UNKNOWN, QueueTally, TaskTally
-from bulltask.lake.report.wording import Unit
+from bulltask.lake.formatting import Unit
+from bulltask.lake.report.aggregates import UNKNOWN, QueueAggregate, TaskAggregate
+from bulltask.lake.report.data import ReportData
+from bulltask.lake.report.tables import ReportColumn, ReportTable
 
 __all__ = [
     "Cost",
@@ -32,8 +32,8 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-_QUEUE: Final = Column("queue", "Queue", Unit.NAME)
-_NAME: Final = Column("name", "Task", Unit.NAME)
+_QUEUE: Final = ReportColumn("queue", "Queue", Unit.NAME)
+_NAME: Final = ReportColumn("name", "Task", Unit.NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Cost:
         )
 
 
-def failures(data: Data) -> list[Failure]:
+def failures(data: ReportData) -> list[Failure]:
     """Return why jobs failed; the most frequent first."""
     found = _grouped(data.errors, "queue", "name", "error_key")
     totals: defaultdict[tuple[Any, ...], int] = defaultdict(int)
@@ -163,7 +163,7 @@ def reasons(found: Sequence[Failure]) -> list[Reason]:
     return sorted(made, key=lambda one: (-one.count, one.error_key))
 
 
-def costs(data: Data) -> list[Cost]:
+def costs(data: ReportData) -> list[Cost]:
     """Return what each task cost; the dearest first."""
     made = [
         Cost.together([_cost(day) for day in days], name or UNKNOWN)
@@ -184,51 +184,51 @@ def _cost(row: Row) -> Cost:
     )
 
 
-def errors(found: Iterable[Failure]) -> Grid:
+def errors(found: Iterable[Failure]) -> ReportTable:
     """Failures as a table."""
     columns = [
         _QUEUE,
         _NAME,
-        Column("error_key", "Reason", Unit.TEXT),
-        Column("count", "Failures", Unit.COUNT),
-        Column("share", "Of the task's", Unit.PART),
-        Column("first_seen", "First", Unit.TIME),
-        Column("last_seen", "Last", Unit.TIME),
-        Column("sample_reason", "Example", Unit.TEXT),
-        Column("sample_job_ids", "Jobs", Unit.TEXTS),
+        ReportColumn("error_key", "Reason", Unit.TEXT),
+        ReportColumn("count", "Failures", Unit.COUNT),
+        ReportColumn("share", "Of the task's", Unit.PART),
+        ReportColumn("first_seen", "First", Unit.TIME),
+        ReportColumn("last_seen", "Last", Unit.TIME),
+        ReportColumn("sample_reason", "Example", Unit.TEXT),
+        ReportColumn("sample_job_ids", "Jobs", Unit.TEXTS),
     ]
-    return Grid(columns, [[getattr(one, column.name) for column in columns] for one in found])
+    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in found])
 
 
-def cost(found: Iterable[Cost]) -> Grid:
+def cost(found: Iterable[Cost]) -> ReportTable:
     """Costs as a table."""
     columns = [
         _QUEUE,
         _NAME,
-        Column("jobs", "Jobs", Unit.COUNT),
-        Column("attempts", "Attempts", Unit.COUNT),
-        Column("busy_s", "Busy", Unit.SECONDS),
-        Column("wasted_s", "Wasted", Unit.SECONDS),
-        Column("wasted", "Wasted part", Unit.PART),
-        Column("cost", "Cost", Unit.MONEY),
-        Column("per_job", "A job", Unit.MONEY),
+        ReportColumn("jobs", "Jobs", Unit.COUNT),
+        ReportColumn("attempts", "Attempts", Unit.COUNT),
+        ReportColumn("busy_s", "Busy", Unit.SECONDS),
+        ReportColumn("wasted_s", "Wasted", Unit.SECONDS),
+        ReportColumn("wasted", "Wasted part", Unit.PART),
+        ReportColumn("cost", "Cost", Unit.MONEY),
+        ReportColumn("per_job", "A job", Unit.MONEY),
     ]
-    return Grid(columns, [[getattr(one, column.name) for column in columns] for one in found])
+    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in found])
 
 
-def slo(data: Data) -> Grid:
+def slo(data: ReportData) -> ReportTable:
     """Objectives, the one with the least budget left first; several days are judged as one."""
     columns = [
         _QUEUE,
         _NAME,
-        Column("metric", "Of", Unit.TEXT),
-        Column("objective_ms", "Within", Unit.MS),
-        Column("target", "Target", Unit.PART),
-        Column("total", "Measured", Unit.COUNT),
-        Column("good", "Good", Unit.COUNT),
-        Column("attainment", "Attained", Unit.PART),
-        Column("budget_left", "Budget left", Unit.PART),
-        Column("complete", "Complete", Unit.FLAG),
+        ReportColumn("metric", "Of", Unit.TEXT),
+        ReportColumn("objective_ms", "Within", Unit.MS),
+        ReportColumn("target", "Target", Unit.PART),
+        ReportColumn("total", "Measured", Unit.COUNT),
+        ReportColumn("good", "Good", Unit.COUNT),
+        ReportColumn("attainment", "Attained", Unit.PART),
+        ReportColumn("budget_left", "Budget left", Unit.PART),
+        ReportColumn("complete", "Complete", Unit.FLAG),
     ]
     rows: list[Sequence[Any]] = []
     for key, days in _grouped(data.slos, "queue", "name", "metric", "objective_ms", "target").items():
@@ -238,41 +238,41 @@ def slo(data: Data) -> Grid:
         queue, name, metric, objective_ms, target = key
         left = _budget_left(attained, target)
         rows.append([queue, name or UNKNOWN, metric, objective_ms, target, total, good, attained, left, whole])
-    return Grid(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
+    return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
 
 
 def _budget_left(attained: float | None, target: float) -> float | None:
     return None if attained is None or target >= 1 else 1 - (1 - attained) / (1 - target)
 
 
-def capacity(tallies: Iterable[QueueTally]) -> Grid:
+def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
     """Load of the queues."""
     columns = [
         _QUEUE,
-        Column("arrivals", "Added", Unit.COUNT),
-        Column("departures", "Done", Unit.COUNT),
-        Column("backlog", "Backlog", Unit.COUNT),
-        Column("busy_mean", "Busy, mean", Unit.NUMBER),
-        Column("busy_peak", "Busy, peak", Unit.COUNT),
-        Column("utilisation_mean", "Used, mean", Unit.PART),
-        Column("utilisation_peak", "Used, peak", Unit.PART),
-        Column("capacity", "Capacity", Unit.COUNT),
-        Column("wait_p95", "Wait p95, worst minute", Unit.MS),
-        Column("incomplete", "Incomplete minutes", Unit.COUNT),
+        ReportColumn("arrivals", "Added", Unit.COUNT),
+        ReportColumn("departures", "Done", Unit.COUNT),
+        ReportColumn("backlog", "Backlog", Unit.COUNT),
+        ReportColumn("busy_mean", "Busy, mean", Unit.NUMBER),
+        ReportColumn("busy_peak", "Busy, peak", Unit.COUNT),
+        ReportColumn("utilisation_mean", "Used, mean", Unit.PART),
+        ReportColumn("utilisation_peak", "Used, peak", Unit.PART),
+        ReportColumn("capacity", "Capacity", Unit.COUNT),
+        ReportColumn("wait_p95", "Wait p95, worst minute", Unit.MS),
+        ReportColumn("incomplete", "Incomplete minutes", Unit.COUNT),
     ]
-    return Grid(columns, [[getattr(one, column.name) for column in columns] for one in tallies])
+    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in aggregates])
 
 
-def tasks(tallies: Iterable[TaskTally]) -> Grid:
+def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     """Jobs, waits and runs of tasks."""
     parts = (0.5, 0.95, 0.99)
     columns = [
         _QUEUE,
         _NAME,
-        Column("jobs", "Jobs", Unit.COUNT),
-        Column("failure_rate", "Failed", Unit.PART),
-        *(Column(f"wait_p{part * 100:.0f}", f"Wait p{part * 100:.0f}", Unit.MS) for part in parts),
-        *(Column(f"run_p{part * 100:.0f}", f"Run p{part * 100:.0f}", Unit.MS) for part in parts),
+        ReportColumn("jobs", "Jobs", Unit.COUNT),
+        ReportColumn("failure_rate", "Failed", Unit.PART),
+        *(ReportColumn(f"wait_p{part * 100:.0f}", f"Wait p{part * 100:.0f}", Unit.MS) for part in parts),
+        *(ReportColumn(f"run_p{part * 100:.0f}", f"Run p{part * 100:.0f}", Unit.MS) for part in parts),
     ]
     rows = [
         [
@@ -283,27 +283,27 @@ def tasks(tallies: Iterable[TaskTally]) -> Grid:
             *(one.wait(part) for part in parts),
             *(one.run(part) for part in parts),
         ]
-        for one in tallies
+        for one in aggregates
     ]
-    return Grid(columns, rows)
+    return ReportTable(columns, rows)
 
 
-def retries(tallies: Iterable[TaskTally]) -> Grid:
+def retries(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     """Attempts that were made again or stalled."""
     columns = [
         _QUEUE,
         _NAME,
-        Column("attempts", "Attempts", Unit.COUNT),
-        Column("retried", "Retried", Unit.COUNT),
-        Column("retried_part", "Retried part", Unit.PART),
-        Column("stalled", "Stalled", Unit.COUNT),
-        Column("stalled_part", "Stalled part", Unit.PART),
-        Column("wasted_ms", "Time wasted", Unit.MS),
+        ReportColumn("attempts", "Attempts", Unit.COUNT),
+        ReportColumn("retried", "Retried", Unit.COUNT),
+        ReportColumn("retried_part", "Retried part", Unit.PART),
+        ReportColumn("stalled", "Stalled", Unit.COUNT),
+        ReportColumn("stalled_part", "Stalled part", Unit.PART),
+        ReportColumn("wasted_ms", "Time wasted", Unit.MS),
     ]
-    return Grid(columns, [_retried(one) for one in tallies if one.counts["retried"] or one.counts["stalled"]])
+    return ReportTable(columns, [_retried(one) for one in aggregates if one.counts["retried"] or one.counts["stalled"]])
 
 
-def _retried(one: TaskTally) -> list[Any]:
+def _retried(one: TaskAggregate) -> list[Any]:
     retried, stalled, all_of_them = one.counts["retried"], one.counts["stalled"], one.attempts or 1
     return [
         one.queue,
@@ -317,24 +317,24 @@ def _retried(one: TaskTally) -> list[Any]:
     ]
 
 
-def gaps(data: Data) -> Grid:
+def gaps(data: ReportData) -> ReportTable:
     """What was lost."""
     columns = [
         _QUEUE,
-        Column("lost", "Events lost", Unit.COUNT),
-        Column("exact", "Count", Unit.TEXT),
-        Column("reason", "Why", Unit.TEXT),
-        Column("after_at", "From", Unit.TIME),
-        Column("first_at", "To", Unit.TIME),
-        Column("detected_at", "Found", Unit.TIME),
-        Column("repaired_rows", "Jobs repaired", Unit.COUNT),
+        ReportColumn("lost", "Events lost", Unit.COUNT),
+        ReportColumn("exact", "Count", Unit.TEXT),
+        ReportColumn("reason", "Why", Unit.TEXT),
+        ReportColumn("after_at", "From", Unit.TIME),
+        ReportColumn("first_at", "To", Unit.TIME),
+        ReportColumn("detected_at", "Found", Unit.TIME),
+        ReportColumn("repaired_rows", "Jobs repaired", Unit.COUNT),
     ]
     words = {True: "exact", False: "at least"}
     rows = [
         [words[gap.exact] if column.name == "exact" else getattr(gap, column.name) for column in columns]
         for gap in data.gaps
     ]
-    return Grid(columns, rows)
+    return ReportTable(columns, rows)
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
