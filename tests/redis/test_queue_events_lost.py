@@ -355,6 +355,15 @@ class TestAServerThatDoesNotCount:
         assert ([it for it, _ in page.entries], page.gap) == (["8-0"], StreamGap("6-0", "8-0", None))
         assert server.read() == EventPage([])
 
+    def test_a_gap_is_reported_once_where_nothing_came_after_it(self, broker: Broker) -> None:
+        server = Old(BEGINNING, broker)
+        server.add("5-0", "6-0")
+        server.read()
+        server.add("7-0")
+        server.entries.clear()
+        assert server.read() == EventPage([], StreamGap("6-0", None, None))
+        assert server.read() == EventPage([])
+
     def test_nothing_is_told_while_an_entry_up_to_the_place_is_there(self, broker: Broker) -> None:
         server = Old(BEGINNING, broker)
         server.add("5-0", "6-0")

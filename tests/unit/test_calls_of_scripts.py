@@ -1,0 +1,97 @@
+"""Arguments and replies of single calls, where a test with a server cannot see the difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bulltask.config.config import Conf
+from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
+from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.states import Revocation
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.produce import RetryBudget
+from bulltask.transport.revoke import revoke
+from bulltask.transport.scripts.flow import children
+from bulltask.transport.scripts.job import add_log
+from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
+from bulltask.transport.scripts.queue import state_size
+from bulltask.transport.scripts.schedule import read_repeatable
+from bulltask.transport.scripts.stream import is_retained, read_blocking
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+NOW_MS = 1_700_000_000_000
+CONFIG = Conf({}, {}).freeze()
+REFUSED = BrokerUnavailableError("nothing listens")
+
+
+def quarantine_call(*, only_malformed: bool = False) -> Call[bool]:
+    claim = FetchOptions.from_config(CONFIG, KEYS, "token", "")
+    finish = move_to_finished(KEYS, "7", claim, malformed_finish("no name", {"count": 1}), fetch_next=False, now_ms=1)
+    return quarantine(KEYS, finish, "token", only_malformed=only_malformed)
+
+
+def test_a_read_waits_at_least_a_millisecond_because_zero_means_for_ever() -> None:
+    assert [read_blocking(KEYS, "0-0", block_ms).args[4] for block_ms in (-5, 0, 1, 7)] == [1, 1, 1, 7]
+
+
+def test_a_single_entry_shows_that_the_place_is_retained() -> None:
+    assert is_retained(KEYS, "5-0").args[-2:] == ("COUNT", 1)
+
+
+def test_the_size_of_a_state_is_that_of_its_list_or_sorted_set() -> None:
+    assert state_size(KEYS, "wait").args == ("LLEN", KEYS.wait)
+    assert state_size(KEYS, "delayed").args == ("ZCARD", KEYS.delayed)
+
+
+def test_a_page_of_failed_children_has_as_many_as_were_asked_for() -> None:
+    assert children(KEYS, "7", "failed", 10, ("0", 0)).args[-2:] == (0, 9)
+
+
+def test_every_field_of_a_repeatable_job_is_read() -> None:
+    reply = [b"name", b"daily", b"every", b"5000", b"tz", b"Europe/Berlin"]
+    assert read_repeatable(KEYS, "k").parse_reply(reply) == {"name": "daily", "every": "5000", "tz": "Europe/Berlin"}
+
+
+def test_a_log_keeps_at_most_a_thousand_million_lines() -> None:
+    assert [add_log(KEYS, "7", "x", keep, None).args[-1] for keep in (5, 10**9, 10**15, 0)] == [5, 10**9, 10**9, ""]
+
+
+def test_a_job_of_another_worker_is_not_quarantined() -> None:
+    with pytest.raises(LockMismatchError):
+        quarantine_call().parse_reply(-6)
+
+
+def test_a_revoked_job_without_a_deduplication_id_costs_two_calls() -> None:
+    operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
+    next(operation)
+    operation.send([b"{}"])
+    with pytest.raises(StopIteration) as end:
+        operation.send([Revocation.REVOKED])
+    assert end.value.value is Revocation.REVOKED
+
+
+def test_revoking_quarantines_a_job_only_if_its_hash_is_malformed() -> None:
+    operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
+    next(operation)
+    operation.send([b"{}"])
+    (call,) = operation.throw(BrokerError("the script stopped"))
+    assert "1" in call.args
+
+
+def budget(**settings: Any) -> RetryBudget:
+    return RetryBudget(replace(CONFIG, **settings), [NewJob("mail", "7", "send", b"{}", JobOptions())])
+
+
+def test_a_try_has_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bulltask.transport.produce.mono_ms", lambda: 1_000)
+    assert budget(publish_timeout_ms=8_000).next_deadline_ms() == 5_000
+    assert budget(publish_timeout_ms=8_000, publish_retries=0).next_deadline_ms() == 9_000
+
+
+def test_without_a_limit_of_time_the_whole_pause_is_waited() -> None:
+    waits = budget(publish_timeout_ms=None, reconnect_delay_ms=100, reconnect_delay_max_ms=100)
+    assert 80 <= waits.pause_ms(REFUSED) <= 120

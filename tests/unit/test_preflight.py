@@ -1,0 +1,87 @@
+"""What a worker warns of before it starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from bulltask.config.config import Conf
+from bulltask.events import Bus
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker import preflight
+from bulltask.worker.broker_backoff import ReconnectBackoff
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+
+
+class Server:
+    """A server with settings that the test chooses."""
+
+    version: tuple[int, ...] = (7, 2, 4)
+    eviction = "noeviction"
+    waiting: dict[str, int]
+    described = "bullmq:5.62.0"
+
+    def __init__(self) -> None:
+        self.waiting = {}
+
+    def run_many(self, calls: list[Any]) -> list[Any]:
+        return [None for _ in calls]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(preflight, "read_server_settings", lambda _: made)
+    monkeypatch.setattr(preflight, "check_permissions", lambda *_: None)
+    monkeypatch.setattr(preflight, "jobs_under", lambda _, keys: made.waiting.get(keys.base, 0))
+    monkeypatch.setattr(preflight, "described_by", lambda *_: made.described)
+    return made
+
+
+def warnings(server: Any, keys: QueueKeys = KEYS, **settings: Any) -> list[SimpleNamespace]:
+    config = Conf(settings, {}).freeze()
+    with capture_logs() as lines:
+        looking = preflight.Preflight(server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config))
+        assert looking.run(lambda _: None, lambda: False) is None
+    return [SimpleNamespace(**line) for line in lines if line["log_level"] == "warning"]
+
+
+def test_the_oldest_redis_that_serves_is_6_2(server: Server) -> None:
+    server.version = (6, 2, 0)
+    assert warnings(server) == []
+    server.version = (6, 1, 9)
+    assert [line.version for line in warnings(server)] == ["6.1.9"]
+
+
+def test_the_oldest_redis_that_serves_may_say_only_two_numbers(server: Server) -> None:
+    server.version = (6, 2)
+    assert warnings(server) == []
+
+
+def test_jobs_under_the_other_spelling_of_a_queue_are_reported(server: Server) -> None:
+    server.waiting = {"bull:mail:": 3, "bull:{mail}:": 5}
+    (line,) = warnings(server)
+    assert (line.served, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)
+    (line,) = warnings(server, QueueKeys("bull", "mail", "mail"), queue_hash_tag=False)
+    assert (line.served, line.other, line.jobs) == ("bull:mail:", "bull:{mail}:", 5)
+
+
+def test_a_server_that_evicts_is_reported(server: Server) -> None:
+    server.eviction = "allkeys-lru"
+    assert [line.maxmemory_policy for line in warnings(server)] == ["allkeys-lru"]
+
+
+@pytest.mark.parametrize(("described", "count"), [("bullmq:5.99.0", 0), ("bullmq:6.0.0", 1), ("bullmq:10.1.0", 1)])
+def test_a_queue_of_bullmq_6_is_reported(server: Server, described: str, count: int) -> None:
+    server.described = described
+    assert len(warnings(server)) == count
+
+
+@pytest.mark.parametrize(("renew", "count"), [(15, 0), (15.1, 1)])
+def test_a_lock_that_two_failed_renewals_lose_is_reported(server: Server, renew: float, count: int) -> None:
+    assert len(warnings(server, lock_duration=30, lock_renew_time=renew)) == count
