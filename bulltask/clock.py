@@ -1,4 +1,4 @@
-"""Time: durations from users, a monotonic clock for deadlines, the server's time for everything on the wire."""
+"""Time: durations from users, a monotonic clock for deadlines, the server's time for the wire."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bulltask.errors import ConfigError
 __all__ = ["Duration", "ServerClock", "mono_ms", "to_epoch_ms", "to_ms", "wall_ms", "zone_of"]
 
 Duration = float | timedelta
-"""What the public API takes for a length of time: seconds (int or float) or a ``timedelta``."""
+"""A duration in the public API: seconds (int or float) or a ``timedelta``."""
 
 
 def to_ms(value: Duration, name: str = "duration") -> int:
-    """Return ``value`` (seconds or ``timedelta``) as whole milliseconds.
+    """Return ``value`` (seconds or ``timedelta``) as integer milliseconds.
 
     Raises:
-        ConfigError: it is no number, not finite, or negative; the message names ``name``.
+        ConfigError: it is not a number, not finite, or negative; the message calls it ``name``.
     """
     if isinstance(value, timedelta):
         ms = value / timedelta(milliseconds=1)
@@ -28,15 +28,15 @@ def to_ms(value: Duration, name: str = "duration") -> int:
     else:
         raise ConfigError(f"{name} must be seconds or a timedelta, not {value!r}")
     if not 0 <= ms < 2**53:  # also false for NaN
-        raise ConfigError(f"{name} must be a finite length of time of zero or more, not {value!r}")
+        raise ConfigError(f"{name} must be a finite duration of zero or more, not {value!r}")
     return round(ms)
 
 
 def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
-    """Return an aware ``datetime`` as epoch milliseconds; a naive one is taken as UTC, as Celery does.
+    """Return an aware ``datetime`` as epoch milliseconds; a naive one counts as UTC, as in Celery.
 
     Raises:
-        ConfigError: ``moment`` is no ``datetime``.
+        ConfigError: ``moment`` is not a ``datetime``.
     """
     if not isinstance(moment, datetime):
         raise ConfigError(f"{name} must be a datetime, not {moment!r}")
@@ -48,7 +48,7 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
     """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``.
 
     Raises:
-        ConfigError: there is no such zone on this machine; the message calls it ``what``.
+        ConfigError: this machine has no such zone; the message calls it ``what``.
     """
     if not isinstance(name, str):
         raise ConfigError(f"{what} must be the name of a time zone, not {name!r}")
@@ -59,28 +59,28 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
             away = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
             return timezone(-away if fixed[1] == "-" else away)
         return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, as "Europe"
-        for known in zoneinfo.available_timezones():  # Node.js does not look at the case
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, such as "Europe"
+        for known in zoneinfo.available_timezones():  # Node.js ignores the case
             if known.lower() == name.lower():
                 return zoneinfo.ZoneInfo(known)
-    raise ConfigError(f"{what} {name!r} is no time zone of this machine; write it as Europe/Berlin, or install tzdata")
+    raise ConfigError(f"unknown {what} {name!r}: use a name such as Europe/Berlin, or install tzdata")
 
 
 def mono_ms() -> int:
-    """Milliseconds of the monotonic clock, the same for every process of this machine: deadlines and intervals."""
+    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes of this machine."""
     return time.monotonic_ns() // 1_000_000
 
 
 def wall_ms() -> int:
-    """Milliseconds since the epoch by this machine's clock; only where the server's time is not known."""
+    """Return epoch milliseconds of this machine's clock, for use where the server's time is unknown."""
     return time.time_ns() // 1_000_000
 
 
 class ServerClock:
-    """The server's time, carried forward on the monotonic clock.
+    """The server's time, extrapolated with the monotonic clock.
 
-    Every timestamp on the wire is the server's. A worker whose wall clock is two minutes ahead would otherwise run
-    delayed jobs two minutes early, and a jump of the wall clock would do the same in the middle of a run.
+    Every timestamp on the wire is the server's. Otherwise a worker whose wall clock is two minutes ahead would run
+    delayed jobs two minutes early, and so would one whose wall clock jumps.
     """
 
     resync_ms = 60_000
@@ -91,22 +91,22 @@ class ServerClock:
 
     @property
     def due(self) -> bool:
-        """True when the clock was never set, or not for a minute (monotonic clocks drift)."""
+        """True if the clock has not been set in the last minute (monotonic clocks drift)."""
         return self._offset_ms is None or mono_ms() - self._synced_at_ms >= self.resync_ms
 
     def set(self, server_ms: float, asked_at_ms: float, answered_at_ms: float) -> None:
-        """Take the server's answer, assuming it was given half-way between question and answer.
+        """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway.
 
         Args:
             server_ms: the server's epoch milliseconds.
-            asked_at_ms: ``mono_ms()`` before the question.
-            answered_at_ms: ``mono_ms()`` after the answer.
+            asked_at_ms: ``mono_ms()`` before the request.
+            answered_at_ms: ``mono_ms()`` after the reply.
         """
         self._offset_ms = server_ms - (asked_at_ms + answered_at_ms) / 2
         self._synced_at_ms = mono_ms()
 
     def now_ms(self) -> int:
-        """The server's epoch milliseconds now (this machine's until the first answer)."""
+        """Return the server's time in epoch milliseconds (this machine's before the first reply)."""
         if self._offset_ms is None:
             return wall_ms()
         return int(self._offset_ms + time.monotonic() * 1000)

@@ -1,4 +1,4 @@
-"""Names of packages that need an extra: looked up where they are used, so that importing the package needs nothing."""
+"""Lazy access to names that need an optional dependency, so that importing the package does not need it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bulltask.errors import MissingExtraError
 __all__ = ["SPARK", "look_up"]
 
 SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
-"""Libraries of the extra ``spark``, as they are imported."""
+"""Modules of the libraries in the extra ``spark``."""
 
 
 def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
-    """Return a public name of a package, as its ``__getattr__`` does.
+    """Import and return a public name of a package; the body of its ``__getattr__``.
 
     Args:
-        package: asks.
-        name: which.
-        homes: the module of each public name.
-        extra: what has to be installed for them.
-        libraries: of that extra, as they are imported.
+        package: name of the package.
+        name: the public name.
+        homes: module of each public name.
+        extra: the extra that the names need.
+        libraries: modules of the libraries in that extra.
 
     Raises:
         AttributeError: the package has no such name.
-        MissingExtraError: one of the libraries is not installed.
+        MissingExtraError: a library is not installed.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel about itself."""
+"""Process control: death signals, CPU limits, fork and exit."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     """Have the kernel send ``signal_number`` to this process when its parent dies.
 
-    Call it first thing after the fork. The kernel forgets the wish at a fork (a grandchild must ask for itself) and
-    means the parent's *thread* that forked: a parent that forks from a thread which ends kills its children.
+    Call it first after the fork. A child does not inherit it. The kernel watches the parent's *thread* that forked: if
+    that thread ends, the children get the signal.
 
     Args:
         signal_number: usually ``SIGKILL`` or ``SIGTERM``.
-        parent_pid: ``os.getpid()`` of the parent, taken before the fork. Without it a parent that died between the
-            fork and this call would never be noticed; when that has happened the signal is sent at once.
+        parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent has died between the fork and
+            this call, the signal is sent at once.
 
     Returns:
-        True when it is arranged; False where the system cannot do it (only Linux can).
+        True on Linux; False on other systems, which do not support it.
     """
     if sys.platform != "linux":
         return False
@@ -52,9 +52,9 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: its affinity, and the quota of its container (cgroup 2), at least 1.
+    """Return how many cores this process may use: its affinity and its container's quota (cgroup 2), at least 1.
 
-    A container limited to 2 of a machine's 64 cores sees all 64; 64 children would fight for 2.
+    A container limited to 2 of a machine's 64 cores sees all 64, and 64 children would compete for 2.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -62,7 +62,7 @@ def usable_cores() -> int:
         if quota != "max":
             cores = min(cores, int(quota) // int(period))
     except (OSError, ValueError):
-        pass  # no cgroup 2 here, or no quota
+        pass  # no cgroup 2, or no quota
     return max(1, cores)
 
 
@@ -78,16 +78,16 @@ HELD_AT_START: Final = frozenset(
         signal.SIGTTOU,
     }
 )
-"""What would end or stop a process, or be lost, before its handlers stand."""
+"""Signals that would end or stop a process, or be lost, before its handlers are installed."""
 
 _HELD: Final = HELD_AT_START | {signal.SIGTERM, signal.SIGQUIT}
 
 
 def fork_holding_signals() -> int:
-    """``os.fork()``, with signals held back in the child until it calls :func:`release_signals`.
+    """Fork, with signals blocked in the child until it calls :func:`release_signals`.
 
-    A signal that came to the child before it has handlers of its own would run its parent's in it, and be lost: a
-    child told to stop just then would go on.
+    Before the child has its own handlers, a signal would run its parent's handler and be lost: a child that is asked to
+    stop at that moment would continue.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     pid = os.fork()
@@ -97,19 +97,19 @@ def fork_holding_signals() -> int:
 
 
 def release_signals() -> None:
-    """Let signals through; the child calls this when its handlers stand."""
+    """Unblock signals; the child calls this once its handlers are installed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """End this process unless it is ``pid``: user code has forked it, and has now returned to ours.
+    """Exit unless this process is ``pid``: user code forked it and has now returned.
 
-    The exit code is what a Python program would end with. Nothing is flushed and no ``atexit`` handler runs: buffers
-    and handlers are copies of those of ``pid``.
+    The exit code is that of a Python program. Nothing is flushed and no ``atexit`` handler runs, because buffers and
+    handlers are copies of those of ``pid``.
 
     Args:
         pid: the process that called the user code.
-        raised: what came out of that code.
+        raised: the exception that the user code raised.
     """
     if os.getpid() == pid:
         return
@@ -118,14 +118,14 @@ def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
         code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
     elif raised is not None:
         code = 1
-        with suppress(Exception):  # somebody's broken __str__
-            # Not through sys.stderr: another thread may have held its lock at the fork, and nobody would release it.
+        with suppress(Exception):  # a broken __str__ of a user's exception
+            # Not through sys.stderr: another thread may have held its lock at the fork, so it would never be released.
             os.write(2, "".join(traceback.format_exception(raised)).encode(errors="backslashreplace"))
     os._exit(code & 0xFF)
 
 
 def leave(code: int) -> NoReturn:
-    """End a forked process without its parent's ``atexit`` handlers."""
+    """Exit from a forked process without running its parent's ``atexit`` handlers."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,11 +1,11 @@
-"""``@value_class``: a small class of fields that nobody changes, made often.
+"""``@value_class``: an immutable dataclass that is cheap to construct.
 
-A frozen dataclass keeps that promise at run time, and pays for it whenever one is made: each field goes through
-``object.__setattr__``, three times the cost of a plain assignment. A worker makes ten such objects for every job.
-So here the type checkers keep the promise (``mypy`` and ``pyright`` refuse an assignment, as for
-``@dataclass(frozen=True)``), and at run time it is a dataclass with slots.
+A frozen dataclass enforces immutability at run time: it sets each field through ``object.__setattr__``, which costs
+three times as much as an assignment, and a worker constructs ten such objects per job. Here the type checkers enforce
+it (``mypy`` and ``pyright`` reject assignments, as for ``@dataclass(frozen=True)``); at run time it is a dataclass
+with slots.
 
-For classes on the path of a job only; all others are frozen dataclasses.
+Use it only for classes on the path of a job; all others are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def value_class(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
-    """Make a class a dataclass that is frozen for the type checkers; equal and hashed by its fields, with slots.
+    """Turn a class into a dataclass with slots that is frozen for type checkers; compared and hashed by its fields.
 
     Args:
-        cls: the class; left out when there are options.
-        kw_only: the fields are given by name.
+        cls: the class; omit it to pass options.
+        kw_only: make all fields keyword-only.
     """
     made = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
     return made if cls is None else made(cls)

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parent / "reference/configuration.md"
 BEGIN, END = "<!-- settings: written by docs/settings_table.py -->\n", "<!-- /settings -->"
 
 # What the error of a wrong value says after "must be" is what the setting takes.
-_SAYS = re.compile(r" must (?:be |start with )(.*?)(?:, not |; it is )", re.DOTALL)
+_SAYS = re.compile(r" must (?:be |start with )(.*?)(?:, not )", re.DOTALL)
 
 
 def table() -> str:

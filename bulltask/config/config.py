@@ -1,9 +1,8 @@
-"""Settings: one frozen value, built from a table of names and validated once.
+"""The configuration of an app: a frozen value, built from the table of settings and validated once.
 
-Precedence, strongest first: command line, environment (``BULLTASK_`` + the name in capitals), ``app.conf`` and the
-arguments of ``App``, the defaults of the table (:mod:`bulltask.config.settings`). Lengths of time are seconds or
-``timedelta`` for the user and whole milliseconds inside (``_ms``). An unknown name is an error that says which name
-was meant; Celery would take it silently.
+Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), ``app.conf`` and
+the arguments of ``App``, the defaults (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for
+the user and integer milliseconds inside (``_ms``). An unknown name is an error with a suggestion.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["ENV_PREFIX", "URL_FILE", "Conf", "Config"]
 ENV_PREFIX: Final = "BULLTASK_"
 
 URL_FILE: Final = "BULLTASK_BROKER_URL_FILE"
-"""Variable that names a file with the broker's URL, such as a secret that Docker or Kubernetes has mounted."""
+"""Environment variable with the path of a file that contains the broker URL, such as a Docker or Kubernetes secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every setting of an app and its workers, checked; built by :class:`Conf`, never by hand."""
+    """All settings of an app and its workers, validated. :class:`Conf` builds it."""
 
     broker_url: SecretUrl
     prefix: str
@@ -86,25 +85,25 @@ class Config:
 
     @property
     def renew_ms(self) -> int:
-        """The time in which locks are renewed twice; half of the lock unless it was set."""
+        """Locks are renewed twice in this time; half of ``lock_duration`` unless set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
 
     @property
     def time_limits(self) -> TimeLimits:
-        """How long a run may take that nobody has said more of."""
+        """Time limits of tasks and calls that set none."""
         return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
-        """BullMQ's ``limiter`` of this app's workers for a queue as the user spells it; ``None`` for none."""
+        """Return BullMQ's ``limiter`` for a queue (as the user spells it), ``None`` for none."""
         limits = self.limits
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
 
 class Conf:
-    """The settings of an app while they may still change: ``app.conf.lock_duration = 60``.
+    """The settings of an app while they can still change: ``app.conf.lock_duration = 60``.
 
-    Every assignment is checked at once. Once the app has sent or a worker has started, the settings are frozen:
-    children are forks, and a later change would be true in one process and not in the next.
+    Every assignment is validated at once. The settings are frozen when the app first sends a job or a worker starts:
+    children are forks, so a later change would apply to some processes only.
     """
 
     _values: dict[str, object]
@@ -124,25 +123,25 @@ class Conf:
         """Set several settings at once, from mappings or keywords.
 
         Raises:
-            ConfigError: a name is unknown (with the nearest known one), a value is wrong, or settings are frozen.
+            ConfigError: a name is unknown, a value is invalid, or the settings are frozen.
         """
-        said = concealed({**dict(pair for part in given for pair in part.items()), **more})
+        settings = concealed({**dict(pair for part in given for pair in part.items()), **more})
         given, more = (), {}
-        for name, value in said.items():
+        for name, value in settings.items():
             setattr(self, name, value)
 
     def override(self, name: str, value: object) -> None:
-        """Set ``name`` above what code says: the environment and the command line use this."""
+        """Set ``name`` with precedence over assignments: for the environment and the command line."""
         value = concealed({name: value})[name]
         self._check(name, value)
         self._overrides[name] = value
 
     def overrides(self) -> dict[str, object]:
-        """What the environment and the command line have set."""
+        """Return the settings from the environment and the command line."""
         return dict(self._overrides)
 
     def freeze(self) -> Config:
-        """Return the frozen value; afterwards nothing can be changed."""
+        """Return the configuration; after this, no setting can change."""
         if self._frozen is None:
             object.__setattr__(self, "_frozen", self._build())
         assert self._frozen is not None
@@ -155,7 +154,7 @@ class Conf:
         if config.renew_ms >= config.lock_ms:
             raise ConfigError(
                 f"lock_renew_time ({config.renew_ms} ms) must be shorter than lock_duration ({config.lock_ms} ms), "
-                "or every running job loses its lock"
+                "otherwise running jobs lose their locks"
             )
         if config.reconnect_delay_max_ms < config.reconnect_delay_ms:
             raise ConfigError("broker_reconnect_delay_max must not be shorter than broker_reconnect_delay")
@@ -193,7 +192,7 @@ class Conf:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in the environment; that of the broker's URL may name a file instead.
+    """Return the settings in the environment; the broker URL may come from a file.
 
     Raises:
         ConfigError: the file cannot be read.

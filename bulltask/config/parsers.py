@@ -1,8 +1,8 @@
-"""How the value of a setting is read: one function for each kind of value, or one that makes it.
+"""Parsers of settings: a function for each kind of value, or a function that returns one.
 
-Each takes what the user gave (text from the environment and the command line, anything from code) and the setting's
-name for the message, and returns what :class:`bulltask.config.config.Config` holds, or raises ``ConfigError``.
-The text after "must be" in a message is also what the documentation says that the setting takes.
+A parser takes the value (a string from the environment and the command line, any object from code) and the setting's
+name for the message. It returns what :class:`bulltask.config.config.Config` holds, or raises ``ConfigError``.
+The documentation takes its description of a value from the text after "must be" in the message.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
 WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""What a text may say for true and false."""
+"""Words for true and false."""
 Parse = Callable[[Any, str], Any]
 
 
 def integer(low: int, high: int | None = None) -> Parse:
-    """Return the reader of a whole number from ``low`` to ``high``, both included."""
+    """Return a parser for integers from ``low`` to ``high``, inclusive."""
 
     def parse(value: Any, name: str) -> int:
         try:
@@ -69,7 +69,7 @@ def _span(low: int, high: int | None) -> str:
 
 
 def duration(low_ms: int = 0) -> Parse:
-    """Return the reader of a length of time, seconds or ``timedelta``, of ``low_ms`` or more: milliseconds."""
+    """Return a parser for durations (seconds or ``timedelta``) of at least ``low_ms``; it returns milliseconds."""
 
     def parse(value: Any, name: str) -> int:
         try:
@@ -84,12 +84,12 @@ def duration(low_ms: int = 0) -> Parse:
 
 
 def optional(parse: Parse) -> Parse:
-    """Return a reader that takes none too (``None``, the word, or nothing), and leaves the rest to ``parse``."""
+    """Return a parser that also accepts ``None``, ``"none"`` and ``""``, and passes anything else to ``parse``."""
     return lambda value, name: None if value is None or str(value).lower() in {"", "none"} else parse(value, name)
 
 
 def choice(*allowed: str) -> Parse:
-    """Return the reader of one of some words."""
+    """Return a parser for one of the ``allowed`` words."""
 
     def parse(value: Any, name: str) -> str:
         text = str(value).lower()
@@ -101,10 +101,10 @@ def choice(*allowed: str) -> Parse:
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return a switch: true or false, or a word for one of them.
+    """Return a boolean, given as such or as a word.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     meant = value if isinstance(value, bool) else {**WORDS, "1": True, "0": False}.get(str(value).lower())
     if meant is None:
@@ -113,10 +113,10 @@ def flag(value: Any, name: str) -> bool:
 
 
 def plain_text(value: Any, name: str) -> str:
-    """Return a text that is not empty and has no control characters.
+    """Return a non-empty string without control characters.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
         raise ConfigError(f"{name} must be a string without control characters, not {value!r}")
@@ -124,10 +124,10 @@ def plain_text(value: Any, name: str) -> str:
 
 
 def queue_name(value: Any, name: str) -> str:
-    """Return a text that can be the name of a queue.
+    """Return a valid queue name.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     try:
         return check_queue_name(value)
@@ -136,10 +136,10 @@ def queue_name(value: Any, name: str) -> str:
 
 
 def worker_name(value: Any, name: str) -> str:
-    """Return a name that Redis can show as that of a connection, or nothing.
+    """Return a name that Redis accepts as a connection name, or ``""``.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     if value is None or value == "":
         return ""
@@ -151,16 +151,16 @@ def worker_name(value: Any, name: str) -> str:
 
 
 def time_zone(value: Any, name: str) -> str:
-    """Return the name of a time zone that is known here."""
+    """Return the name of a time zone that this machine knows."""
     zone_of(value, name)
     return str(value)
 
 
 def entries(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return a dictionary of entries by name; what is in one is read where it is used.
+    """Return a dictionary of entries by name; the entries themselves are checked where they are used.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     if value is None:
         return None
@@ -170,40 +170,40 @@ def entries(value: Any, name: str) -> Mapping[str, Any] | None:
 
 
 def spark_settings(value: Any, name: str) -> Mapping[str, str]:
-    """Return settings of Spark's own, by name; from a text that is a JSON object, or from a dictionary.
+    """Return Spark settings by name, from a dictionary or a JSON object as a string.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     try:
         said = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         said = None
-    # Values are in no message: there may be passwords among them.
+    # Messages show no values: they may be passwords.
     if not isinstance(said, Mapping):
         raise ConfigError(f"{name} must be a dictionary or a JSON object as a string, not {type(value).__name__}")
     for key, one in said.items():
         if not str(key).startswith("spark."):
-            raise ConfigError(f"{name} has settings of Spark, whose names begin with 'spark.', and not {key!r}")
+            raise ConfigError(f"{name} must only have settings that begin with 'spark.', not {key!r}")
         if not isinstance(one, str | int | float):
             raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(one).__name__}")
     return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in said.items()}
 
 
 def url(value: Any, name: str) -> SecretUrl:
-    """Return the URL of a server; neither a message about it nor the URL itself shows its password.
+    """Return the URL of a server; neither messages nor the value show its password.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     value = SecretUrl(value) if isinstance(value, str) else value
     if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
         shown = str(value) or "empty" if isinstance(value, SecretUrl) else repr(value)
-        raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}; it is {shown}")
+        raise ConfigError(f"{name} must start with {', '.join(URL_SCHEMES)}, not {shown}")
     if value.is_ambiguous:
         raise ConfigError(
-            f"{name} cannot be read: in its user and password write / as %2F, ? as %3F, # as %23, @ as %40, [ as %5B "
-            f"and ] as %5D; it is {value}"
+            f"{name} {value} is invalid: in its user and password, write / as %2F, ? as %3F, # as %23, @ as %40, "
+            "[ as %5B and ] as %5D"
         )
     _check_place(value, name)
     _check_tls(value, name)
@@ -211,7 +211,7 @@ def url(value: Any, name: str) -> SecretUrl:
 
 
 def _check_place(value: SecretUrl, name: str) -> None:
-    """Where the driver cannot read a database it takes number 0, and says nothing."""
+    """Check host, port and database, because redis-py silently uses database 0 if it cannot read the number."""
     try:
         parts = urlsplit(str(value))
         port = parts.port
@@ -219,36 +219,35 @@ def _check_place(value: SecretUrl, name: str) -> None:
         parts, port = urlsplit(""), 0
     if value.scheme in {"redis", "rediss"}:
         if port == 0:
-            raise ConfigError(f"{name} must have a host and a port from 1 to 65535, or none for 6379; it is {value}")
+            raise ConfigError(f"{name} must have a host and a port from 1 to 65535, or no port for 6379, not {value}")
         if not _DATABASE.fullmatch(parts.path):
             raise ConfigError(
-                f"{name} must end with the number of a database, as in redis://host:6379/0, or with none for 0; it is "
-                f"{value}"
+                f"{name} must end with a database number, as in redis://host:6379/0, or have none for 0, not {value}"
             )
     if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
-        raise ConfigError(f"{name} must have the number of a database as its db; it is {value}")
+        raise ConfigError(f"{name} must have a database number as its db, not {value}")
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:
-    """A misspelt option of TLS must not show only where somebody connects, or not at all."""
+    """Check the TLS options, because a misspelt one would otherwise show late, or never."""
     given = tls_options(value)
     if given and value.scheme != "rediss":
-        raise ConfigError(f"{name} must start with rediss:// to have TLS and {min(given)}; it is {value}")
+        raise ConfigError(f"{name} must start with rediss:// to use TLS and {min(given)}, not {value}")
     for option in given:
         if option not in TLS_OPTIONS:
-            raise ConfigError(f"{name} has no option {option}{did_you_mean(option, TLS_OPTIONS)}; it is {value}")
+            raise ConfigError(f"{name} {value} has an unknown option {option}{did_you_mean(option, TLS_OPTIONS)}")
     for option, allowed in TLS_CHOICES.items():
         if given.get(option, allowed[0]) not in allowed:
             raise ConfigError(f"{option} in {name} must be one of {', '.join(allowed)}, not {given[option]!r}")
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
-        raise ConfigError(f"{name} has ssl_keyfile without ssl_certfile; it is {value}")
+        raise ConfigError(f"{name} {value} has ssl_keyfile without ssl_certfile")
 
 
 def jitter_share(value: Any, name: str) -> float:
-    """Return the share of a delay that is left to chance: a switch (true is 0.2) or a number from 0 to 1.
+    """Return the random share of a delay: a boolean (true is 0.2) or a number from 0 to 1.
 
     Raises:
-        ConfigError: it is neither; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     meant = value if isinstance(value, bool) else WORDS.get(str(value).lower())
     if meant is not None:
@@ -263,10 +262,10 @@ def jitter_share(value: Any, name: str) -> float:
 
 
 def names_of(value: Any, name: str) -> tuple[str, ...]:
-    """Return the names of a list, or of a text with commas between them.
+    """Return the names in a list or a comma-separated string.
 
     Raises:
-        ConfigError: it is neither; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     if isinstance(value, str):
         return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
@@ -276,7 +275,7 @@ def names_of(value: Any, name: str) -> tuple[str, ...]:
 
 
 def cores(value: Any, name: str) -> int:
-    """Return a number of processes; none and auto are one for each core that we may use."""
+    """Return a number of processes; ``None`` and ``"auto"`` are one per usable core."""
     if value is None or value == "auto":
         return usable_cores()
     return int(integer(1, 1_000)(value, name))
@@ -286,11 +285,11 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     """Return BullMQ's ``keepJobs`` map for a worker's option.
 
     Args:
-        value: :data:`bulltask.jobs.retention.KeepJobs`, or a text that says the same.
-        name: of the setting, for the message.
+        value: :data:`bulltask.jobs.retention.KeepJobs`, or a string for it.
+        name: name of the setting, for the message.
 
     Raises:
-        ConfigError: it is something else; the message calls it ``name``.
+        ConfigError: the value is invalid; the message calls it ``name``.
     """
     meant = _read_retention(value) if isinstance(value, str) else value
     if isinstance(meant, bool):
@@ -299,11 +298,11 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
         meant = {"count": meant}
     if isinstance(meant, Mapping) and isinstance(stored := keep_option(meant, name), dict):
         return stored
-    raise ConfigError(f"{name} must be true, false, how many stay, or {{'age': seconds, 'count': n}}, not {value!r}")
+    raise ConfigError(f"{name} must be true, false, a number of jobs, or {{'age': seconds, 'count': n}}, not {value!r}")
 
 
 def _read_retention(text: str) -> Any:
-    """A word, a number, or ``age=3600,count=1000``; ``None`` for anything else."""
+    """Read a boolean word, a number, or ``age=3600,count=1000``; return ``None`` for anything else."""
     word = text.strip().lower()
     if word in WORDS:
         return WORDS[word]

@@ -1,4 +1,4 @@
-"""Rate limits as users write them, and as BullMQ takes them: the setting ``limiter`` (PROTOCOL 4.8)."""
+"""The setting ``limiter``: rate limits as users write them, translated to BullMQ's form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bulltask.errors import ConfigError
 __all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
 
 EVERY_QUEUE: Final = "*"
-"""Stands for the queues that are not named."""
+"""Key for all queues that are not named."""
 
 Limits = Mapping[str, Mapping[str, int] | None]
-"""BullMQ's limiter, ``max`` jobs in ``duration`` milliseconds, by queue as the user spells it; ``None``: no limit."""
+"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by queue as the user spells it."""
 
 _MOST: Final = 2**53 - 1
 _PARTS: Final = {"max", "duration"}
@@ -25,17 +25,17 @@ _UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def rate_limits(value: Any, name: str) -> Limits:
-    """Return the limit of each queue.
+    """Return the rate limit of each queue.
 
     Args:
-        value: one limit for each queue alike, or a mapping from queue to limit, in which ``"*"`` is every other queue
-            and ``None`` is no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a text
-            as Celery's ``"100/m"``, also ``"100/30s"``. A text may have limits by queue:
+        value: one limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues and
+            ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
+            Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
             ``"emails=100/m, bulk=none, 5/s"``.
-        name: what a message calls it.
+        name: name of the setting, for the message.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is invalid.
     """
     limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
     for queue in limits.keys() - {EVERY_QUEUE}:
@@ -63,9 +63,7 @@ def _by_queue(text: str, name: str) -> Limits:
     for part in text.split(","):
         queue, _, limit = (word.strip() for word in part.rpartition("="))
         if (queue or EVERY_QUEUE) in found:
-            raise ConfigError(
-                f"{name} must be one limit for each queue, not two for {queue or 'every queue'}: {text!r}"
-            )
+            raise ConfigError(f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r}")
         found[queue or EVERY_QUEUE] = _limit(limit, f"{name} of queue {queue!r}" if queue else name)
     return found
 
@@ -75,7 +73,7 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
         return None
     if isinstance(value, Mapping):
         if value.keys() != _PARTS:
-            raise ConfigError(f"{name} must have max and duration, and nothing else, not {dict(value)!r}")
+            raise ConfigError(f"{name} must have max and duration only, not {dict(value)!r}")
         return _checked(value["max"], value["duration"], name)
     if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
         raise _wrong(value, name)
@@ -91,4 +89,4 @@ def _checked(most: Any, duration: Any, name: str) -> Mapping[str, int]:
 
 
 def _wrong(value: Any, name: str) -> ConfigError:
-    return ConfigError(f"{name} must be jobs per time, as '100/m' or {{'max': 100, 'duration': 60}}, not {value!r}")
+    return ConfigError(f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, not {value!r}")

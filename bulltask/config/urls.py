@@ -1,6 +1,6 @@
-"""URLs that can be shown: the password is taken out before anything is logged, raised or printed.
+"""URLs without their password, for logs, errors and output.
 
-:class:`SecretUrl` is how bulltask itself holds the broker's URL; the functions are for texts of other origin.
+bulltask holds the broker URL as a :class:`SecretUrl`; the functions redact text from other sources.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _FLAG = re.compile(r"--[a-z-]+=")
 _WORD = re.compile(r"[^\s'\"]{2,}")
-_WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # and an @ behind these
+_WITH_OPTIONS = re.compile(r"([^/?#\[\]]*@)?([^/?#@:\[\]]+|\[[^\]@]*\])(:\d+)?(/\d*)?\?\w+=")  # followed by an @
 _PLAIN_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
-_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC starts a colour
+_URL_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\x1b]+")  # ESC begins a colour code
 _URL_IN_JSON = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>\x1b]+")
 
 
@@ -47,17 +47,17 @@ TLS_OPTIONS = (
     "ssl_min_version",
     "ssl_password",
 )
-"""What a broker URL may say about TLS, in the words of redis-py."""
+"""TLS options of a broker URL, with redis-py's names."""
 
 TLS_CHOICES = {
     "ssl_cert_reqs": ("required", "optional", "none"),
     "ssl_check_hostname": ("true", "false", "1", "0", "yes", "no"),
 }
-"""Those of them that are one of some words; redis-py takes any other word for true."""
+"""TLS options with a fixed set of values; redis-py takes any other value for true."""
 
 
 class _Opened(str):
-    """A URL with its password, for drivers: an ordinary text but where a debugger or Sentry looks."""
+    """A URL with its password, for drivers; its ``repr`` hides the password from debuggers and Sentry."""
 
     __slots__ = ()
 
@@ -66,10 +66,10 @@ class _Opened(str):
 
 
 class SecretUrl:
-    """The URL of a server. It shows itself without its password, also in a debugger or in Sentry.
+    """The URL of a server, which never shows its password, not even in a debugger or in Sentry.
 
     Args:
-        url: as the user typed it.
+        url: the URL as the user wrote it.
     """
 
     __slots__ = ("_shown", "_url")
@@ -79,33 +79,33 @@ class SecretUrl:
         self._shown = redact_url(self._url)
 
     def get_secret_value(self) -> str:
-        """The URL with its password, for whoever connects."""
+        """Return the URL with its password."""
         return _Opened(self._url)
 
     @property
     def scheme(self) -> str:
-        """What stands before ``://``."""
+        """The part before ``://``."""
         return self._url.partition("://")[0]
 
     @property
     def has_secret(self) -> bool:
-        """True when something is hidden."""
+        """True if the URL has a password."""
         return self._shown != self._url
 
     @property
     def is_ambiguous(self) -> bool:
-        """True when the password has a raw ``/``, ``?`` or ``#``: by the rules of URLs the host would end there."""
+        """True if the password contains an unescaped ``/``, ``?`` or ``#``, which would end the host."""
         scheme, _, rest = self._url.partition("://")
         login = rest.rpartition("@")[0]
         return scheme != "unix" and bool(set(login) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
 
     def hide_in(self, text: str) -> str:
-        """Return ``text``, which a driver wrote about this URL, without words that only its hidden part has."""
+        """Return ``text``, a driver's message about this URL, without the words that only its password contains."""
         hidden = self._url[: _login_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
     def at(self, place: str) -> SecretUrl:
-        """The same with another host and port."""
+        """Return the same URL with another host and port."""
         parts = urlsplit(self._url)
         login, mark, _ = parts.netloc.rpartition("@")
         return SecretUrl(parts._replace(netloc=f"{login}{mark}{place}").geturl())
@@ -124,12 +124,12 @@ class SecretUrl:
 
 
 def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
-    """Return a URL that hides its password, before anything can raise and show locals; what is no text, as it is."""
+    """Wrap a URL early, before an error can show local variables; anything but a string is returned as it is."""
     return SecretUrl(url) if isinstance(url, str) else url
 
 
 def concealed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name, the broker's URL as :func:`secret_url` does."""
+    """Return the settings with the broker URL wrapped by :func:`secret_url`."""
     return {
         name: SecretUrl(value) if name == "broker_url" and isinstance(value, str) else value
         for name, value in settings.items()
@@ -137,7 +137,7 @@ def concealed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tls_options(url: SecretUrl) -> dict[str, str]:
-    """Return the options of ``url`` that are about TLS, known ones or not; what is a secret is hidden."""
+    """Return the options of ``url`` that begin with ``ssl_``, known or not, with secrets redacted."""
     pairs = parse_qsl(str(url).partition("?")[2], keep_blank_values=True)
     return {name: value for name, value in pairs if name.startswith("ssl_")}
 
@@ -145,20 +145,20 @@ def tls_options(url: SecretUrl) -> dict[str, str]:
 def redact_url(url: str) -> str:
     """Return ``url`` with ``***`` for every password in it; the user, host and database stay readable.
 
-    Made for URLs that people typed: it never raises, and a password with a raw ``/``, ``@``, ``?`` or ``#`` in it,
-    which makes the URL invalid, is hidden as well. When in doubt it hides too much rather than too little.
+    It never raises. It also hides a password with an unescaped ``/``, ``@``, ``?`` or ``#``, which makes the URL
+    invalid. When in doubt, it hides too much rather than too little.
 
     Args:
-        url: a broker URL in any state, also one without its scheme; several ones with commas or semicolons between.
+        url: a broker URL, valid or not, with or without a scheme; or several, separated by commas or semicolons.
     """
     scheme, mark, rest = url.partition("://")
-    if not _SCHEME.fullmatch(scheme):  # nothing before the mark that could be one: it is part of the password
+    if not _SCHEME.fullmatch(scheme):  # not a scheme: it is part of the password
         scheme, mark, rest = "", "", url
     login_ends = _login_end(scheme, rest)
     shown = rest
     if login_ends >= 0:
         user, colon, _ = rest[:login_ends].partition(":")
-        # No colon: redis-py takes it for the user, but who writes redis://secret@host means a password.
+        # Without a colon redis-py takes it for the user, but redis://secret@host usually means a password.
         keep = f"{user}:" if colon and user and not set(user) & set("/?#@") else ""
         shown = f"{keep}{HIDDEN}{rest[login_ends:]}"
     path, question, query = shown.partition("?")
@@ -166,11 +166,11 @@ def redact_url(url: str) -> str:
 
 
 def redact_text(text: str, *, json: bool = False) -> str:
-    """Return ``text`` with the password taken out of every URL in it, as `redact_url` does.
+    """Return ``text`` with the passwords of all URLs in it redacted, as by :func:`redact_url`.
 
     Args:
         text: an error, a traceback, a log line; without a URL in it the call takes a tenth of a microsecond.
-        json: a quote ends a URL, so that a line of JSON stays one; in other texts a password may contain a quote.
+        json: a quote ends a URL, so that a line of JSON stays valid; in other texts, a password may contain quotes.
     """
     if "://" not in text:
         return text
@@ -178,18 +178,18 @@ def redact_text(text: str, *, json: bool = False) -> str:
 
 
 def redact_command(words: Iterable[str]) -> str:
-    """Return a command line without the passwords of its URLs; a password may have spaces and quotes here."""
+    """Return a command line with the passwords of its URLs redacted; here they may contain spaces and quotes."""
     parts = ((flag[0] if (flag := _FLAG.match(word)) else "", word) for word in words)
     shown = (f"{flag}{redact_url(word.removeprefix(flag))}" if "://" in word else word for flag, word in parts)
     return shlex.join(shown)
 
 
 def _login_end(scheme: str, rest: str) -> int:
-    """Index of the ``@`` that ends user and password, -1 when there is none."""
+    """Return the index of the ``@`` after user and password, -1 if there is none."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if _BROKER.search(scheme) or not scheme or not _PLAIN_HOST.fullmatch(authority.rpartition("@")[2]):
         return rest.rfind("@")
-    # https://example.org/@name is no login: elsewhere than in broker URLs only the authority counts.
+    # https://example.org/@name has no login: in URLs other than broker URLs, only the authority counts.
     return authority.rfind("@")
 
 

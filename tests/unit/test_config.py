@@ -262,8 +262,8 @@ def test_a_broker_url_may_name_certificates() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// to have TLS and ssl_ca_certs"),
-        ("rediss://h?ssl_ca_cert=a.pem", "no option ssl_ca_cert; did you mean 'ssl_ca_certs'"),
+        ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// to use TLS and ssl_ca_certs"),
+        ("rediss://h?ssl_ca_cert=a.pem", "unknown option ssl_ca_cert; did you mean 'ssl_ca_certs'"),
         ("rediss://h?ssl_cert_reqs=maybe", "ssl_cert_reqs in broker_url must be one of required, optional, none"),
         ("rediss://h?ssl_check_hostname=off", "ssl_check_hostname in broker_url must be one of true, false"),
         ("rediss://h?ssl_keyfile=b.key", "has ssl_keyfile without ssl_certfile"),
@@ -279,19 +279,19 @@ def test_a_word_about_tls_that_would_not_count_is_refused(url: str, says: str) -
     [
         (
             "redis://:pw@h/shop",
-            r"must end with the number of a database, as in redis://.*; it is redis://\*\*\*@h/shop",
+            r"must end with a database number, as in redis://.*, not redis://\*\*\*@h/shop",
         ),
-        ("redis://h/x", "must end with the number of a database"),
-        ("rediss://h/-1", "must end with the number of a database"),
-        ("redis://h/0/1", "must end with the number of a database"),
-        ("redis://h/ 1", "must end with the number of a database"),
-        ("redis://h/²", "must end with the number of a database"),
-        ("redis://h?db=shop", "must have the number of a database as its db"),
-        ("unix:///tmp/r.sock?db=shop", "must have the number of a database as its db"),
+        ("redis://h/x", "must end with a database number"),
+        ("rediss://h/-1", "must end with a database number"),
+        ("redis://h/0/1", "must end with a database number"),
+        ("redis://h/ 1", "must end with a database number"),
+        ("redis://h/²", "must end with a database number"),
+        ("redis://h?db=shop", "must have a database number as its db"),
+        ("unix:///tmp/r.sock?db=shop", "must have a database number as its db"),
         ("redis://h:port/0", "must have a host and a port from 1 to 65535"),
         ("redis://h:99999/0", "must have a host and a port from 1 to 65535"),
         ("redis://[::1/0", "must have a host and a port from 1 to 65535"),
-        ("", "must start with redis://.*; it is empty"),
+        ("", "must start with redis://.*, not empty"),
     ],
 )
 def test_a_broker_url_whose_database_or_port_is_none_is_refused(url: str, says: str) -> None:

@@ -250,5 +250,5 @@ def test_a_zone_is_found_by_its_name_in_any_case_and_by_an_offset() -> None:
 
 @pytest.mark.parametrize("name", ["Europe/Atlantis", "Europe", "../../etc/passwd", "", "UTC+99", "\0"])
 def test_an_unknown_zone_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no time zone of this machine"):
+    with pytest.raises(ConfigError, match="unknown timezone"):
         zone_of(name)

@@ -99,7 +99,7 @@ def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bo
 
 @pytest.mark.parametrize("make", [lambda url: App("shop", url), lambda url: Queue("mail", url)])
 def test_what_is_no_text_is_no_url(make: Callable[[Any], object]) -> None:
-    with pytest.raises(ConfigError, match=r"broker_url must start with .*; it is 5"):
+    with pytest.raises(ConfigError, match=r"broker_url must start with .*, not 5"):
         make(5)
 
 
