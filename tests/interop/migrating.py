@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from bulltask.jobs.names import wire_name
 from bulltask.migrate import BullMigration, MigrationReport
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
+from tests.support.fork_server import ForkedProcess, fork_server
 
-__all__ = ["COMMAND", "Migrating"]
+__all__ = ["Migrating"]
 
 PLACES = ("wait", "paused", "active", "delayed", "completed", "failed", "prioritized")
-COMMAND = str(Path(sys.executable).with_name("bulltask"))
 
 
 class Migrating:
@@ -49,26 +48,21 @@ class Migrating:
         """Do it, all of it."""
         return self.migration(**options).run()
 
-    def command(self, *args: str, url: str = "") -> subprocess.CompletedProcess[str]:
+    def command(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
-        with self.start(*args, url=url) as process:
-            out, err = process.communicate(timeout=40)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return fork_server.run(self._words(self.url, *args), self._environ)
 
-    @contextmanager
-    def start(self, *args: str, url: str = "") -> Iterator[subprocess.Popen[str]]:
+    def start(self, *args: str, url: str) -> AbstractContextManager[ForkedProcess]:
         """Start the command; it is killed at the end if it still runs."""
-        with subprocess.Popen(
-            [COMMAND, "-b", url or self.url, "migrate-bull", "mail", *args],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"BULLTASK_QUEUE_HASH_TAG": str(not self.in_place)},
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        return fork_server.running(self._words(url, *args), self._environ)
+
+    @staticmethod
+    def _words(url: str, *args: str) -> list[str]:
+        return ["-b", url, "migrate-bull", "mail", *args]
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return os.environ | {"BULLTASK_QUEUE_HASH_TAG": str(not self.in_place)}
 
     def dump(self, pattern: str = "*") -> dict[Any, Any]:
         """Every key as Redis would save it."""

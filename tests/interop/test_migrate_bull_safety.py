@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +18,12 @@ from bulltask.migrate import BullMigration, QueueLayout
 from bulltask.migrate.outcome import SkipReason
 from bulltask.testing.flaky import FlakyProxy
 from tests.interop.bull_bridge import BullBridge
-from tests.interop.migrating import COMMAND, Migrating
+from tests.interop.migrating import Migrating
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 HOUR_MS = 3_600_000
+COMMAND = str(Path(sys.executable).with_name("bulltask"))
 
 
 @pytest.fixture

@@ -19,11 +19,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 __all__ = ["ForkServer", "ForkedProcess", "fork_server"]
 
@@ -37,11 +39,12 @@ class ForkedProcess:
 
     Args:
         pid: its process id; it is a child of this process.
-        stdout: what it writes to both of its outputs.
+        stdout: what it writes.
+        stderr: what it writes to its other output, if that is another file.
     """
 
-    def __init__(self, pid: int, stdout: IO[str]) -> None:
-        self.pid, self.stdout = pid, stdout
+    def __init__(self, pid: int, stdout: IO[str], stderr: IO[str] | None = None) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
         self.returncode: int | None = None
         self._reaping = threading.Lock()
 
@@ -98,7 +101,7 @@ class ForkServer:
     def start(
         self, words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
     ) -> ForkedProcess:
-        """Start ``python -m bulltask WORDS``.
+        """Start ``python -m bulltask WORDS`` with both of its outputs in one pipe.
 
         Args:
             words: the arguments.
@@ -108,18 +111,37 @@ class ForkServer:
             new_session: it begins a session of its own.
         """
         reader, writer = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
-        request = [list(words), str(directory.absolute()), dict(environ), new_session]
         try:
-            given = null if stdin == subprocess.DEVNULL else stdin
-            pid = self._ask(json.dumps(request).encode(), [given, writer])
+            pid = self._fork(
+                [list(words), str(directory.absolute()), dict(environ), new_session], stdin, writer, writer
+            )
         except BaseException:
             os.close(reader)
             raise
         finally:
             os.close(writer)
-            os.close(null)
         return ForkedProcess(pid, os.fdopen(reader, encoding="utf-8"))
+
+    @contextmanager
+    def running(self, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[ForkedProcess]:
+        """Start ``python -m bulltask WORDS`` here, with outputs in files; it is killed at the end if it still runs."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            request = [list(words), str(Path.cwd()), dict(environ), False]
+            process = ForkedProcess(self._fork(request, subprocess.DEVNULL, out.fileno(), err.fileno()), out, err)
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    def run(self, words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m bulltask WORDS`` here to its end."""
+        with self.running(words, environ) as process:
+            code = process.wait(60)
+            assert process.stderr is not None
+            for file in (process.stdout, process.stderr):
+                file.seek(0)
+            return subprocess.CompletedProcess(words, code, process.stdout.read(), process.stderr.read())
 
     def close(self) -> None:
         """End the server; what it has started runs on."""
@@ -129,15 +151,16 @@ class ForkServer:
         self._process.wait()
         self._process = self._control = None
 
-    def _ask(self, request: bytes, files: list[int]) -> int:
-        with self._starting:
+    def _fork(self, request: list[Any], stdin: int, stdout: int, stderr: int) -> int:
+        with self._starting, Path(os.devnull).open() as null:
+            given = null.fileno() if stdin == subprocess.DEVNULL else stdin
             if self._control is None or self._owner != os.getpid():  # a fork of the tests has a server of its own
                 self._launch()
             assert self._control is not None
             # The process is an orphan at once, and its next ancestor that wants orphans becomes its parent.
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._control, [request], files)
+                socket.send_fds(self._control, [json.dumps(request).encode()], [given, stdout, stderr])
                 answer = self._control.recv(100)
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0)
@@ -171,7 +194,7 @@ def prctl(option: int, value: int) -> None:
 def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]:
     """Fork for each request, until there are no more; returns in the forked process, with what it shall run."""
     while True:
-        request, files, *_ = socket.recv_fds(control, _MAX_REQUEST, 2)
+        request, files, *_ = socket.recv_fds(control, _MAX_REQUEST, 3)
         if not request:
             sys.exit()
         (wait, go), (names, name) = os.pipe(), os.pipe()
@@ -196,8 +219,7 @@ def become(control: socket.socket, files: list[int], wait: int, go: int) -> None
     os.close(go)
     os.read(wait, 1)
     os.close(wait)
-    stdin, output = files
-    for file, place in ((stdin, 0), (output, 1), (output, 2)):
+    for place, file in enumerate(files):
         os.dup2(file, place)
     for file in files:
         os.close(file)
