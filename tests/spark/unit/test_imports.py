@@ -101,7 +101,7 @@ def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp
 
 def test_nodes_need_what_the_docs_say_and_no_more_of_what_bulltask_depends_on() -> None:
     docs = (ROOT / "docs" / "how-to" / "spark.md").read_text()
-    (said,) = re.findall(r"the nodes need\n`pip install ([^`]*)`", docs)
+    (said,) = re.findall(r"the nodes\s+need\s+`pip install ([^`]*)`", docs)
     needed = {re.split(r"\W", word.strip('"').replace("-", "_"))[0] for word in said.split()}
     assert needed == {"cloudpickle", "msgpack", "pyarrow", "redis", "uuid_utils"}
     program = WITHOUT_SPARK.format(heavy={"click", "prometheus_client", "structlog", "tzdata"}) + (
