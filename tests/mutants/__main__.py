@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -48,21 +48,26 @@ def sample(paths: list[str], seed: int, count: int) -> list[Mutant]:
 
 
 def choose(reach: Reach, mutant: Mutant) -> list[str]:
-    """Choose the tests to run: some of each file that reaches the changed lines, fastest first."""
+    """Choose tests that reach the changed lines, some of each test file; the fastest run first."""
     first, last = _statement(mutant)
     found = reach.tests(mutant.file, first, last)
     if not mutant.within or not found:  # runs at import
         found = reach.tests(mutant.file, 1, 10**6)
-    by_file: dict[str, list[str]] = defaultdict(list)
-    for test in sorted(found, key=reach.seconds.__getitem__):
-        by_file[test.partition("::")[0]].append(test)
-    ranked = [(rank // 4, reach.seconds[test], test) for tests in by_file.values() for rank, test in enumerate(tests)]
+    # A test of this module reaches many of its lines; one that only passes through reaches few.
+    depth = Counter(test for tests in reach.lines.get(mutant.file, {}).values() for test in tests)
+    worth = sorted(found, key=lambda test: -depth[test] / (1 + reach.seconds[test]))
+    rank = Counter[str]()
+    ranked = []
+    for test in worth:
+        name = test.partition("::")[0]
+        ranked.append((rank[name] // 4, len(ranked), test))
+        rank[name] += 1
     chosen: list[str] = []
     spent = 0.0
-    for _, seconds, test in sorted(ranked):
-        if not chosen or spent + seconds <= BUDGET_S:
+    for _, _, test in sorted(ranked):
+        if not chosen or spent + reach.seconds[test] <= BUDGET_S:
             chosen.append(test)
-            spent += seconds
+            spent += reach.seconds[test]
     return sorted(chosen, key=reach.seconds.__getitem__)
 
 
