@@ -57,7 +57,7 @@ def choose(reach: Reach, mutant: Mutant) -> list[str]:
     depth = Counter(test for tests in reach.lines.get(mutant.file, {}).values() for test in tests)
     worth = sorted(found, key=lambda test: -depth[test] / (1 + reach.seconds[test]))
     rank = Counter[str]()
-    ranked = []
+    ranked: list[tuple[int, int, str]] = []
     for test in worth:
         name = test.partition("::")[0]
         ranked.append((rank[name] // 4, len(ranked), test))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.jobs.states import Revocation
+from bulltask.transport.acl_advice import advice
 from bulltask.transport.call import Call
+from bulltask.transport.endpoint import DeadlineParser
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.produce import RetryBudget
+from bulltask.transport.produce import Producer, RetryBudget
+from bulltask.transport.results import RECHECK_MS, _Patience
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
@@ -28,10 +33,10 @@ CONFIG = Conf({}, {}).freeze()
 REFUSED = BrokerUnavailableError("nothing listens")
 
 
-def quarantine_call(*, only_malformed: bool = False) -> Call[bool]:
+def quarantine_call(**given: bool) -> Call[bool]:
     claim = FetchOptions.from_config(CONFIG, KEYS, "token", "")
     finish = move_to_finished(KEYS, "7", claim, malformed_finish("no name", {"count": 1}), fetch_next=False, now_ms=1)
-    return quarantine(KEYS, finish, "token", only_malformed=only_malformed)
+    return quarantine(KEYS, finish, "token", **given)
 
 
 def test_a_read_waits_at_least_a_millisecond_because_zero_means_for_ever() -> None:
@@ -65,6 +70,11 @@ def test_a_job_of_another_worker_is_not_quarantined() -> None:
         quarantine_call().parse_reply(-6)
 
 
+def test_a_job_is_quarantined_whether_its_hash_is_malformed_or_not() -> None:
+    plain, careful = quarantine_call().args, quarantine_call(only_malformed=True).args
+    assert [pair for pair in zip(plain, careful, strict=True) if pair[0] != pair[1]] == [("", "1")]
+
+
 def test_a_revoked_job_without_a_deduplication_id_costs_two_calls() -> None:
     operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
     next(operation)
@@ -80,6 +90,77 @@ def test_revoking_quarantines_a_job_only_if_its_hash_is_malformed() -> None:
     operation.send([b"{}"])
     (call,) = operation.throw(BrokerError("the script stopped"))
     assert "1" in call.args
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        ("NOPERM User app has no permissions to run the 'evalsha' command", "ACL SETUSER app +evalsha"),
+        ("No permissions to access a key", "ACL SETUSER app ~bull:*"),
+        ("The user executing the script can't run this command or subcommand", "docs/how-to/spark.md"),
+    ],
+)
+def test_a_refusal_of_the_acl_comes_with_what_to_grant(refusal: str, text: str) -> None:
+    assert text in advice(refusal, "redis://app:secret@there:6379/0")
+
+
+class Socket:
+    """A socket that has a timeout."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+
+    def gettimeout(self) -> float | None:
+        return self.timeout
+
+    def settimeout(self, seconds: float) -> None:
+        self.timeout = seconds
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 4.0), (10.0, 4.0), (2.0, 2.0)])
+def test_a_reply_is_read_until_its_deadline_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, before: float | None, after: float
+) -> None:
+    monkeypatch.setattr("bulltask.transport.endpoint.mono_ms", lambda: 1_000)
+    monkeypatch.setattr(DeadlineParser.__base__, "read_from_socket", lambda _: b"read")
+    parser = DeadlineParser(1024)
+    parser._sock, parser.deadline_ms = Socket(before), 5_000
+    assert parser.read_from_socket() == b"read"
+    assert parser._sock.timeout == after
+
+
+def test_a_waiter_bears_an_outage_for_two_rechecks_after_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 1_000
+    monkeypatch.setattr("bulltask.transport.results.mono_ms", lambda: now_ms)
+    patience = _Patience()
+    with pytest.raises(BrokerUnavailableError):
+        patience.pause_ms(REFUSED)
+    patience.looked()
+    now_ms += 2 * RECHECK_MS - 1
+    assert patience.pause_ms(REFUSED) > 0
+    now_ms += 1
+    with pytest.raises(BrokerUnavailableError):
+        patience.pause_ms(REFUSED)
+
+
+def test_a_producer_connects_before_it_reads_the_servers_clock() -> None:
+    clock = SimpleNamespace(now_ms=lambda: 0)
+
+    class Client:
+        def connect(self) -> None:
+            clock.now_ms = lambda: NOW_MS
+
+        def run_many(self, calls: list[Call[Any]]) -> list[Any]:
+            return ["7" for _ in calls]
+
+    pool: Any = SimpleNamespace(client=lambda _: nullcontext(Client()))
+    asleep: Any = None
+    fixed: Any = clock
+    added: list[int] = []
+    producer = Producer(pool, asleep, lambda _: KEYS, fixed, CONFIG)
+    producer._add = lambda part, now_ms: added.append(now_ms) or []  # type: ignore[method-assign,func-returns-value]
+    producer.send([NewJob("mail", "7", "send", b"{}", JobOptions())])
+    assert added == [NOW_MS]
 
 
 def budget(**settings: Any) -> RetryBudget:
