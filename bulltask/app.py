@@ -1,4 +1,4 @@
-"""``App``: settings, tasks, and the way to Redis."""
+"""``App``: settings, tasks, and the connection to Redis."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
-# An ``async def`` is a function as well, so each pair of overloads below overlaps; the first one that fits wins.
+# An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
 class TaskDecorator(Protocol):
-    """What ``@app.task(…)`` with options returns: turns a function into a task of its type."""
+    """Return type of ``@app.task(…)`` with options: turns a function into a task of its type."""
 
     @overload
     def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -55,7 +55,7 @@ class TaskDecorator(Protocol):
 
 
 class BoundTaskDecorator(Protocol):
-    """The same for ``bind=True``: the function's first parameter is the :class:`Context`."""
+    """The same for ``bind=True``: the first parameter of the function is the :class:`Context`."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -69,13 +69,13 @@ class App:
     """A bulltask application.
 
     Args:
-        name: shown in logs.
-        broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for a server of bulltask's own on
-            this machine (development). The environment's ``BULLTASK_BROKER_URL`` wins.
-        settings: any other setting of ``bulltask.config.settings``.
+        name: name of the app, shown in logs.
+        broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
+            machine (for development). The environment variable ``BULLTASK_BROKER_URL`` has precedence.
+        settings: any other setting of :mod:`bulltask.config.settings`.
 
     Raises:
-        ConfigError: a setting has a wrong name or value.
+        ConfigError: a setting has an unknown name or an invalid value.
     """
 
     def __init__(self, name: str, broker_url: str | SecretUrl | None = None, **settings: object) -> None:
@@ -111,17 +111,17 @@ class App:
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
+        """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
 
         Args:
             function: a plain function or an ``async def``.
-            bind: the function's first parameter is its :class:`Context` (``self`` in Celery).
-            name: the task's name; ``module.function`` if left out.
-            options: see :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without end.
+            bind: pass a :class:`Context` as the first argument (``self`` in Celery).
+            name: the task's name; default: ``module.function``.
+            options: see :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without a limit.
 
         Raises:
-            DuplicateTaskError: the name belongs to another function.
-            ConfigError, TypeError: an option has a wrong value or name.
+            DuplicateTaskError: another function has this name.
+            ConfigError, TypeError: an option has an invalid value or an unknown name.
         """
         return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
 
@@ -132,13 +132,13 @@ class App:
         self._autodiscover.append(lambda: import_related(packages, related_name))
 
     def load_tasks(self) -> list[str]:
-        """Import ``include`` and what ``autodiscover_tasks`` named; a worker does this before it forks."""
+        """Import the modules of ``include`` and ``autodiscover_tasks``; a worker does this before it forks."""
         imported = import_related(names_of(self.conf.include, "include"), None)
         for discover in self._autodiscover:
             imported += discover()
         return imported
 
-    # ---- hearing of what workers do ------------------------------------------------------------------------------
+    # ---- events of workers ---------------------------------------------------------------------------------------
 
     @overload
     def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...
@@ -146,20 +146,22 @@ class App:
     def on(self, kind: type[E], listener: Callable[[E], R], /) -> Callable[[E], R]: ...
 
     def on(self, kind: type[E], listener: Callable[[E], R] | None = None, /) -> Any:
-        """Call a function with every event of a class that a child of this app's workers tells: ``@app.on(JobFailed)``.
+        """Register a listener for the events of this app's workers: ``@app.on(JobFailed)``.
 
-        The place of Celery's signals (``task_failure`` …). It is called in the child that ran the job, after Redis took
-        the outcome, on the thread that ran it: it should be quick, and what it raises is logged and breaks nothing.
+        This takes the place of Celery's signals (``task_failure`` …). The listener is called in the child process that
+        ran the job, on the thread that ran it, after Redis has stored the outcome. It should be quick. An exception
+        that it raises is logged and has no other effect.
 
         Args:
-            kind: a class of :mod:`bulltask.events` that children tell; ``ChildEvent`` is all of them.
-            listener: takes the event; left out where this is a decorator. What it returns is ignored.
+            kind: an event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
+            listener: takes the event; omit it to use this method as a decorator. Its return value is ignored.
 
         Returns:
             The listener, or a decorator for one.
 
         Raises:
-            ConfigError: no child tells such events, it is a coroutine function, or it comes after the children began.
+            ConfigError: children do not emit such events, ``listener`` is a coroutine function, or the children have
+                already started.
         """
 
         def add(function: Callable[[E], R]) -> Callable[[E], R]:
@@ -173,12 +175,12 @@ class App:
     def send_task(
         self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[Any]:
-        """Send a job by task name; the task need not be known here (Celery's ``send_task``).
+        """Send a job by task name, for tasks that this app does not define (Celery's ``send_task``).
 
         Args:
             name: the task's name.
-            args: positional arguments; for a task that is not registered here they are stored as a JSON array, and
-                cannot be mixed with ``kwargs``.
+            args: positional arguments. If this app does not have the task, they are stored as a JSON array and cannot
+                be combined with ``kwargs``.
             kwargs: keyword arguments.
             options: as in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
@@ -194,8 +196,8 @@ class App:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
-            BrokerError: a round trip failed for good; the ones before it are stored. Calls that set ``job_id`` may
-                simply be sent again.
+            BrokerError: a round trip failed; the ones before it are stored. It is safe to send calls with a
+                ``job_id`` again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
@@ -207,58 +209,59 @@ class App:
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, ids, strict=True)]
 
     def result(self, job_id: str, queue: str | None = None, *, sent: bool = False) -> AsyncResult[Any]:
-        """Return the handle of any job, also one that Node sent.
+        """Return the handle of any job, including one that Node sent.
 
         Args:
             job_id: the job's id.
-            queue: its queue; the default queue if left out.
-            sent: this process has just sent it.
+            queue: the job's queue; default: the app's default queue.
+            sent: this process has just sent the job.
         """
         return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
     def queue(self, name: str, *, default_job_options: AddOptions | None = None) -> Queue:
-        """Return a queue: add and read any job, pause, clean, count …
+        """Return a queue, to add and read any job, pause, clean, count …
 
         Args:
-            name: the queue, spelled as everywhere in bulltask.
-            default_job_options: options of every job that is added through it unless it says otherwise.
+            name: the queue's name, without braces and prefix.
+            default_job_options: default options of jobs added through it.
         """
         return Queue(name, link=Link(name, lambda: self.broker, default_job_options))
 
     def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
-        """:meth:`queue` for asyncio; making one needs no ``await``."""
+        """:meth:`queue` for asyncio; no ``await`` needed."""
         return AsyncQueue(name, link=Link(name, lambda: self.broker, default_job_options))
 
     def flows(self) -> FlowProducer:
-        """Return what adds trees of jobs, where a job runs when the jobs below it have ended."""
+        """Return a producer of flows: trees of jobs in which a parent runs after its children."""
         return FlowProducer(broker=lambda: self.broker)
 
     def aflows(self) -> AsyncFlowProducer:
-        """:meth:`flows` for asyncio; making one needs no ``await``."""
+        """:meth:`flows` for asyncio; no ``await`` needed."""
         return AsyncFlowProducer(broker=lambda: self.broker)
 
     def events(self, queue: str, *, start: str = NEWEST) -> QueueEvents:
-        """Return the events of a queue, to be closed after use.
+        """Return a reader of a queue's events; close it after use.
 
         Args:
-            queue: the queue, spelled as everywhere in bulltask.
-            start: where to begin: the newest event, ``"0"`` for the oldest that is kept, or an event's id.
+            queue: the queue's name, without braces and prefix.
+            start: where to start: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
         """
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
-        """:meth:`events` for asyncio; make it inside the loop that reads."""
+        """:meth:`events` for asyncio; call it inside the event loop that reads."""
         return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
     ) -> NewJob:
-        """Return what :meth:`send_task` would send; arguments as there.
+        """Return the job that :meth:`send_task` would send, with the same arguments.
 
         Raises:
-            TypeError: the arguments do not fit, or are of both kinds for a task that is not registered here.
+            TypeError: the arguments do not match the task, or are positional and keyword arguments for a task that
+                this app does not have.
         """
         task: AnyTask[Any, Any] | None = self.tasks.get(name)
         call, kwargs = CallOptions.of(options), kwargs or {}
@@ -266,22 +269,22 @@ class App:
             return task.build(task.arguments.bind(args, kwargs), call)
         if args and kwargs:
             raise TypeError(
-                f"task {name!r} is not registered here, so positional and keyword arguments cannot be combined; "
-                "give all of them as kwargs"
+                f"this app does not have task {name!r}, so positional and keyword arguments cannot be combined; "
+                "pass all of them as kwargs"
             )
         data: Json = list(args) if args else dict(kwargs)
         return build_job(name, data, TaskOptions(), call, self.config)
 
-    # ---- what tasks and results need (ports.Sender) --------------------------------------------------------------
+    # ---- for tasks and results (ports.Sender) --------------------------------------------------------------------
 
     @property
     def config(self) -> Config:
-        """The settings; frozen from the first use on."""
+        """The configuration; reading it freezes the settings."""
         return self.conf.freeze()
 
     @property
     def broker(self) -> Broker:
-        """The way to Redis; made on first use, and anew in a forked child."""
+        """The connection to Redis, opened on first use and once more in each forked child."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():
@@ -290,11 +293,11 @@ class App:
 
     @property
     def results(self) -> ResultReader:
-        """Where results are read."""
+        """Reader of results."""
         return self.broker.results
 
     def now_ms(self) -> int:
-        """The server's time, epoch milliseconds (this machine's before the first connection)."""
+        """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
         return self.broker.clock.now_ms()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
@@ -306,14 +309,14 @@ class App:
         return await self.broker.producer.asend(jobs)
 
     def close(self) -> None:
-        """Close idle connections; the app may be used again."""
+        """Close idle connections. The app can be used again."""
         if self._broker is not None:
             self._broker.close()
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop: for the lifespan of an async web app.
+        """Close the connections of the running event loop, for example when an async web app shuts down.
 
-        Without it they end with the loop. The app may be used again.
+        Otherwise they are closed with the loop. The app can be used again.
         """
         if self._broker is not None:
             await self._broker.aclose()
@@ -339,7 +342,7 @@ def shared_task(*, bind: Literal[False] = False, name: str | None = None, **opti
 def shared_task(
     function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
 ) -> Any:
-    """Make a function a task of every app, for libraries that do not know theirs; options as in :meth:`App.task`."""
+    """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
     return _decorate(function, shared.current_sender, shared.add_shared, bind=bind, name=name, options=options)
 
 

@@ -1,6 +1,7 @@
-"""What tasks and results need from the layers below, as narrow protocols.
+"""Protocols between tasks, results and their implementations.
 
-They stand below both who uses them and who implements them, so a task needs no ``App`` and a result no transport.
+They are in a layer below both their users and their implementations, so a task does not import ``App``, and a result
+does not import the transport.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ __all__ = ["DataFrameMapper", "ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
-    """Reads jobs, waits for their end, and revokes them."""
+    """Reads jobs, waits for their outcome, and revokes them."""
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
-        """What Redis holds of the job now."""
+        """Return the job's current state and outcome."""
         ...
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
@@ -28,7 +29,7 @@ class ResultReader(Protocol):
         ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has ended.
+        """Wait until the job has finished.
 
         Args:
             ref: the job.

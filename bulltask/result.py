@@ -1,4 +1,4 @@
-"""``AsyncResult``: what became of a job, for sync and async code alike."""
+"""``AsyncResult``: the state and outcome of a job, for sync and async code."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"[\w.]+")
 _LONGEST_KEY: Final = 200
 _AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeoutError, StopIteration, StopAsyncIteration)
-"""A task's own exception of these kinds would say something about ``get()`` itself, or end the caller's loop."""
+"""Not re-raised from ``get()``: they would be read as errors of ``get()`` itself, or end the caller's loop."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of the worker, shown as the cause of an exception that was raised again here."""
+    """The worker's traceback, set as the cause of an exception that ``AsyncResult.get()`` re-raises."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -42,16 +42,16 @@ class RemoteTraceback(Exception):
 
 
 class AsyncResult(Generic[R]):
-    """The handle of one sent job.
+    """Handle of a job: its state, result or exception.
 
-    Works for every job of the queue, also for those that Node sent or ran. Waiting uses the queue's event stream and
-    re-checks the job's state, so it neither polls nor hangs when events were trimmed.
+    It works for every job of the queue, including those that Node sent or ran. Waiting uses the queue's event stream
+    and re-checks the job's state, so it neither polls nor hangs if events were trimmed.
 
     Args:
         job_id: the job's id.
-        queue: its queue as the user spells it.
+        queue: the job's queue as the user spells it.
         reader: reads jobs and waits for them.
-        sent_ms: server time at which the job was sent, if this process sent it.
+        sent_ms: server time at which this process sent the job, if it did.
     """
 
     def __init__(self, job_id: str, queue: str, reader: ResultReader, sent_ms: int | None = None) -> None:
@@ -68,26 +68,27 @@ class AsyncResult(Generic[R]):
         return self._ref.queue
 
     def get(self, timeout: Duration | None = None) -> R:
-        """Wait for the job to end and return the task's return value.
+        """Wait for the job to finish and return the task's return value.
 
         Args:
-            timeout: seconds or ``timedelta``; ``None`` waits for ever.
+            timeout: seconds or ``timedelta``; ``None`` waits without a limit.
 
         Raises:
-            ResultTimeoutError: it has not ended in time (the job goes on).
-            JobNotFoundError: Redis has no such job (any more) and no event says how it ended.
-            BrokerError: Redis could not be asked.
+            ResultTimeoutError: the job has not finished in time; it continues.
+            JobNotFoundError: the job does not exist, and no event has its outcome.
+            BrokerError: Redis could not be reached.
             TaskRevokedError: the job was revoked.
-            Exception: the task failed: the exception that it raised if its class is loaded in this process, with
-                the worker's traceback as cause; else ``TaskError`` with that traceback in its text.
+            Exception: the task failed. If the class of its exception is loaded in this process, that exception is
+                raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the traceback in its
+                message.
         """
         finished = self._reader.wait(self._ref, _timeout_ms(timeout), self._sent_ms)
         if not finished.completed:
             raise self._failure(finished.text, self._reader.snapshot(self._ref))
         return self._value(finished)
 
-    async def aget(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - the same words as get()
-        """:meth:`get` for asyncio; ``await result`` is the same without a timeout."""
+    async def aget(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - the same signature as get()
+        """:meth:`get` for asyncio. ``await result`` is the same without a timeout."""
         finished = await self._reader.await_finished(self._ref, _timeout_ms(timeout), self._sent_ms)
         if not finished.completed:
             raise self._failure(finished.text, await self._reader.asnapshot(self._ref))
@@ -97,21 +98,22 @@ class AsyncResult(Generic[R]):
         return self.aget().__await__()
 
     def revoke(self, *, terminate: bool = False) -> Revocation:
-        """Have the job not run: it fails now, as ``revoked``, and ``get()`` raises ``TaskRevokedError``.
+        """Revoke the job: it fails with the reason ``revoked``, and ``get()`` raises ``TaskRevokedError``.
 
-        It is not retried. What belongs to a job that fails happens: events, the parent of a flow hears of it.
+        It is not retried. As for every failed job, events are emitted and the parent in a flow is notified.
 
         Args:
-            terminate: if it runs, have its worker end it: the task is interrupted, and its process is killed if it
-                does not react. Without this a job that runs goes on.
+            terminate: also stop a running job: its worker interrupts the task, and kills the process if the task does
+                not react. Without this, a running job continues.
 
         Returns:
-            ``"revoked"``; ``"running"``: it runs and goes on; ``"terminating"``: its worker ends it within about a
-            second, ``get()`` tells when; ``"finished"``: it had ended before; ``"unknown"``: there is no such job.
+            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker stops it
+            within about a second (``get()`` waits for that); ``"finished"``: it had already finished; ``"unknown"``:
+            the job does not exist.
 
         Raises:
-            SchedulerJobError: it is the next one of a job scheduler: remove that instead.
-            BrokerError: Redis could not be asked. The call may simply be made again.
+            SchedulerJobError: the job is the next one of a job scheduler: remove the scheduler instead.
+            BrokerError: Redis could not be reached. It is safe to call again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)
 
@@ -120,7 +122,7 @@ class AsyncResult(Generic[R]):
         return await self._reader.arevoke(self._ref, terminate=terminate)
 
     def snapshot(self) -> JobSnapshot:
-        """What Redis holds of the job now: state, progress, result, failure, tracebacks; one round trip."""
+        """Return the job's state, progress, result, failed reason and tracebacks, in one round trip."""
         return self._reader.snapshot(self._ref)
 
     async def asnapshot(self) -> JobSnapshot:
@@ -129,29 +131,29 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> JobState:
-        """The job's state in BullMQ's words; ``JobState.UNKNOWN`` when Redis has no such job (any more)."""
+        """The job's state, with BullMQ's names; ``JobState.UNKNOWN`` if the job does not exist."""
         return self.snapshot().state
 
     def ready(self) -> bool:
-        """True when the job has completed or failed."""
+        """Return whether the job has completed or failed."""
         return self.state.finished
 
     def successful(self) -> bool:
-        """True when the job has completed."""
+        """Return whether the job has completed."""
         return self.state is JobState.COMPLETED
 
     def failed(self) -> bool:
-        """True when the job has failed for good."""
+        """Return whether the job has failed, without further retries."""
         return self.state is JobState.FAILED
 
     @property
     def progress(self) -> codec.Json:
-        """What the task last reported with ``update_progress``; ``None`` before that."""
+        """The last progress that the task reported with ``update_progress``, ``None`` before the first."""
         return self.snapshot().progress
 
     @property
     def info(self) -> Any:
-        """Celery's ``info``: the return value when completed, the exception when failed, else the progress."""
+        """Celery's ``info``: the return value of a completed job, the exception of a failed one, else the progress."""
         snapshot = self.snapshot()
         if snapshot.state is JobState.COMPLETED:
             return self._value(Finished(True, snapshot.returnvalue or "null"))
@@ -161,7 +163,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def traceback(self) -> str | None:
-        """The traceback of the last failed attempt, ``None`` when none was stored."""
+        """The traceback of the last failed attempt, ``None`` if none was stored."""
         traces = self.snapshot().stacktrace
         return traces[-1] if traces else None
 
@@ -193,11 +195,11 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
 
 
 def _rebuild(reason: str, trace: str) -> Exception | None:
-    """Make the task's own exception from its traceback and its message, or ``None`` where that is not safe.
+    """Rebuild the task's exception from its traceback and message; return ``None`` where that is not safe.
 
-    What stands in Redis may have been written by anybody who can write there. So nothing is imported: the class must
-    be loaded already, be an ``Exception``, and be found under exactly that name; and no code of it runs but its
-    ``__str__``. (CVE-2021-23727: Celery called whatever name it found.)
+    Any client with access to Redis may have written them. So nothing is imported: the class must be loaded already, be
+    an ``Exception``, and have exactly that name; and none of its code runs except ``__str__``. (CVE-2021-23727: Celery
+    called whatever name it found.)
     """
     kind = _loaded_class(_class_name(reason, trace))
     if kind is None:
@@ -209,18 +211,19 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
 
 
 def _class_name(reason: str, trace: str) -> str:
-    """The class as the traceback spells it: what stands on the last line before the message, however long that is.
+    """Return the class name in the traceback: the text in front of the message on its last line.
 
-    The message is searched for as text. Compiling one of 20 MB (Node sets no limit) as a pattern takes half a minute.
+    This is a plain text search, because compiling a message of 20 MB (Node sets no limit) as a regular expression takes
+    half a minute.
     """
     if _PYTHON_TRACE not in trace:
         return ""
-    text, said = trace.rstrip(), reason.rstrip()
-    if text.endswith(f": {said}"):
-        return text[: -len(said) - 2].rpartition("\n")[2]
-    lines = text if len(said) <= REASON_CHARS else ""  # a longer one was not written by bulltask
+    text, message = trace.rstrip(), reason.rstrip()
+    if text.endswith(f": {message}"):
+        return text[: -len(message) - 2].rpartition("\n")[2]
+    lines = text if len(message) <= REASON_CHARS else ""  # bulltask did not write a longer one
     end = len(lines)
-    while (end := lines.rfind(f": {said}\n", 0, end)) >= 0:  # notes come after the message
+    while (end := lines.rfind(f": {message}\n", 0, end)) >= 0:  # notes come after the message
         name = lines[lines.rfind("\n", 0, end) + 1 : end]
         if _CLASS.fullmatch(name):
             return name
@@ -236,7 +239,7 @@ def _loaded_class(name: str) -> type[Exception] | None:
 
 
 def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object, ...]]:
-    if reason == kind.__name__:  # what a worker writes for an exception without a message
+    if reason == kind.__name__:  # the worker writes this for an exception without a message
         yield ()
         return
     yield (reason,)
@@ -246,7 +249,7 @@ def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object,
 
 
 def _without_init(kind: type[Exception], args: tuple[object, ...]) -> Exception | None:
-    # The nearest __new__ that is Python's own: a class may have written one itself.
+    # The nearest built-in __new__: a class may define its own.
     news = (vars(base).get("__new__") for base in kind.__mro__)
     new = next(new for new in news if isinstance(new, BuiltinMethodType))
     try:

@@ -1,12 +1,12 @@
-"""When a cron pattern fires next, to the millisecond as ``cron-parser`` 4.9 says it, which BullMQ 5.62 uses.
+"""The next time at which a cron pattern fires, exactly as in ``cron-parser`` 4.9, which BullMQ 5.62 uses.
 
-The moment of an iteration is part of its job's id, and whichever worker picks an iteration up computes the next one.
-So a Python and a Node.js worker must agree, in the dialect (5 or 6 fields, ``L``, ``#``, ``?``, who wins when both
-day fields are restricted) and on the days when clocks change. The tests compare the two on thousands of moments.
+The time of an iteration is part of its job's id, and the worker that acquires the job computes the next iteration. So
+Python and Node.js workers must agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both day
+fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
 
-When clocks change, a pattern whose hours are all hours follows real time: it fires in both of two equal hours and
-never in a skipped one. A pattern that names hours fires once: what falls into a skipped hour comes an hour later, and
-the second of two equal hours is left out.
+When clocks change, a pattern with every hour follows real time: it fires in both repeated hours and never in the
+skipped one. A pattern with particular hours fires once: a time in the skipped hour moves one hour later, and the second
+repeated hour is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIASES: Final = {
 }
 
 _DAYS_AHEAD: Final = 11_000
-"""How far a next moment is looked for: a 29 February on a given weekday comes within 28 years."""
+"""How far ahead to search: 29 February falls on a given weekday within 28 years."""
 
 _MONTHS: Final = tuple(name.lower() for name in calendar.month_abbr)
 _WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -43,7 +43,7 @@ _HOUR: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One place of a pattern: what it means, its bounds, its names, and the form that stands for "the last"."""
+    """A field of a pattern: its name, bounds, value names, and the syntax for "the last"."""
 
     name: str
     low: int
@@ -66,13 +66,13 @@ _DEFAULTS: Final = ("0", "*", "*", "*", "*", "*")
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The values of one place.
+    """The values of one field.
 
     Attributes:
-        values: sorted.
-        count: how many the pattern lists, repetitions included: that is how cron-parser tells a field that names
-            everything from one that restricts.
-        last: what "the last" was said of: a weekday, or 0 for the day of the month.
+        values: the values, sorted.
+        count: number of values in the pattern, repetitions included: cron-parser uses it to decide whether a field
+            restricts anything.
+        last: values with ``L``: weekdays, or 0 for the day of the month.
     """
 
     values: tuple[int, ...]
@@ -83,18 +83,18 @@ class _Field:
         return value in self.values
 
     def at_or_after(self, value: int) -> int | None:
-        """The first value that is not smaller."""
+        """Return the smallest value of at least ``value``."""
         index = bisect_left(self.values, value)
         return self.values[index] if index < len(self.values) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A parsed pattern; made by :meth:`parse`.
+    """A parsed pattern; use :meth:`parse`.
 
     Attributes:
-        pattern: the text.
-        nth: the ``#`` of the day of week: which one in its month, 0 for any.
+        pattern: the pattern as text.
+        nth: the number behind ``#``: which such weekday of the month, 0 for all.
     """
 
     pattern: str
@@ -109,12 +109,12 @@ class Cron:
     @staticmethod
     @lru_cache(256)
     def parse(pattern: str) -> Cron:
-        """Read a pattern of 5 fields, of 6 with the seconds in front, or an alias such as ``@daily``.
+        """Parse a pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
 
-        Fewer than 5 fields are read as cron-parser does: what is left out in front is "every", and second 0.
+        Fewer than 5 fields are read as in cron-parser: missing fields at the front mean "every", and second 0.
 
         Raises:
-            ConfigError: the pattern is not one; the message says which part.
+            ConfigError: the pattern is invalid; the message names the part.
         """
         words = ALIASES.get(pattern, pattern).split()
         if not 1 <= len(words) <= 6:
@@ -128,11 +128,11 @@ class Cron:
             raise ConfigError(f"cron pattern {pattern!r}: {exc}") from None
 
     def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
-        """Return the first moment after ``after_ms`` at which the pattern fires.
+        """Return the first time after ``after_ms`` at which the pattern fires.
 
         Args:
             after_ms: epoch milliseconds.
-            zone: whose calendar and clock are meant.
+            zone: time zone of the pattern.
 
         Returns:
             Epoch milliseconds, ``None`` if it never fires (the 31st of February).
@@ -157,7 +157,7 @@ class Cron:
 
     def _fires_on(self, day: date) -> bool:
         weekday = day.isoweekday() % 7
-        left = calendar.monthrange(day.year, day.month)[1] - day.day  # days that follow in this month
+        left = calendar.monthrange(day.year, day.month)[1] - day.day  # remaining days of this month
         by_date = day.day in self.days or (bool(self.days.last) and left == 0)
         by_weekday = weekday in self.weekdays or (weekday in self.weekdays.last and left < 7)
         any_date = self.days.count >= _LONGEST[day.month]
@@ -166,11 +166,11 @@ class Cron:
             return False
         if any_weekday:
             return by_date
-        # Both restricted: either will do, as in Unix' own cron.
+        # Both are restricted: either match suffices, as in Unix cron.
         return by_weekday if any_date and by_date else by_date or by_weekday
 
     def _on_day(self, day: date, zone: tzinfo, earliest: int) -> int | None:
-        """The first moment of ``day`` that is not before ``earliest`` (epoch seconds)."""
+        """Return the first time on ``day`` at or after ``earliest`` (epoch seconds)."""
         start, end = _midnight(day, zone), _midnight(day + timedelta(days=1), zone)
         previous: int | None = None
         while start < end:
@@ -184,7 +184,7 @@ class Cron:
         return None
 
     def _fires_in(self, hour: int, previous: int | None, *, came_here: bool) -> bool:
-        """Whether this hour counts; ``came_here`` is False when the search begins in the middle of it."""
+        """Return whether the pattern fires in this hour; ``came_here`` is False if the search begins within it."""
         named = hour in self.hours
         if previous is None or not came_here or self.hours.count == 24:
             return named
@@ -193,7 +193,7 @@ class Cron:
         return named or (hour == previous + 2 and previous + 1 in self.hours)
 
     def _in_hour(self, start: int, end: int, clock: datetime, earliest: int) -> int | None:
-        zero = start - clock.minute * 60 - clock.second  # where minute 0 of this hour is, or would have been
+        zero = start - clock.minute * 60 - clock.second  # minute 0 of this hour, even if clocks skipped it
         minute, second = divmod(max(start, earliest) - zero, 60)
         at_minute = self.minutes.at_or_after(minute)
         if at_minute == minute and (at_second := self.seconds.at_or_after(second)) is not None:
@@ -207,12 +207,12 @@ class Cron:
 
 
 def _midnight(day: date, zone: tzinfo) -> int:
-    """The first moment of a day, epoch seconds: 01:00 where clocks skip midnight, the earlier one of two."""
+    """Return the start of a day in epoch seconds: 01:00 if clocks skip midnight, the earlier of two midnights."""
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
 
 
 def _nth(text: str) -> tuple[str, int]:
-    """Take the ``#2`` off a day of week."""
+    """Split a day of week into the weekday and the number behind ``#``."""
     weekday, said, number = text.partition("#")
     if not said:
         return text, 0
@@ -225,7 +225,7 @@ def _field(kind: _Kind, text: str) -> _Field:
     if kind.names:
         text = re.sub("[A-Za-z]{3}", lambda found: str(_named(kind, found[0])), text)
     if "*" in text and "?" in text:
-        raise ValueError(f"{kind.name} {text!r} says both * and ?, which Node.js refuses")
+        raise ValueError(f"{kind.name} {text!r} has both * and ?, which Node.js rejects")
     values: list[int] = []
     last: list[int] = []
     for part in text.split(","):
@@ -238,18 +238,18 @@ def _field(kind: _Kind, text: str) -> _Field:
 
 def _named(kind: _Kind, name: str) -> int:
     if name.lower() not in kind.names:
-        raise ValueError(f"{name!r} is no {kind.name}")
+        raise ValueError(f"{name!r} is not a valid {kind.name}")
     return kind.names.index(name.lower())
 
 
 def _span(kind: _Kind, part: str) -> list[int]:
-    """The values of ``*``, ``5``, ``1-5``, each with or without a ``/step``; ``5/10`` starts at 5."""
+    """Return the values of ``*``, ``5`` or ``1-5``, with or without ``/step``; ``5/10`` starts at 5."""
     said, stepped, step = part.partition("/")
     if said in kind.wild:
         said = f"{kind.low}-{kind.high}"
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", said)
     if found is None or (stepped and not re.fullmatch("0*[1-9][0-9]*", step)):
-        raise ValueError(f"{part!r} is no {kind.name}")
+        raise ValueError(f"{part!r} is not a valid {kind.name}")
     low = int(found[1])
     single = found[2] is None and not stepped
     high = low if single else int(found[2] or kind.high)
@@ -259,13 +259,13 @@ def _span(kind: _Kind, part: str) -> list[int]:
         return list(range(low, high + 1, int(step or 1)))
     if single:
         return [low % 7]
-    # 7 is Sunday as well as 0, and cron-parser counts it whenever a range ends there, whatever the step is.
+    # 7 is Sunday, as is 0, and cron-parser includes it if a range ends there, whatever the step.
     days = list(range(low, high + 1, int(step or 1)))
     return days if high % 7 or 0 in days else [0, *days]
 
 
 def _within(days: _Field, months: _Field) -> _Field:
-    """Leave out days that a pattern's only month does not have."""
+    """Drop days that the only month of a pattern does not have."""
     if months.count != 1:
         return days
     most = _LONGEST[months.values[0]]

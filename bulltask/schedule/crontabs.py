@@ -1,4 +1,4 @@
-"""``crontab``: Celery's way to say when something runs, as a cron pattern that BullMQ's workers understand."""
+"""``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers understand."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in
 
 
 class crontab:
-    """Say when a beat entry runs, as with Celery's ``crontab``.
+    """Schedule of a beat entry, as Celery's ``crontab``.
 
-    Each field takes a number, a text (``"*"``, ``"*/15"``, ``"1-5"``, ``"22-4"``, ``"1,15"``, ``"mon-fri"``,
+    Each field takes a number, a string (``"*"``, ``"*/15"``, ``"1-5"``, ``"22-4"``, ``"1,15"``, ``"mon-fri"``,
     ``"sunday"``, ``"3-59/5"``) or an iterable of numbers.
 
     Args:
@@ -31,17 +31,16 @@ class crontab:
         day_of_month: 1 to 31.
         month_of_year: 1 to 12, or names.
 
-    ``day_of_week`` and ``day_of_month`` must both fit, as in Celery. A cron pattern means either of them when both
-    are restricted, so only what it can say is accepted: one weekday within one week of the month (``"mon"`` and
-    ``"1-7"``, the first Monday).
+    As in Celery, ``day_of_week`` and ``day_of_month`` must both match. A cron pattern fires when either matches, so the
+    only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first Monday).
 
     Raises:
-        ConfigError: a field is malformed, or both kinds of days are restricted in another way.
+        ConfigError: a field is malformed, or both day fields are restricted in another way.
     """
 
     __slots__ = ("pattern",)
 
-    # Celery has changed the order of the last three, so they go by name.
+    # Celery has changed the order of the last three, so they are keyword-only.
     def __init__(
         self,
         minute: Said = "*",
@@ -73,13 +72,13 @@ class crontab:
 
 
 def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
-    """The n-th weekday of a month, the one thing with both kinds of days that a pattern can say."""
+    """Return the fields for the n-th weekday of a month, the only combination of both that a pattern can express."""
     week = _WEEKS.get(days)
     if week is None or len(weekdays) != 1:
         raise ConfigError(
-            "crontab with day_of_month and day_of_week means days that are both, which a cron pattern cannot say but "
-            "for one weekday of one week (day_of_week='mon', day_of_month='1-7'); restrict one of them, and let the "
-            "task look at the other"
+            "crontab with day_of_month and day_of_week means days that match both, which a cron pattern can only "
+            "express for one weekday of one week (day_of_week='mon', day_of_month='1-7'); restrict one of them, and "
+            "check the other in the task"
         )
     return "*", f"{min(weekdays)}#{week}"
 
@@ -88,7 +87,7 @@ def _values(name: str, said: Said, low: int, high: int, names: tuple[str, ...] =
     if isinstance(said, bool) or not isinstance(said, int | str | Iterable):
         raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {said!r}")
     if isinstance(said, str):
-        # "*" of weekdays is 0 to 6: with 7, Sunday's second number, "*/2" would be another set of days.
+        # "*" means weekdays 0 to 6: with 7, the other number for Sunday, "*/2" would be a different set of days.
         parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in said.split(",")]
         return frozenset().union(*parts)
     values = frozenset([said] if isinstance(said, int) else said)
@@ -98,10 +97,10 @@ def _values(name: str, said: Said, low: int, high: int, names: tuple[str, ...] =
 
 
 def _span(name: str, part: str, low: int, high: int, last: int, names: tuple[str, ...]) -> frozenset[int]:
-    """The values of ``*``, ``3``, ``mon``, ``1-5``, ``fri-mon``, each with or without ``/step``."""
+    """Return the values of ``*``, ``3``, ``mon``, ``1-5`` or ``fri-mon``, with or without ``/step``."""
     found = re.fullmatch(r"(\*|\w+)(?:-(\w+))?(?:/(\d+))?", part)
     if found is None or (found[1] == "*" and found[2]) or (found[3] and int(found[3]) < 1):
-        raise ConfigError(f"crontab: {name} {part!r} is none of *, */n, n, n-m, n-m/k")
+        raise ConfigError(f"crontab: {name} must be *, */n, n, n-m or n-m/k, not {part!r}")
     step = int(found[3] or 1)
     if found[1] == "*":
         return frozenset(range(low, last + 1, step))
@@ -121,12 +120,12 @@ def _number(name: str, text: str, low: int, high: int, names: tuple[str, ...]) -
     else:
         value = next((index for index, full in enumerate(names) if len(text) > 2 and full.startswith(text.lower())), -1)
     if not low <= value <= high:
-        raise ConfigError(f"crontab: {name} {text!r} is not within {low}-{high}{' and no name' if names else ''}")
+        raise ConfigError(f"crontab: {name} {text!r} is not within {low}-{high}{' and not a name' if names else ''}")
     return value
 
 
 def _text(values: frozenset[int], low: int, high: int) -> str:
-    """The shortest way that says the same: ``*``, ``*/5``, ``1-5`` or a list."""
+    """Return the shortest form: ``*``, ``*/5``, ``1-5`` or a list."""
     whole = range(low, high + 1)
     for step in range(1, (high - low) // 2 + 1):
         if values == frozenset(whole[::step]):

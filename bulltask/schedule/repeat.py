@@ -1,4 +1,4 @@
-"""Job schedulers: the rule by which their jobs run, and what Redis holds of them (PROTOCOL 4.10)."""
+"""Job schedulers: their repeat options, and their form in Redis."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "
 
 
 class Rule(TypedDict, total=False):
-    """When a scheduler's jobs run, as a user says it: either ``every`` or ``cron``. ``None`` is as good as nothing.
+    """Schedule of a job scheduler, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
 
     Attributes:
         every: seconds or ``timedelta`` between jobs. The first one runs at once, or at ``start``.
-        cron: a pattern of 5 fields, of 6 with the seconds in front, or an alias such as ``@daily``.
-        tz: whose clock the pattern means, such as ``Europe/Berlin``; the setting ``timezone`` if left out.
-        start: nothing runs before; a naive moment is UTC.
-        end: nothing is scheduled after.
-        limit: how many jobs in all.
-        offset: with ``every``: run this long after each multiple of it, counted from 1 January 1970 UTC. It counts
-            when the scheduler is new or its ``every`` changes.
-        immediately: with ``cron``: run the first job now.
+        cron: a pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
+        tz: time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
+        start: no job runs before this time; a naive ``datetime`` is UTC.
+        end: no job runs after this time.
+        limit: maximum number of jobs.
+        offset: with ``every``: run this long after each multiple of ``every``, counted from 1 January 1970 UTC. It
+            takes effect if the scheduler is new or its ``every`` changes.
+        immediately: with ``cron``: run the first job at once.
     """
 
     every: Duration | None
@@ -45,18 +45,18 @@ class Rule(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """When the jobs of a scheduler run: by a pattern, or one interval after the other.
+    """BullMQ's repeat options: a cron pattern or an interval.
 
     Attributes:
         pattern: a cron pattern, ``None`` for an interval.
         every_ms: the interval, ``None`` for a pattern.
-        tz: the pattern's time zone by name, ``None`` where nobody said one.
-        start_ms: epoch milliseconds before which nothing runs.
-        end_ms: epoch milliseconds after which nothing more is scheduled.
-        limit: how many jobs there are in all.
-        offset_ms: how far from a multiple of the interval they run; ``None``: from when the first one does.
+        tz: the pattern's time zone by name, ``None`` if not given.
+        start_ms: epoch milliseconds before which no job runs.
+        end_ms: epoch milliseconds after which no job runs.
+        limit: maximum number of jobs.
+        offset_ms: offset from a multiple of the interval; ``None``: intervals count from the first job.
         immediately: the first job of a pattern runs at once.
-        count: how many jobs there were so far, the one that carries this included.
+        count: number of jobs so far, including the one that stores this.
     """
 
     pattern: str | None = None
@@ -71,10 +71,10 @@ class Repeat:
 
     @classmethod
     def of(cls, **rule: Unpack[Rule]) -> Repeat:
-        """Check what a user said.
+        """Validate a user's schedule.
 
         Raises:
-            ConfigError: something is wrong, or does not go together.
+            ConfigError: an option is invalid, or options contradict each other.
         """
         _check_rule(rule)
         every, cron, tz, offset = rule.get("every"), rule.get("cron"), rule.get("tz"), rule.get("offset")
@@ -82,7 +82,7 @@ class Repeat:
         if (every is None) == (cron is None):
             raise ConfigError("a job scheduler needs either every= or cron=")
         if immediately and start is not None:
-            raise ConfigError("immediately and start contradict each other; give one of them")
+            raise ConfigError("immediately and start contradict each other: use only one of them")
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r}")
         start_ms = None if start is None else to_epoch_ms(start, "start")
@@ -97,10 +97,10 @@ class Repeat:
         """Read ``opts.repeat`` of a job.
 
         Raises:
-            DecodeError: it is no rule; the message says what is wrong.
+            DecodeError: it is invalid; the message says why.
         """
         if not isinstance(wire, Mapping):
-            raise DecodeError("it has no options of a scheduler (opts.repeat)")
+            raise DecodeError("it has no repeat options (opts.repeat)")
         pattern, every = wire.get("pattern"), _number(wire, "every")
         if (pattern is None) == (every is None) or not isinstance(pattern, str | None):
             raise DecodeError("opts.repeat must have either a pattern or an interval (every)")
@@ -118,7 +118,7 @@ class Repeat:
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """The rule under BullMQ's names, as scheduler and job both have it; what nobody said is left out."""
+        """Return the options under BullMQ's names, without those that were not given."""
         named = {
             "pattern": self.pattern,
             "every": self.every_ms,
@@ -130,19 +130,19 @@ class Repeat:
         return {name: value for name, value in named.items() if value is not None}
 
     def is_over(self, now_ms: int) -> bool:
-        """True when no further job follows: there were enough of them, or the end has passed."""
+        """Return whether no further job follows, because ``limit`` or ``end_ms`` is reached."""
         enough = self.limit is not None and self.count >= self.limit
         return enough or (self.end_ms is not None and now_ms > self.end_ms)
 
     def next_ms(self, after_ms: int, default_zone: tzinfo) -> int | None:
-        """When a pattern fires next, ``None`` if it does not before the end.
+        """Return when the pattern fires next, ``None`` if not before ``end_ms``.
 
         Args:
-            after_ms: epoch milliseconds; the start counts if it is later.
+            after_ms: epoch milliseconds; ``start_ms`` applies if it is later.
             default_zone: for a pattern without a time zone.
 
         Raises:
-            ConfigError: the pattern or the time zone is none.
+            ConfigError: the pattern or the time zone is invalid.
         """
         assert self.pattern is not None
         zone = default_zone if self.tz is None else zone_of(self.tz, "tz")
@@ -152,16 +152,16 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A job scheduler as Redis holds it. Moments are epoch milliseconds of the server.
+    """A stored job scheduler. Times are epoch milliseconds of the server.
 
     Attributes:
-        id: its id.
-        name: of its jobs; a bulltask worker runs the task of that name.
+        id: the scheduler's id.
+        name: name of its jobs; a bulltask worker runs the task of that name.
         next_ms: when its next job runs.
-        iterations: how many jobs it has made, the next one included.
-        every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: its rule, see :class:`Repeat`.
-        data: the data of its jobs.
-        opts: their options under BullMQ's stored names.
+        iterations: number of jobs added so far, including the next one.
+        every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: its schedule, see :class:`Repeat`.
+        data: data of its jobs.
+        opts: options of its jobs under BullMQ's stored names.
     """
 
     id: str
@@ -180,12 +180,12 @@ class Scheduler:
 
     @property
     def next_job_id(self) -> str:
-        """The id of its next job."""
+        """Id of the next job."""
         return iteration_id(self.id, self.next_ms)
 
     @classmethod
     def from_hash(cls, scheduler_id: str, flat: Sequence[bytes], next_ms: int) -> Scheduler:
-        """Read the flat field list of its hash; what is malformed is read as missing, so that any can be shown."""
+        """Read the flat list of fields. Malformed fields count as missing, so that any scheduler can be shown."""
         names = (codec.decode_text(name) for name in flat[::2])
         raw = dict(zip(names, map(codec.decode_text, flat[1::2]), strict=True))
         opts = _json(raw, "opts")
@@ -207,23 +207,23 @@ class Scheduler:
 
 
 def _check_rule(rule: Rule) -> None:
-    """Find unknown names in a rule.
+    """Reject unknown options of a schedule.
 
     Raises:
-        TypeError: there is one; the message lists the known ones.
+        TypeError: an option is unknown; the message lists the known ones.
     """
     known = Rule.__annotations__
     if unknown := sorted(set(rule) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r} of a job scheduler; known are {', '.join(sorted(known))}")
+        raise TypeError(f"unknown option {unknown[0]!r} of a job scheduler: use {', '.join(sorted(known))}")
 
 
 def iteration_id(scheduler_id: str, at_ms: int) -> str:
-    """The id of the job of one iteration."""
+    """Return the id of the job of an iteration."""
     return f"repeat:{scheduler_id}:{at_ms}"
 
 
 def key_digest(key: str) -> str:
-    """What Bull, and BullMQ before it had job schedulers, write for the key of a repeatable job in ids: its MD5."""
+    """Return the MD5 of a repeatable job's key, which Bull and old versions of BullMQ use in job ids."""
     return hashlib.md5(key.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
 
 
@@ -233,10 +233,10 @@ def iteration_options(
     """Return the options of the next iteration's job.
 
     Args:
-        options: of the scheduler's template, or of the job of the iteration before.
-        repeat: the rule as stored, ``count`` being that of the new job.
-        scheduler_id: the scheduler.
-        next_ms: when a pattern fires next; the script itself knows that of an interval, and fills ``delay`` in.
+        options: options of the scheduler's template, or of the previous iteration's job.
+        repeat: the stored repeat options, with the new job's ``count``.
+        scheduler_id: the scheduler's id.
+        next_ms: when the pattern fires next; for an interval the script computes it and sets ``delay``.
         now_ms: the server's time.
     """
     new = {**options, "repeat": {**repeat}, "timestamp": now_ms, "repeatJobKey": scheduler_id}
@@ -248,7 +248,7 @@ def iteration_options(
 
 def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[str, Any]:
     if tz is not None:
-        raise ConfigError("tz belongs to cron=; an interval is the same everywhere")
+        raise ConfigError("tz needs cron=: an interval is the same in every time zone")
     every_ms = to_ms(every, "every")
     if every_ms < 1:
         raise ConfigError(f"every must be at least a millisecond, not {every!r}")
@@ -260,7 +260,7 @@ def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[
 
 def _pattern(cron: object, offset: Duration | None, tz: str | None) -> dict[str, Any]:
     if offset is not None:
-        raise ConfigError("offset belongs to every=; a pattern says itself when it fires")
+        raise ConfigError("offset needs every=: a pattern defines when it fires")
     if not isinstance(cron, str):
         raise ConfigError(f"cron must be a pattern such as '0 3 * * *', not {cron!r}")
     if cron not in ALIASES and len(cron.split()) not in {5, 6}:
@@ -276,19 +276,19 @@ def _number(wire: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if (found := number(value)) is None:
-        raise DecodeError(f"opts.repeat.{name} is no number: {_short(value)}")
+        raise DecodeError(f"opts.repeat.{name} is not a number: {_short(value)}")
     return found
 
 
 def _moment(wire: Mapping[str, Any], name: str) -> int | None:
-    """Epoch milliseconds; repeatable jobs of the older kind may have a date as text."""
+    """Return epoch milliseconds; old repeatable jobs may have a date string."""
     value = wire.get(name)
     if not isinstance(value, str):
         return _number(wire, name)
     try:
         return to_epoch_ms(datetime.fromisoformat(value))
     except ValueError as exc:
-        raise DecodeError(f"opts.repeat.{name} is no date: {_short(value)}") from exc
+        raise DecodeError(f"opts.repeat.{name} is not a date: {_short(value)}") from exc
 
 
 def _int(raw: Mapping[str, str], name: str) -> int | None:

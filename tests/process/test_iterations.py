@@ -30,8 +30,8 @@ def scheduled(stage: Stage, rule: object) -> AsyncResult[None]:
         ({"count": 1}, "either a pattern or an interval"),
         ({"pattern": "whenever", "count": 1}, "cron pattern 'whenever'"),
         ({"pattern": "* * * * *", "tz": "Europe/Atlantis"}, "'Europe/Atlantis' is no time zone"),
-        ({"every": "often"}, "every is no number"),
-        ({"pattern": "* * * * *", "endDate": "never"}, "endDate is no date"),
+        ({"every": "often"}, "every is not a number"),
+        ({"pattern": "* * * * *", "endDate": "never"}, "endDate is not a date"),
         ({"pattern": "* * * * *", "startDate": 1e300}, ""),
     ],
 )
