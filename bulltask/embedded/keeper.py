@@ -1,10 +1,11 @@
-"""Keep a shared server for as long as somebody uses it: run as a program of its own, standard library only.
+"""Keep a shared server running as long as it has users. A program of its own, standard library only.
 
 Usage: ``python -I -S keeper.py USERS_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 
-Every process that uses the server holds a shared ``flock`` on ``USERS_FILE``. The keeper starts the server, then asks
-for the exclusive lock: the kernel grants it when the last user is gone, however it went. Then the keeper stops the
-server and leaves, and only then is the lock free for the next user. There is no count that a crash could get wrong.
+Every process that uses the server holds a shared ``flock`` on ``USERS_FILE``. The keeper starts the server, then
+requests the exclusive lock: the kernel grants it when the last user is gone, however it ended. Then the keeper stops
+the server and exits, and only then is the lock free for the next user. There is no counter that a crash could leave
+wrong.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _STOP_TIMEOUT = 20.0
 
 
 def tie_to_parent() -> Callable[[], None]:
-    """Return what a new child has to call so that the kernel ends it (``SIGTERM``) when its parent dies.
+    """Return a function for a new child to call, so that the kernel ends it (``SIGTERM``) when its parent dies.
 
-    The look-up of ``prctl`` is done here, before the fork, so that the child only calls. Linux counts the death of
-    the *thread* that forked as the death of the parent. Elsewhere than on Linux the child's call does nothing.
+    ``prctl`` is looked up here, before the fork, so that the child only calls it. Linux counts the death of the
+    *thread* that forked as the death of the parent. On other systems the function does nothing.
     """
     parent = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
@@ -42,12 +43,12 @@ def tie_to_parent() -> Callable[[], None]:
     return in_child
 
 
-class _Over(Exception):
-    """The server died, or the keeper was told to stop."""
+class _StopKeeping(Exception):
+    """The server died, or the keeper received SIGTERM."""
 
 
 def _on_signal(_number: int, _frame: object) -> None:
-    raise _Over
+    raise _StopKeeping
 
 
 def _wait_for_last_user(users: int) -> None:
@@ -56,14 +57,14 @@ def _wait_for_last_user(users: int) -> None:
         signal.signal(signal.SIGCHLD, _on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         fcntl.flock(users, fcntl.LOCK_EX)
-    except _Over:
+    except _StopKeeping:
         pass
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
-    # Blocked until the handlers stand: a server that dies at once must not be missed.
+    # Blocked until the handlers are set: the death of a server that dies at once must not be missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     tie = tie_to_parent()
 
@@ -88,11 +89,11 @@ def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Detach, start the server, say its pid on the status pipe, and keep it until nobody uses it."""
+    """Detach, start the server, write its pid to the status pipe, and keep it running until it has no user."""
     users_file, status, *passed = arguments[: arguments.index("--")]
     command = arguments[arguments.index("--") + 1 :]
     if os.fork():
-        os._exit(0)  # nobody's child: a supervisor that reaps all its children must not meet this one
+        os._exit(0)  # init adopts the keeper: a supervisor that reaps all its children must not reap this one
     os.setsid()
     _keep(os.open(users_file, os.O_RDWR), int(status), [int(fd) for fd in passed], command)
 

@@ -1,4 +1,4 @@
-"""What every start of a server needs: its arguments, a free port, its directory, and the wait until it serves."""
+"""What every start of a server needs: arguments, a free port, its directory, and the wait until it is ready."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bulltask.embedded.binary import ServerBinary
-from bulltask.embedded.probe import HOST, ask, server_info
+from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import BrokerUnavailableError
 
 __all__ = [
     "PORT_TRIES",
-    "PortTaken",
+    "PortTakenError",
     "ServerLog",
-    "claim",
     "lock",
+    "lock_directory",
     "open_lock",
     "pick_port",
     "server_command",
     "server_environment",
-    "wait_until_it_serves",
+    "wait_until_ready",
 ]
 
-PORT_TRIES = 10  # ports that others may take between our choice and the server's bind
+PORT_TRIES = 10  # another process may take a port between our choice and the server's bind
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class PortTaken(BrokerUnavailableError):
+class PortTakenError(BrokerUnavailableError):
     """Another process listens on the port."""
 
 
 def server_command(
     binary: ServerBinary, data_dir: Path, port: int, *, appendonly: bool = True, extra: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command line of a server: loopback only, nothing evicted, every write in the append-only file.
+    """Return the command line of a server: loopback only, no eviction, every write in the append-only file.
 
     The paths are absolute, because the server changes into its directory before it opens its log.
 
     Args:
         binary: the program.
-        data_dir: absolute path of the directory that exists.
+        data_dir: absolute path of the directory, which exists.
         port: TCP port on 127.0.0.1.
         appendonly: False keeps everything in memory only.
-        extra: more arguments; they come last, so they win.
+        extra: further arguments; they come last, so they take precedence.
     """
     settings = {
         "--port": str(port),
@@ -66,11 +66,11 @@ def server_command(
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment of a server: this process's own, and more of glibc's small pieces of memory at hand.
+    """Return the environment of a server: that of this process, with a larger cache for glibc's small allocations.
 
-    Valkey's wheel allocates with glibc. Its cache for each size holds 7 pieces by default, but a script call of
-    BullMQ's takes and gives back more than that, so most pieces went the long way: 5 % of all instructions of the
-    server, and more of its time. A setting of the user's own stays; other C libraries ignore the variable.
+    Valkey's wheel allocates with glibc, whose cache holds 7 blocks of each size by default. One of BullMQ's scripts
+    uses more, so most blocks took the slow path: 5 % of all instructions of the server, and more of its time. A setting
+    of the user's is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:
@@ -79,11 +79,11 @@ def server_environment() -> dict[str, str]:
 
 
 def pick_port() -> int:
-    """Return a port of 127.0.0.1 that is free now; somebody else may still take it before the server does.
+    """Return a port of 127.0.0.1 that is free now; another process may still take it before the server does.
 
-    It lies below the range that the kernel gives to outgoing connections: a client that keeps connecting to a dead
-    server's port of that range will sooner or later get the very same port as its own, talk to itself, and keep the
-    server from coming back.
+    It is below the range that the kernel uses for outgoing connections. In that range, a client that keeps connecting
+    to a dead server's port will sooner or later get the same port as its own, connect to itself, and keep the server
+    from coming back.
 
     Raises:
         BrokerUnavailableError: no port is free.
@@ -105,7 +105,7 @@ def pick_port() -> int:
 
 
 def lock(fd: int, operation: int, timeout: float) -> bool:
-    """Take a ``flock``; return False when another process still holds it after ``timeout`` seconds."""
+    """Take a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     never = threading.Event()
     while True:
@@ -120,10 +120,10 @@ def lock(fd: int, operation: int, timeout: float) -> bool:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file; make it and its directory, for their owner only, when they are not there.
+    """Open a lock file; create it and its directory, for their owner only, if missing.
 
     Raises:
-        BrokerUnavailableError: the directory cannot be made or written.
+        BrokerUnavailableError: the directory cannot be created or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -132,37 +132,37 @@ def open_lock(path: Path) -> int:
         raise BrokerUnavailableError(f"cannot use {path.parent} for a server's data: {error}") from error
 
 
-def claim(data_dir: Path, timeout: float = 10.0) -> int:
-    """Make the directory and lock it for one server; return the lock's file descriptor, to be given to the server.
+def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
+    """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
 
-    The lock belongs to every process that has the descriptor, so it is free again when the server itself is gone,
-    whoever started it and however it ended. Two servers on one append-only file would ruin it.
+    The lock belongs to every process that has the descriptor, so it is released when the server itself is gone, whoever
+    started it and however it ended. Two servers on one append-only file would destroy it.
 
     Args:
         data_dir: the directory.
-        timeout: seconds that a server which is just stopping may take.
+        timeout: seconds to wait for a server that is stopping.
 
     Raises:
-        BrokerUnavailableError: a running server has the directory, or it cannot be written.
+        BrokerUnavailableError: a running server uses the directory, or it cannot be written.
     """
     fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
         return fd
     os.close(fd)
     raise BrokerUnavailableError(
-        f"another server already runs on the data in {data_dir}: stop it, or name another directory"
+        f"another server already runs on the data in {data_dir}: stop it, or choose another directory"
     )
 
 
 class ServerLog:
-    """The part of ``server.log`` that one start has written."""
+    """The part of ``server.log`` that belongs to one start."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / "server.log"
         self._from = self.path.stat().st_size if self.path.exists() else 0
 
     def text(self) -> str:
-        """All lines since this start."""
+        """Return all lines since this start."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._from)
@@ -171,42 +171,42 @@ class ServerLog:
             return ""
 
     def tail(self) -> str:
-        """The last three lines since this start, in one, and where to read more."""
+        """Return the last three lines since this start as one, and where to read more."""
         lines = self.text().strip().splitlines()[-3:]
         return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
 
     def failure(self, port: int) -> BrokerUnavailableError:
-        """The error for a server that ended instead of serving."""
+        """Return the error for a server that ended before it was ready."""
         text = self.text()
         if "bind: Permission denied" in text:
-            return BrokerUnavailableError(f"this user may not listen on port {port}: choose one from 1024 on")
+            return BrokerUnavailableError(f"this user may not listen on port {port}: choose one above 1023")
         if "Address already in use" in text or "Failed listening on port" in text:
-            return PortTaken(f"port {port} of {HOST} is taken by another process")
+            return PortTakenError(f"port {port} of {HOST} is taken by another process")
         return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")
 
 
-def wait_until_it_serves(
+def wait_until_ready(
     port: int, pid: int, ended: Callable[[float], bool], *, password: str | None = None, timeout: float = 60.0
 ) -> str:
-    """Wait until the process ``pid`` itself answers ``PING`` with ``PONG``, and return its run id.
+    """Wait until the process ``pid`` itself replies to ``PING`` with ``PONG``, and return its run id.
 
     Args:
         port: TCP port on 127.0.0.1.
-        pid: process id of the server. Somebody else's server on that port also says ``PONG``.
-        ended: waits up to so many seconds for the end of the server and says whether it has ended.
+        pid: process id of the server; another server on that port may also reply ``PONG``.
+        ended: waits up to the given seconds for the end of the server, and returns whether it has ended.
         password: the server's password.
         timeout: seconds; a large append-only file takes a while to load.
 
     Returns:
-        The 40 hexadecimal digits of ``run_id``; empty when the server has ended instead.
+        The 40 hexadecimal digits of ``run_id``; empty if the server has ended.
 
     Raises:
-        BrokerUnavailableError: it did neither in time.
+        BrokerUnavailableError: neither happened in time.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:
-            if ask(port, "PING", password=password, timeout=0.5) == "+PONG":
+            if send_command(port, "PING", password=password, timeout=0.5) == "+PONG":
                 info = server_info(port, password=password)
                 if info.get("process_id") == str(pid):
                     return info["run_id"]
@@ -214,4 +214,4 @@ def wait_until_it_serves(
             pass  # not yet
         if ended(0.005):
             return ""
-    raise BrokerUnavailableError(f"the server with process id {pid} did not answer on port {port} within {timeout:g} s")
+    raise BrokerUnavailableError(f"the server with process id {pid} did not reply on port {port} within {timeout:g} s")

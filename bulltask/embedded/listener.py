@@ -1,4 +1,4 @@
-"""Say who listens on a port, for the error of the one who cannot."""
+"""Find out which program listens on a port, for the error message of one that cannot."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LISTEN = "0A"  # linux/net/tcp_states.h
 
 @dataclass(frozen=True)
 class Listener:
-    """The program behind a port.
+    """The program that listens on a port.
 
     Attributes:
         text: such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (python -m http.server)``.
-        is_server: True for a Redis or Valkey server that asks for no password.
+        is_server: True for a Redis or Valkey server that requires no password.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Listener:
 
 
 def find_listener(port: int) -> Listener:
-    """Name the program that listens on a port of this machine, as well as this user may know it."""
+    """Return the program that listens on a port of this machine, as far as this user may know it."""
     with suppress(OSError):
         info = server_info(port)
         if "redis_version" in info:
@@ -50,7 +50,7 @@ def _listening(table: str, port: int) -> list[str]:
 
 def _owner(links: set[str]) -> int | None:
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # somebody else's, or gone
+        with suppress(OSError):  # another user's process, or gone
             for fd in (process / "fd").iterdir():
                 if os.readlink(fd) in links:  # noqa: PTH115 # a Path would make the link's text a path
                     return int(process.name)

@@ -1,16 +1,16 @@
-"""Ask a server on this machine one thing over a bare socket: this layer does without a Redis client."""
+"""Send single commands to a local server over a bare socket, without a Redis client."""
 
 from __future__ import annotations
 
 import socket
 from typing import BinaryIO
 
-__all__ = ["HOST", "ask", "server_info"]
+__all__ = ["HOST", "send_command", "server_info"]
 
 HOST = "127.0.0.1"
 
 
-def ask(port: int, *words: str, password: str | None = None, timeout: float = 1.0) -> str:
+def send_command(port: int, *words: str, password: str | None = None, timeout: float = 1.0) -> str:
     """Send one command to 127.0.0.1 and return its reply as text.
 
     Args:
@@ -23,7 +23,7 @@ def ask(port: int, *words: str, password: str | None = None, timeout: float = 1.
         A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
 
     Raises:
-        OSError: nothing answers, not in time, or not in Redis' protocol.
+        OSError: no reply, not in time, or not in Redis' protocol.
     """
     with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
         if password is not None:
@@ -34,12 +34,12 @@ def ask(port: int, *words: str, password: str | None = None, timeout: float = 1.
 
 
 def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
-    """Return the fields of ``INFO server``; no fields when the server refuses to say.
+    """Return the fields of ``INFO server``; none if the server refuses the command.
 
     Raises:
-        OSError: nothing answers, not in time, or not in Redis' protocol.
+        OSError: no reply, not in time, or not in Redis' protocol.
     """
-    text = ask(port, "INFO", "server", password=password, timeout=timeout)
+    text = send_command(port, "INFO", "server", password=password, timeout=timeout)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
     return {name: value for name, _, value in pairs}
 
@@ -56,4 +56,4 @@ def _read(replies: BinaryIO) -> str:
     if head.startswith(b"$") and head[1:-2].isdigit():
         length = int(head[1:-2])
         return replies.read(length + 2)[:length].decode(errors="replace")
-    raise ConnectionError(f"this is no Redis server: it answered {head[:40]!r}")
+    raise ConnectionError(f"not a Redis server: it replied {head[:40]!r}")

@@ -1,4 +1,4 @@
-"""One server process that belongs to this process."""
+"""A server process that belongs to this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.keeper import tie_to_parent
 from bulltask.embedded.launch import (
     PORT_TRIES,
-    PortTaken,
+    PortTakenError,
     ServerLog,
-    claim,
+    lock_directory,
     pick_port,
     server_command,
     server_environment,
-    wait_until_it_serves,
+    wait_until_ready,
 )
 from bulltask.embedded.probe import HOST
 from bulltask.errors import BrokerUnavailableError
@@ -32,20 +32,20 @@ __all__ = ["EmbeddedServer"]
 
 
 class EmbeddedServer:
-    """Responsible for one Valkey or Redis process: it starts it, knows it and stops it.
+    """One Valkey or Redis process: starts, monitors and stops it.
 
-    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, so a
-    ``kill -9`` loses nothing that was acknowledged (a power cut may lose the last second). It ends with the process
-    that started it, whatever ends that one; a forked child of that process neither stops it nor touches its files.
+    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, so ``kill -9``
+    loses nothing that was acknowledged (a power failure may lose the last second). It ends with the process that
+    started it, however that ends; a forked child of that process neither stops it nor touches its files.
 
     Args:
-        data_dir: directory of the server's files, made when it does not exist; for one server at a time, and for one
-            flavour and major version (`DataDirectory` keeps those apart).
-        port: TCP port on 127.0.0.1; ``None`` takes a free one.
-        binary: the program; ``None`` asks `find_binary`.
+        data_dir: directory of the server's files, created if missing; for one server at a time, and for one flavour and
+            major version (`DataDirectory` separates those).
+        port: TCP port on 127.0.0.1; ``None`` chooses a free one.
+        binary: the program; ``None`` calls `find_binary`.
         appendonly: False keeps everything in memory only.
-        password: what clients have to send; ``None`` for none.
-        extra: more arguments of the server, such as ``["--maxmemory", "50mb"]``.
+        password: required from clients; ``None`` for none.
+        extra: further arguments of the server, such as ``["--maxmemory", "50mb"]``.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class EmbeddedServer:
         self._port = port
         self._appendonly = appendonly
         self._password = password
-        self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": the rest of its settings is its input
+        self._extra = [*extra, *(["-"] if password is not None else [])]  # "-": more settings come from stdin
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1; the same one after another `start`.
+        """The TCP port on 127.0.0.1, which a later `start` uses again.
 
         Raises:
             BrokerUnavailableError: the server was not started yet.
@@ -81,13 +81,13 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """``redis://127.0.0.1:PORT/0``, with the password when there is one."""
+        """``redis://127.0.0.1:PORT/0``, with the password if there is one."""
         secret = f":{self._password}@" if self._password is not None else ""
         return f"redis://{secret}{HOST}:{self.port}/0"
 
     @property
     def pid(self) -> int:
-        """Process id of the server, also after its end.
+        """Process id of the server, also after it has ended.
 
         Raises:
             BrokerUnavailableError: the server was not started yet.
@@ -98,14 +98,14 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """True while the server's process lives and this is the process that started it."""
+        """True while the server's process runs, in the process that started it."""
         return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
 
     def start(self, *, timeout: float = 60.0) -> str:
-        """Start the server and wait until it serves; nothing happens when it runs already.
+        """Start the server and wait until it accepts commands; do nothing if it runs already.
 
         Args:
-            timeout: seconds until it has to serve; a large append-only file takes a while to load.
+            timeout: seconds; a large append-only file takes a while to load.
 
         Returns:
             The URL for clients.
@@ -120,15 +120,15 @@ class EmbeddedServer:
         for _ in range(PORT_TRIES):
             try:
                 self._start_on(pick_port() if chosen is None else chosen, timeout)
-            except PortTaken:
+            except PortTakenError:
                 if chosen is not None:
                     raise
             else:
                 return self.url
-        raise BrokerUnavailableError(f"{PORT_TRIES} free ports were taken by others before the server could listen")
+        raise BrokerUnavailableError(f"other processes took {PORT_TRIES} free ports before the server could listen")
 
     def stop(self, *, timeout: float = 10.0) -> None:
-        """Ask the server to end (``SIGTERM``), wait, and kill it when it has not ended after ``timeout`` seconds."""
+        """Stop the server (``SIGTERM``), wait, and kill it if it has not ended after ``timeout`` seconds."""
         if self.running and self._process is not None:
             self._process.terminate()
             try:
@@ -137,13 +137,13 @@ class EmbeddedServer:
                 self.kill()
 
     def kill(self) -> None:
-        """End the server at once (``SIGKILL``) and wait until it is gone."""
+        """Kill the server (``SIGKILL``) and wait until it is gone."""
         if self.running and self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the server; return its exit code, ``None`` when it runs on after ``timeout`` seconds."""
+        """Wait for the end of the server and return its exit code; ``None`` if it runs after ``timeout`` seconds."""
         if self._process is None or self._owner != os.getpid():
             return None
         try:
@@ -161,7 +161,7 @@ class EmbeddedServer:
         self.stop()
 
     def _start_on(self, port: int, timeout: float) -> None:
-        held = claim(self.data_dir)
+        held = lock_directory(self.data_dir)
         log = ServerLog(self.data_dir)
         command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=self._extra)
         try:
@@ -174,10 +174,10 @@ class EmbeddedServer:
                 finally:
                     os.close(settings)
         finally:
-            os.close(held)  # the server has it now
+            os.close(held)  # the server has inherited it
         self._owner, self._port = os.getpid(), port
         try:
-            self.run_id = wait_until_it_serves(
+            self.run_id = wait_until_ready(
                 port,
                 process.pid,
                 lambda seconds: self.wait(seconds) is not None,
@@ -192,7 +192,7 @@ class EmbeddedServer:
 
 
 def _settings(password: str | None) -> int:
-    """Return the descriptor of a pipe with what must not stand in a command line, which every user can read."""
+    """Return a pipe with the settings that must not be in the command line, which every user can read."""
     reading, writing = os.pipe()
     if password is not None:
         escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
@@ -212,7 +212,7 @@ def _spawn(command: Sequence[str], settings: int, held: int, output: int) -> sub
             stderr=output,
             env=server_environment(),
             pass_fds=[held],
-            start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the server
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
             preexec_fn=tie_to_parent(),  # noqa: PLW1509 # one call of prctl, resolved before the fork
         )
 
@@ -221,14 +221,14 @@ _spawner: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def _in_a_thread_that_stays(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``spawn`` in the main thread, or else in one that lives as long as this process.
+    """Run ``spawn`` in the main thread, or in one that lives as long as this process.
 
-    Linux ends the server when the *thread* that forked it ends: a server that a web framework's worker thread
-    started would be gone with the request.
+    Linux ends the server when the *thread* that forked it ends: a server that was started in a web framework's worker
+    thread would end with the request.
     """
     global _spawner  # noqa: PLW0603 # one thread per process
     if threading.current_thread() is threading.main_thread() or sys.platform != "linux":
         return spawn()
-    if _spawner is None or _spawner[0] != os.getpid():  # after a fork the executor is there, its thread is not
+    if _spawner is None or _spawner[0] != os.getpid():  # a fork inherits the executor, but not its thread
         _spawner = os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="bulltask-embedded")
     return _spawner[1].submit(spawn).result()

@@ -1,4 +1,4 @@
-"""``broker_url="embedded://"``: one server for all processes of a user that want it, started by the first."""
+"""``broker_url="embedded://"``: one server for all processes of a user that use it, started by the first."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.data_directory import DataDirectory, ServerRecord
 from bulltask.embedded.launch import (
     PORT_TRIES,
-    PortTaken,
+    PortTakenError,
     ServerLog,
-    claim,
     lock,
+    lock_directory,
     open_lock,
     pick_port,
     server_command,
     server_environment,
-    wait_until_it_serves,
+    wait_until_ready,
 )
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailableError, ConfigError
@@ -37,22 +37,23 @@ __all__ = ["resolve_url", "start_announced", "start_or_join"]
 log = logging.getLogger(__name__)
 
 _URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
-_TURN_TIMEOUT = 90.0  # longer than a start may take
-_USE_TIMEOUT = 40.0  # longer than a keeper gives its server to end
+_LOCK_TIMEOUT = 90.0  # longer than a start may take
+_USE_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
 _used: dict[Path, int] = {}
-"""Descriptor of the ``users`` file of each directory whose server this process uses. Open until the process ends; a
-forked child has it as well, so the server also stays for a worker's children."""
+"""Descriptor of the ``users`` file of each directory whose server this process uses. It stays open until the process
+ends, and forked children inherit it, so the server also runs as long as a worker's children."""
 
 
 def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
-    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others as they are.
+    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others unchanged.
 
     Args:
-        broker_url: any broker URL. ``NAME`` names the user's set of data (``default``), ``DB`` a database (0).
+        broker_url: any broker URL. ``NAME`` names one of the user's data directories (``default``), ``DB`` a database
+            (0).
 
     Raises:
-        ConfigError: it begins with ``embedded:`` and goes on as no such URL does.
+        ConfigError: the URL starts with ``embedded:`` but is invalid.
         BrokerUnavailableError: as `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
@@ -60,23 +61,23 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
         return broker_url
     match = _URL.fullmatch(broker_url.get_secret_value())
     if match is None:
-        raise ConfigError(f"broker_url {broker_url} is none: write embedded://, embedded://NAME or embedded://NAME/DB")
+        raise ConfigError(f"Invalid broker_url {broker_url}: use embedded://, embedded://NAME or embedded://NAME/DB")
     return SecretUrl(_start_or_join(DataDirectory.named(match["name"])).removesuffix("0") + (match["db"] or "0"))
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:
-    """Make sure that the server of a directory runs, and use it until this process and its forked children end.
+    """Ensure that the server of a directory runs, and use it until this process and its forked children end.
 
-    The first process starts it, the others join it. It belongs to none of them: it runs until the last one that
-    uses it has ended, by whatever end, ``kill -9`` included, and is then stopped in good order. Every change is in
-    the append-only file before it is acknowledged, so the next start goes on where this one ended.
+    The first process starts it, others join it. It belongs to none of them: it runs until the last process that uses it
+    has ended, even by ``kill -9``, and is then stopped properly. Every change is in the append-only file before it is
+    acknowledged, so the next start continues where this one ended.
 
-    A server is joined only when it names the run id that was written down for this directory. Call it again when
-    the server has died: it is started again, on the same port if that is still free.
+    A server is joined only if it reports the run id that is recorded for this directory. Call this again when the
+    server has died: it is started again, on the same port if that is still free.
 
     Args:
-        data_dir: the directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files go into a
-            directory below it that is named after the server's line, such as ``valkey-9``.
+        data_dir: the directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files are in a
+            subdirectory that is named after the server's line, such as ``valkey-9``.
 
     Returns:
         Its URL, ``redis://127.0.0.1:PORT/0``.
@@ -87,38 +88,38 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     return _start_or_join(DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir))
 
 
-def start_announced(server: EmbeddedServer, place: DataDirectory) -> None:
-    """Start a server that belongs to this process so that `start_or_join` of that place finds it.
+def start_announced(server: EmbeddedServer, data: DataDirectory) -> None:
+    """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
 
     Raises:
-        BrokerUnavailableError: as `EmbeddedServer.start`; at once when a server runs there already.
+        BrokerUnavailableError: as `EmbeddedServer.start`; immediately if a server runs there already.
     """
-    with _turn(place):
-        other = place.running()
+    with _start_lock(data):
+        other = data.running()
         if other is not None:
             directory, known = other
             raise BrokerUnavailableError(
-                f"a server runs already on the data in {directory}: {known.url}, process {known.pid}. "
-                f"Use that one, end the processes that use it, or name another directory"
+                f"a server already runs on the data in {directory}: {known.url}, process {known.pid}. "
+                f"Use that one, stop the processes that use it, or choose another directory"
             )
         server.start()
         ServerRecord(server.pid, server.port, server.run_id).write(server.data_dir)
 
 
-def _start_or_join(place: DataDirectory) -> str:
+def _start_or_join(data: DataDirectory) -> str:
     binary = find_binary()
-    with _turn(place):
-        # Of whatever line: two environments with different servers installed must not end up with one each.
-        found = place.running()
+    with _start_lock(data):
+        # Of any line: two environments with different servers installed must not start one each.
+        found = data.running()
         if found is not None and _join(*found):
             return found[1].url
-        for other in place.left_behind(binary):
-            log.warning("%s does not see the data of another server that was used last, in %s", binary, other)
-        return _start_here(binary, place.directory(binary))
+        for other in data.left_behind(binary):
+            log.warning("%s cannot read the data of another server that was used more recently, in %s", binary, other)
+        return _start_here(binary, data.directory(binary))
 
 
 def _join(directory: Path, known: ServerRecord) -> bool:
-    """Use a running server; False when its last user went just now, and the server with it."""
+    """Use a running server; return False if its last user has just left, and the server has stopped."""
     new = _use(directory)
     if known.still_runs():
         return True
@@ -135,37 +136,37 @@ def _start_here(binary: ServerBinary, directory: Path) -> str:
         running.write(directory)
     except BaseException:
         if new:
-            _leave(directory)  # or the keeper would wait for this process for ever
+            _leave(directory)  # or the keeper would wait for this process forever
         raise
     return running.url
 
 
 @contextmanager
-def _turn(place: DataDirectory) -> Iterator[None]:
-    """One at a time decides whether the server of a place has to be started."""
-    fd = open_lock(place.turn_file)
+def _start_lock(data: DataDirectory) -> Iterator[None]:
+    """Only one process at a time decides whether the server of a directory must be started."""
+    fd = open_lock(data.lock_file)
     try:
-        if not lock(fd, fcntl.LOCK_EX, _TURN_TIMEOUT):
+        if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):
             raise BrokerUnavailableError(
-                f"another process has held {place.turn_file} for {_TURN_TIMEOUT:g} s: see server.log"
+                f"another process has held {data.lock_file} for {_LOCK_TIMEOUT:g} s: see server.log"
             )
         try:
             yield
         finally:
-            # Not by close alone: a child that another thread forked meanwhile has the descriptor, too.
+            # close() alone does not suffice: a child that another thread has just forked has the descriptor, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
 
 
 def _use(directory: Path) -> bool:
-    """Become a user of the directory's server; return False when this process is one already."""
+    """Become a user of the directory's server; return False if this process is one already."""
     fd = open_lock(directory / "users.lock")
     held = _used.get(directory)
     if held is not None and os.path.samestat(os.fstat(held), os.fstat(fd)):
         os.close(fd)
         return False
-    # The keeper of a server that nobody uses has the exclusive lock until that server is gone.
+    # The keeper of a server without users has the exclusive lock until that server is gone.
     if not lock(fd, fcntl.LOCK_SH, _USE_TIMEOUT):
         os.close(fd)
         raise BrokerUnavailableError(
@@ -180,17 +181,17 @@ def _leave(directory: Path) -> None:
 
 
 def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
-    # The last port first: processes whose server died find the new one without a new URL.
+    # Try the last port first: processes whose server died then reach the new one by the same URL.
     for _ in range(PORT_TRIES):
         try:
             return _start_on(binary, directory, last_port or pick_port())
-        except PortTaken:
+        except PortTakenError:
             last_port = None
-    raise BrokerUnavailableError(f"{PORT_TRIES} free ports were taken by others before the server could listen")
+    raise BrokerUnavailableError(f"other processes took {PORT_TRIES} free ports before the server could listen")
 
 
 def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
-    held = claim(directory)
+    held = lock_directory(directory)
     server_log = ServerLog(directory)
     status, keepers_end = os.pipe()
     try:
@@ -199,12 +200,12 @@ def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
         finally:
             os.close(keepers_end)
             os.close(held)
-        said = os.read(status, 32)  # its process id, or nothing: the keeper is gone
-        if said:
+        pid = os.read(status, 32)  # of the server; empty if the keeper is gone
+        if pid:
             # From here on the pipe is readable when the keeper has ended, which is after its server.
-            run_id = wait_until_it_serves(port, int(said), lambda s: bool(select.select([status], [], [], s)[0]))
+            run_id = wait_until_ready(port, int(pid), lambda s: bool(select.select([status], [], [], s)[0]))
             if run_id:
-                return ServerRecord(int(said), port, run_id)
+                return ServerRecord(int(pid), port, run_id)
         raise server_log.failure(port)
     finally:
         os.close(status)

@@ -1,13 +1,13 @@
-"""The build hook that puts BullMQ's own Lua scripts into the package.
+"""The build hook that copies BullMQ's Lua scripts into the package.
 
-The repository holds none of BullMQ's code. ``pyproject.toml`` names one pinned ``bullmq`` distribution as a build
-requirement, so the installer fetches it; this hook copies its scripts to ``bulltask/lua/official/`` and compares
-every one with ``manifest.json``. A missing, extra or altered script ends the build.
+The repository contains none of BullMQ's code. ``pyproject.toml`` names one pinned ``bullmq`` distribution as a build
+requirement, so the installer fetches it; this hook copies its scripts to ``bulltask/lua/official/`` and compares each
+with ``manifest.json``. A missing, extra or altered script fails the build.
 
-Hatchling loads this file by its path while bulltask itself is not installed: it may import nothing of bulltask.
+Hatchling loads this file by its path while bulltask is not installed: it must not import anything of bulltask.
 
-Run as a program, it prints a manifest of the ``bullmq`` distribution that is installed beside it (for a bump of the
-pin, see CONTRIBUTING.md).
+Run as a program, it prints a manifest of the installed ``bullmq`` distribution (to change the pin, see
+CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SHIPPED_NOTICE = "LICENSE-BullMQ.md"
 
 
 class OfficialScriptsError(RuntimeError):
-    """BullMQ's scripts could not be taken over as the manifest wants them."""
+    """BullMQ's scripts do not match the manifest."""
 
 
 class OfficialScriptsHook(BuildHookInterface[Any]):
-    """Fills ``bulltask/lua/official/`` before a wheel is made (an editable install counts as one)."""
+    """Fills ``bulltask/lua/official/`` before a wheel is made, also for an editable install."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Copy and check the scripts; called by hatchling before it collects the files of the wheel.
+        """Copy and check the scripts; hatchling calls this before it collects the files of the wheel.
 
         Raises:
-            OfficialScriptsError: the installed ``bullmq`` is not what ``manifest.json`` says.
+            OfficialScriptsError: the installed ``bullmq`` does not match ``manifest.json``.
         """
         del version, build_data  # the same work for a standard and for an editable wheel
         root = Path(self.root)
@@ -54,10 +54,10 @@ def find_commands(source: str) -> Path:
     """Return the directory with the scripts of the installed distribution.
 
     Args:
-        source: the one allowed distribution, spelled ``name==version``.
+        source: the required distribution, as ``name==version``.
 
     Raises:
-        OfficialScriptsError: it is not installed, has another version, or holds no scripts.
+        OfficialScriptsError: it is not installed, has another version, or contains no scripts.
     """
     how = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
     try:
@@ -84,15 +84,15 @@ def hashes(scripts: dict[str, bytes]) -> dict[str, str]:
 
 
 def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> None:
-    """Compare the scripts found with the manifest.
+    """Compare the scripts with the manifest.
 
     Args:
         scripts: file name and content, as found.
-        wanted: file name and SHA-256 (hex), as the manifest says.
+        wanted: file name and SHA-256 (hex), from the manifest.
         source: where the scripts come from, for the message.
 
     Raises:
-        OfficialScriptsError: a script is missing, extra or altered; the message names every one.
+        OfficialScriptsError: a script is missing, extra or altered; the message names each.
     """
     found = hashes(scripts)
     problems = [
@@ -106,19 +106,17 @@ def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> Non
     ]
     if problems:
         lines = "\n  ".join(problems)
-        raise OfficialScriptsError(
-            f"the Lua scripts of {source} are not those of bulltask/lua/manifest.json:\n  {lines}"
-        )
+        raise OfficialScriptsError(f"the Lua scripts of {source} do not match bulltask/lua/manifest.json:\n  {lines}")
 
 
 def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
-    """Make ``target`` hold these scripts and BullMQ's licence notice, and no other script."""
+    """Put these scripts and BullMQ's licence into ``target``, and remove all other scripts."""
     target.mkdir(exist_ok=True)
     for stale in target.glob("*.lua"):
         if stale.name not in scripts:
             stale.unlink()
     for name, content in {**scripts, SHIPPED_NOTICE: notice}.items():
-        # Replaced in one step: a worker that starts from an editable install meanwhile must not read half a script.
+        # Replace in one step: a worker that is just starting from an editable install must not read half a script.
         partial = target / f".{name}.{os.getpid()}"
         partial.write_bytes(content)
         partial.replace(target / name)

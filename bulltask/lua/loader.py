@@ -1,6 +1,6 @@
-"""Lua scripts by name: BullMQ's own and the few that bulltask adds, each checked against its hash.
+"""Lua scripts by name: BullMQ's and bulltask's own, each checked against its hash.
 
-The number of keys is part of a script's file name (``moveToActive-11.lua`` takes 11 keys), as BullMQ spells it.
+The number of keys is part of a script's file name (``moveToActive-11.lua`` takes 11 keys), as in BullMQ.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from bulltask.errors import ScriptIntegrityError
 __all__ = ["Script", "every", "official", "own", "sha1"]
 
 _CURE = "reinstall bulltask (in a checkout: pip install -e .)"
-_CURE_OWN = "reinstall bulltask (in a checkout, if the change is meant: python tests/unit/test_lua_scripts.py)"
+_CURE_OWN = "reinstall bulltask (in a checkout, to accept your change: python tests/unit/test_lua_scripts.py)"
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One Lua script, ready to be run by its hash.
+    """A Lua script.
 
     Attributes:
         name: its name without key count, for instance ``moveToActive``.
-        key_count: how many keys it takes.
+        key_count: number of keys it takes.
         body: its text.
-        sha: SHA-1 of the text in hex, the name under which Redis caches it (``EVALSHA``).
-        by_sha: the command that runs it by that name.
+        sha: SHA-1 of the text in hex, under which Redis caches it (``EVALSHA``).
+        by_sha: the command that runs it by that hash.
         by_body: the command that runs its text.
     """
 
@@ -41,9 +41,9 @@ class Script:
     by_body: str = "EVAL"
 
     def only_reading(self) -> Script:
-        """The same script, run so that the server keeps it from writing: a user who may only read may run it then.
+        """Return the same script, run so that the server prevents writes; a read-only user may then run it.
 
-        From Redis 7.0 on.
+        Requires Redis 7.0 or newer.
         """
         return replace(self, by_sha="EVALSHA_RO", by_body="EVAL_RO")
 
@@ -63,19 +63,19 @@ def official(name: str) -> Script:
 
 @cache
 def own(name: str) -> Script:
-    """Return a script of bulltask's own, from ``bulltask/lua/own/NAME-KEYS.lua``; the first call checks it.
+    """Return one of bulltask's own scripts, ``bulltask/lua/own/NAME-KEYS.lua``; the first call checks it.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official`; the hashes are in ``own_scripts.json``.
+        ScriptIntegrityError: as in :func:`official`; the hashes are in ``own_scripts.json``.
     """
     return _checked("own", name, _pins(), "own_scripts.json", _CURE_OWN)
 
 
 def every() -> list[Script]:
-    """Return all scripts of BullMQ and all of our own: after this call none can be found altered.
+    """Return all scripts of BullMQ and bulltask. After this call none can turn out to be altered.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official` and :func:`own`.
+        ScriptIntegrityError: as in :func:`official` and :func:`own`.
     """
     sources = ((official, _manifest()), (own, _pins()))
     return [load(file_name.rpartition("-")[0]) for load, file_names in sources for file_name in sorted(file_names)]
@@ -90,7 +90,7 @@ def _checked(folder: str, name: str, wanted: dict[str, str], where: str, cure: s
         raise ScriptIntegrityError(f"{path} cannot be read ({error}): {cure}") from error
     found = hashlib.sha256(body).hexdigest()
     if found != wanted[file_name]:
-        # A script that differs by one byte may corrupt every queue it touches, so nothing runs with it.
+        # A script that differs by one byte may corrupt every queue it touches, so it must not run.
         raise ScriptIntegrityError(f"{path} was altered (sha256 {found}, not {wanted[file_name]}): {cure}")
     return _script(file_name, body)
 
@@ -108,9 +108,9 @@ def _pins() -> dict[str, str]:
 
 
 def _file(name: str) -> Traversable:
-    """A file or directory beside this one: no path, as Spark's executors may have bulltask as a zip (``--py-files``).
+    """Return a file or directory beside this one; not a path, because Spark's executors may have bulltask as a zip.
 
-    It is not kept: an open zip would be shared with forked processes, which would read it at each other's place.
+    It is not cached: forked processes would share an open zip, and read it at each other's position.
     """
     return files("bulltask.lua") / name
 

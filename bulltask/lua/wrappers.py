@@ -16,62 +16,54 @@ __all__ = ["ending", "fenced", "guarded", "retrying", "waking"]
 
 @cache
 def fenced(name: str) -> Script:
-    """Return an official add script behind the fence (``own/fence-1.lua``): one script that does both in one step.
-
-    The official text stands in it byte for byte, as the body of a function whose parameters take the place of the
-    ``KEYS`` and ``ARGV`` that it was written for.
+    """Return an official add script behind own ``fence``.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official`.
+        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
     """
     return _around(own("fence"), official(name), b"add")
 
 
 @cache
 def ending(name: str) -> Script:
-    """Return an own script that ends a job: BullMQ's ``moveToFinished`` stands in it as ``finish(KEYS, ARGV)``.
-
-    As in :func:`fenced`, the official text is there byte for byte, and both are one step.
+    """Return an own script that finishes a job: it calls BullMQ's ``moveToFinished`` as ``finish(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official` and :func:`own`.
+        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
     """
     return _around(own(name), official("moveToFinished"), b"finish")
 
 
 @cache
 def guarded(name: str, guard: str) -> Script:
-    """Return an official script behind an own one that deals with malformed jobs, under the official name.
-
-    As in :func:`fenced`, the official text is there byte for byte, as ``official(KEYS, ARGV)``, and both are one step.
+    """Return an official script behind an own one that handles malformed jobs, under the official name.
 
     Args:
-        name: the official script.
+        name: the official script, which is called as ``official(KEYS, ARGV)``.
         guard: the own one.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official` and :func:`own`.
+        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
     """
     return replace(_around(own(guard), official(name), b"official"), name=name)
 
 
 @cache
 def retrying() -> Script:
-    """Return own ``retryFailed``: BullMQ's ``moveJobsToWait`` stands in it as ``retry(KEYS, ARGV)``, byte for byte.
+    """Return own ``retryFailed``, which calls BullMQ's ``moveJobsToWait`` as ``retry(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as of :func:`official`.
+        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
     """
     return _around(own("retryFailed"), official("moveJobsToWait"), b"retry")
 
 
 @cache
 def waking(script: Script) -> Script:
-    """Return own ``wakeNext`` around a script that moves a job out of ``active``: it is there byte for byte, as
-    ``move(KEYS, ARGV)``.
+    """Return own ``wakeNext`` around a script that moves a job out of ``active``, called as ``move(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as of :func:`own`.
+        ScriptIntegrityError: as in :func:`bulltask.lua.loader.own`.
     """
     return _around(own("wakeNext"), script, b"move")
 

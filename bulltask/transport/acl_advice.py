@@ -1,4 +1,4 @@
-"""What to grant a user of Redis who may not do something (ACL)."""
+"""What to grant a Redis user (ACL) that lacks a permission."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ _IN_SCRIPT: Final = re.compile(r"user executing the script can't run")
 
 
 def advice(text: str, url: str) -> str:
-    """What to do about a refusal; ``""`` for one that is about something else.
+    """Return what to do about a refusal, ``""`` if it has another reason.
 
     Args:
-        text: what the server says.
-        url: the server, password already hidden.
+        text: the server's message.
+        url: the server, without its password.
     """
     user = user_of(url)
     if found := _COMMAND.search(text):
         return f". Grant it: ACL SETUSER {user} +{found[1]}"
     if _KEYS.search(text):
-        return (
-            f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to one who only reads)"
-        )
+        return f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only)"
     if _IN_SCRIPT.search(text):
         return (
-            ". What a script runs counts as well: grant all commands that such a user needs "
-            "(bulltask.spark.acl, or docs/how-to/spark.md)"
+            ". Commands inside a script count as well: grant all that this user needs (bulltask.spark.acl, or "
+            "docs/how-to/spark.md)"
         )
     return ""
 
 
 def refused_command(text: str) -> str:
-    """The command that an error refuses to a user; ``""`` when it says something else."""
+    """Return the command that a user may not run, according to an error; ``""`` if it has another reason."""
     found = _COMMAND.search(text)
     return "" if found is None else found[1]
 
 
 def user_of(url: str) -> str:
-    """The name of a URL's user, as the ACL has it."""
+    """Return the name of a URL's user, as the ACL spells it."""
     try:
         return unquote(urlsplit(url).username or "") or "default"
-    except ValueError:  # no URL that could be read
+    except ValueError:  # an invalid URL
         return "default"

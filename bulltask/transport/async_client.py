@@ -24,15 +24,15 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """Responsible for one connection that the tasks of one event loop share.
+    """One connection that the tasks of one event loop share.
 
-    Every call is written at once and its reply is matched by order, so a hundred tasks need one connection and no
-    lock. A task that is cancelled leaves its place in the order: its reply is read and dropped, never handed to
-    another task (the fault behind CVE-2023-28858).
+    Every call is written at once and its reply is matched by order, so a hundred tasks need one connection and no lock.
+    The reply to a cancelled task's call is read and dropped, never passed to another task (the fault behind
+    CVE-2023-28858).
 
     Args:
         endpoint: the server.
-        clock: is set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
+        clock: set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
         name: the connection's name in ``CLIENT LIST``.
     """
 
@@ -48,28 +48,28 @@ class AsyncClient:
         reply = (await self._exchange([call.packed()]))[0]
         if faults.is_noscript(reply):
             reply = (await self._exchange([call.packed_with_body()]))[0]
-        return self._judge(call, reply)
+        return self._result(call, reply)
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip; raises what ``Client.run_many`` raises.
 
         Args:
             calls: the calls.
-            deadline_ms: it takes no longer than to there (``mono_ms``), and no longer than any call may.
+            deadline_ms: limit (``mono_ms``), in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
             again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
-        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def connect(self, deadline_ms: int | None = None) -> None:
-        """Connect now instead of at the first call; ``deadline_ms`` as in :meth:`run_many`."""
+        """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
         await self._connected(deadline_ms)
 
     async def close(self) -> None:
-        """Close the connection; calls that still wait fail with ``BrokerUnavailableError``."""
+        """Close the connection. Calls that still wait fail with ``BrokerUnavailableError``."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -80,8 +80,8 @@ class AsyncClient:
     async def _exchange(self, packed: Sequence[bytes], deadline_ms: int | None = None) -> list[Any]:
         connection = await self._connected(deadline_ms)
         if self._clock is not None and self._clock.due:
-            asked = mono_ms()
-            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], asked)
+            sent_ms = mono_ms()
+            self._set_clock(self._clock, (await self._round_trip(connection, [TIME.packed()], deadline_ms))[0], sent_ms)
         return await self._round_trip(connection, packed, deadline_ms)
 
     async def _round_trip(
@@ -92,10 +92,10 @@ class AsyncClient:
             raise faults.connection_error(fault, self._endpoint.safe_url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
-        # No await between taking the places and handing over the bytes, or two tasks' calls could swap order.
+        # No await between queueing the waiters and writing the bytes, or two tasks' calls could swap order.
         self._pending.extend(waiters)
         try:
-            # Sending may take for ever as well: on a half-open connection the buffers fill up.
+            # Sending may block as well: on a half-open connection the buffers fill up.
             async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, deadline_ms)):
                 await _send(connection, packed)
                 return [await waiter for waiter in waiters]
@@ -103,15 +103,15 @@ class AsyncClient:
             await self._drop(exc, only=connection)
             raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         finally:
-            for waiter in waiters:  # of a cancelled or failed exchange; done ones are not touched
+            for waiter in waiters:  # of a cancelled or failed exchange; cancel() ignores those that are done
                 waiter.cancel()
                 if not waiter.cancelled():
-                    waiter.exception()  # marks it as seen: it was reported once already
+                    waiter.exception()  # mark it as retrieved: it was reported once already
 
     async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
         if self._connection is not None and not self._connecting.locked():
             return self._connection
-        # redis-py bounds only the first step: a server that takes connections and never answers would hold us for ever.
+        # redis-py limits only the first step: a server that accepts connections and never replies would block us.
         longest_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
         try:
             async with asyncio.timeout(_seconds(longest_ms, deadline_ms)), self._connecting:
@@ -134,18 +134,18 @@ class AsyncClient:
         return connection
 
     async def _handshake(self, connection: redis.asyncio.Connection, deadline_ms: int | None) -> None:
-        """Look whether the server can be used, and set the clock; one round trip for both."""
-        asked = mono_ms()
-        said, *time = await self._round_trip(
+        """Check whether the server is usable, and set the clock, in one round trip."""
+        sent_ms = mono_ms()
+        info, *time = await self._round_trip(
             connection, [call.packed() for call in handshake_calls(self._clock)], deadline_ms
         )
         try:
-            check_server(said, self._endpoint)
+            check_server(info, self._endpoint)
         except BrokerConfigError as exc:
             await self._drop(exc, only=connection)
             raise
         if self._clock is not None:
-            self._set_clock(self._clock, time[0], asked)
+            self._set_clock(self._clock, time[0], sent_ms)
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
         fault: BaseException = ConnectionError("the reader was stopped")
@@ -153,7 +153,7 @@ class AsyncClient:
             while True:
                 try:
                     reply: Any = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-                except faults.ERROR_REPLIES as exc:  # the answer to one call, not the end of the connection
+                except faults.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
                     reply = exc
                 waiter = self._pending.popleft()
                 if not waiter.done():
@@ -174,17 +174,17 @@ class AsyncClient:
         if connection is not None:
             await _abandon(connection)
 
-    def _set_clock(self, clock: ServerClock, reply: Any, asked: int) -> None:
-        clock.set(self._judge(TIME, reply), asked, mono_ms())
+    def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
+        clock.set(self._result(TIME, reply), sent_ms, mono_ms())
 
-    def _judge(self, call: Call[R], reply: Any) -> R:
+    def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, faults.ERROR_REPLIES):
             raise faults.reply_error(reply, self._endpoint.safe_url) from reply
         return call.parse_reply(reply)
 
 
 def _seconds(longest_ms: int, deadline_ms: int | None) -> float:
-    """How long something may take that has ``longest_ms``, and is over at ``deadline_ms`` at the latest."""
+    """Return ``longest_ms`` in seconds, or the time until ``deadline_ms`` if that is shorter."""
     return (longest_ms if deadline_ms is None else max(1, min(longest_ms, deadline_ms - mono_ms()))) / 1000
 
 
@@ -194,7 +194,7 @@ def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | N
 
 
 async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> None:
-    """Hand over all bytes at once, then wait until few enough of them are left.
+    """Write all bytes at once, then wait until the buffer has drained.
 
     redis-py's own method closes the connection when the task is cancelled while it waits; here others share it.
     """
@@ -206,7 +206,7 @@ async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -
 
 
 async def _abandon(connection: redis.asyncio.Connection) -> None:
-    """Close at once: what was not sent yet would otherwise be kept for as long as the kernel hopes to send it."""
+    """Close at once: the kernel would otherwise keep unsent bytes for as long as it tries to send them."""
     writer = _writer_of(connection)
     if writer is not None:
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""One app's way to Redis: the clients, the clock, the keys, and who sends and reads with them."""
+"""One app's access to Redis: clients, clock, keys, and what sends jobs and reads results with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _PerLoop(Generic[T]):
-    """One object for each running event loop, forgotten with the loop."""
+    """One object per running event loop, dropped with the loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -41,17 +41,17 @@ class _PerLoop(Generic[T]):
         return found
 
     def forget(self) -> T | None:
-        """Take the running loop's object out; the next :meth:`get` makes another."""
+        """Remove and return the running loop's object; the next :meth:`get` makes another."""
         return self._made.pop(asyncio.get_running_loop(), None)
 
 
 class Broker:
-    """Responsible for everything that an app needs of Redis; connects when first used.
+    """Everything that an app needs of Redis. Connects on first use.
 
     Args:
         config: the app's settings.
         url: the server; ``config.broker_url`` unless that was ``embedded://``.
-        clustered: it is a node of a cluster; what is sent finds its way there, all else does not yet.
+        clustered: the server is a node of a cluster. Sends are routed to the right node; nothing else is yet.
     """
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
@@ -77,10 +77,10 @@ class Broker:
         )
 
     def keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue, by the user's spelling.
+        """Return the keys of a queue, by the user's spelling.
 
         Raises:
-            InvalidNameError: no queue can have that name.
+            InvalidNameError: the name is not valid for a queue.
         """
         found = self._keys.get(queue)
         if found is None:
@@ -89,33 +89,33 @@ class Broker:
         return found
 
     def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
-        """The operation that revokes a job; it looks at the clock, so its client is to be connected before."""
+        """Return the operation that revokes a job. It reads the server's time, so connect its client before."""
         return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> Client:
-        """A client of one's own, for a child or a supervisor; ``timeout_ms`` shortens how long anything may take."""
+        """Make a client for a child or a supervisor; ``timeout_ms`` shortens all its timeouts."""
         return Client(self.endpoint.within(timeout_ms), self.clock, name)
 
     def blocking_client(self, block_ms: int, name: str | None = None) -> Client:
-        """A client whose calls may block up to ``block_ms``."""
+        """Make a client whose calls may block up to ``block_ms``."""
         return Client(self.endpoint.blocking(block_ms), None, name)
 
     def shared_async_client(self) -> AsyncClient:
-        """The asyncio client that all tasks of the running loop share."""
+        """Return the asyncio client that all tasks of the running loop share."""
         return self._aclients.get()
 
     def async_client(self) -> AsyncClient:
-        """An asyncio client of one's own, for the running loop."""
+        """Make an asyncio client for the running loop that is not shared."""
         return AsyncClient(self.endpoint, self.clock)
 
     def close(self) -> None:
-        """Close idle connections; the broker may be used again."""
+        """Close idle connections. The broker can be used again."""
         self.pool.close()
         self._senders.close()
         self._waiters.close()
 
     async def aclose(self) -> None:
-        """Close the running loop's shared connection; the broker may be used again."""
+        """Close the running loop's shared connection. The broker can be used again."""
         client = self._aclients.forget()
         if client is not None:
             await client.close()

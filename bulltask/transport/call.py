@@ -1,7 +1,7 @@
-"""A call to Redis as a value: packed and judged the same way by the sync and the async client.
+"""A call to Redis as a value: packed, and its reply parsed, in the same way by the sync and the async client.
 
-Every script has one function that builds its :class:`Call` (``scripts_*.py``). The two clients only carry calls, so
-nothing about the protocol is written twice.
+Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only carry calls,
+so nothing about the protocol is written twice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bulltask.value_class import value_class
 
 __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call", "to_msgpack"]
 
-# hiredis' own stub knows neither words of several types nor the result's.
+# hiredis' own stub allows neither words of several types nor states the type of the result.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
 _STEADY_KEYS: Final = 11
-"""So many first keys of a script are remembered in packed form: of ``moveToFinished`` the next one names a job."""
+"""Number of a script's first keys that are cached in packed form: the twelfth key of ``moveToFinished`` names a job."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -34,7 +34,7 @@ Arg = bytes | str | int | float
 
 
 def as_is(reply: Any) -> Any:
-    """The parse_reply of calls whose reply needs no judging."""
+    """Return the reply unchanged: the parser of calls whose reply needs none."""
     return reply
 
 
@@ -43,10 +43,10 @@ class Call(Generic[R_co]):
     """One command or script call.
 
     Attributes:
-        args: the command's words; for a script everything after the script itself (key count, keys, arguments).
-        parse_reply: turns the raw reply into the result, or raises the error that a negative number stands for.
+        args: the words of a command; for a script everything after the script itself (key count, keys, arguments).
+        parse_reply: converts the raw reply to the result, or raises the error that a negative number stands for.
         script: the script to run, ``None`` for a plain command.
-        steady: so many of a plain command's last words are the same in many calls, and are remembered in packed form.
+        steady: number of a plain command's last words that are the same in many calls and are cached in packed form.
     """
 
     args: tuple[Arg, ...]
@@ -56,18 +56,18 @@ class Call(Generic[R_co]):
 
     @property
     def keys(self) -> tuple[Arg, ...]:
-        """The keys of a script's call."""
+        """The keys of a script call (``KEYS``)."""
         assert self.script is not None
         return self.args[1 : self.script.key_count + 1]
 
     @property
     def argv(self) -> tuple[Arg, ...]:
-        """The arguments of a script's call."""
+        """The arguments of a script call (``ARGV``)."""
         assert self.script is not None
         return self.args[self.script.key_count + 1 :]
 
     def packed(self) -> bytes:
-        """The bytes to send: ``EVALSHA``, or the plain command."""
+        """Return the bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
             if not self.steady:
                 return _pack(self.args)
@@ -78,7 +78,7 @@ class Call(Generic[R_co]):
         return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
 
     def packed_with_body(self) -> bytes:
-        """The bytes to send when the server does not know the script: ``EVAL`` runs and remembers it in one step."""
+        """Return the bytes to send when the server does not have the script: ``EVAL`` runs and caches it."""
         assert self.script is not None
         return _pack((self.script.by_body, self.script.body, *self.args))
 
@@ -87,26 +87,26 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
     try:
         return _pack_words(words)
     except UnicodeEncodeError:
-        # An id that another program made of bytes that are no UTF-8: it must go out as it came in (replies.text).
+        # An id that another program made may not be UTF-8: it is sent as it was received (see replies.text).
         encoded = (word.encode("utf-8", ON_SURROGATE) if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
 
 
 def _words(words: tuple[Arg, ...]) -> bytes:
-    """Packed words without the count that stands before them."""
+    """Pack words without the leading count."""
     return _pack(words).partition(b"\r\n")[2]
 
 
-# Half of what a script is called with are names that are the same in all calls for a queue. To pack them anew, though
-# in C, is 3 to 5 % of all instructions of a send and 4 % of those of a job.
+# Half of a script's words are the same in all calls for a queue. Packing them again for each call takes, although it is
+# C, 3 to 5 % of all instructions of a send and 4 % of those of a job.
 _packed_names = lru_cache(maxsize=500)(_words)
 
 
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
-    """The bytes to send when the server knows none of the scripts of ``calls``: each one's body travels once.
+    """Return the bytes to send when the server has none of the scripts of ``calls``; each script's body is sent once.
 
-    The entries after it find the script loaded. Another ``SCRIPT FLUSH`` may come between, but every round executes
-    at least the entries that carry a body.
+    Later entries find the script loaded. Another ``SCRIPT FLUSH`` may come between them, but every round executes at
+    least the entries that carry a body.
     """
     seen: set[str] = set()
     packed = []
@@ -128,7 +128,7 @@ def script_call(
     """Build the call of a script.
 
     Raises:
-        TypeError: the number of keys is not the one in the script's file name.
+        TypeError: the number of keys differs from the one in the script's file name.
     """
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
@@ -136,13 +136,13 @@ def script_call(
 
 
 def to_msgpack(value: object) -> bytes:
-    """Return ``value`` as MessagePack.
+    """Return ``value`` as MessagePack, as BullMQ's scripts read it; it may contain what another program has stored.
 
-    Integers of more than 64 bits become floats, as they are in Node. Bytes become a text: the type that MessagePack has
-    for them is none that Redis reads.
+    Integers of more than 64 bits become floats, as in Node. Bytes become text, because Redis cannot read MessagePack's
+    type for bytes.
 
     Raises:
-        EncodeError: it cannot be written, for it is nested too deeply.
+        EncodeError: the value cannot be packed, for example because it is nested too deeply.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)

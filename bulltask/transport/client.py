@@ -1,4 +1,4 @@
-"""The sync client: one connection, one call or one pipeline at a time; and a small pool of them for threads."""
+"""The sync client: one connection, one call or pipeline at a time; and a small pool of clients for threads."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ __all__ = ["Client", "ClientPool"]
 R = TypeVar("R")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
-_NUDGE_AFTER_S = 0.002  # the server counts from a little later than we do
+_NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than ours
 
 
 class Client:
-    """Responsible for one connection: carries calls, loads scripts that the server does not know, keeps the clock.
+    """One connection: carries calls, loads scripts that the server does not have, and sets the clock.
 
-    Not for several threads (see :class:`ClientPool`) and never across a fork: a child makes its own.
+    Not thread-safe (see :class:`ClientPool`), and not usable across a fork: a child makes its own.
 
     Args:
         endpoint: the server.
-        clock: is set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that
-            only wait.
+        clock: set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that only
+            wait.
         name: the connection's name in ``CLIENT LIST``.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None) -> None:
         self._endpoint, self._clock, self._name = endpoint, clock, name
         self._connection: redis.Connection | None = None
-        self._ends_ms: int | None = None
+        self._deadline_ms: int | None = None
 
     def set_deadline(self, deadline_ms: int | None) -> None:
-        """Set a common deadline for all calls and for connecting, in ``mono_ms``; ``None``: the endpoint's timeouts."""
-        self._ends_ms = deadline_ms
+        """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
+        self._deadline_ms = deadline_ms
 
     def run(self, call: Call[R]) -> R:
         """Make one call.
 
         Raises:
-            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailableError`` nobody
-                knows whether the call was executed.
+            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailableError`` it is
+                unknown whether the call was executed.
             JobError: the script refused the operation.
         """
         reply = self._exchange([call.packed()])[0]
         if faults.is_noscript(reply):
             reply = self._exchange([call.packed_with_body()])[0]
-        return self._judge(call, reply)
+        return self._result(call, reply)
 
     def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
-        """Make a call that blocks for up to ``wait_ms``, and does so to the millisecond.
+        """Make a call that blocks for up to ``wait_ms``, to the millisecond.
 
-        Redis looks for blocked clients whose time is over ten times a second, or whenever anything else happens.
+        Redis checks blocked clients for a timeout only ten times a second, or when anything else happens.
 
         Args:
             call: the blocking command; ``wait_ms`` is its own timeout.
-            wait_ms: when the time is over.
+            wait_ms: maximum wait.
             nudge: makes something happen, on another connection.
 
         Raises:
@@ -80,7 +80,7 @@ class Client:
             if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
                 nudge()
 
-        return self._judge(call, self._round_trip(connection, [call.packed()], hurry)[0])
+        return self._result(call, self._round_trip(connection, [call.packed()], hurry)[0])
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
@@ -89,21 +89,21 @@ class Client:
             BrokerError, JobError: as in :meth:`run`, for the first call that failed; the others were made too.
         """
         replies = self._exchange_many(calls)
-        return [self._judge(call, reply) for call, reply in zip(calls, replies, strict=True)]
+        return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`run_many` for calls that mean something alone: each one's error stands in its place.
+        """Make independent calls in one round trip; the result of a call that failed is its error.
 
         Raises:
-            BrokerUnavailableError: the connection broke; nobody knows which of the calls were executed.
+            BrokerUnavailableError: the connection broke; it is unknown which calls were executed.
         """
         replies = self._exchange_many(calls)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """What Redis says to calls in a transaction, which is then dry_run: it may refuse them, and runs none.
+        """Queue calls in a transaction, discard it, and return the replies: they show which calls Redis would refuse.
 
-        ``None`` where it takes no transactions. Raises what :meth:`run` raises when the connection breaks.
+        Returns ``None`` if the server refuses transactions. Raises what :meth:`run` raises when the connection breaks.
         """
         connection = self._connected()
         # Both on this connection: on a new one, or where the transaction is refused, the calls would be executed.
@@ -120,18 +120,20 @@ class Client:
         return self._endpoint.safe_url
 
     def connect(self) -> None:
-        """Connect now instead of at the first call; see :meth:`run` for what may be raised."""
+        """Connect now instead of on the first call; raises what :meth:`run` raises."""
         self._connected()
 
     def close(self) -> None:
-        """Close the connection; a later call opens a new one."""
+        """Close the connection. A later call opens a new one."""
         if self._connection is not None:
             self._connection.disconnect()
             self._connection = None
 
     def close_if_dead(self) -> None:
-        """Close a connection that the server has ended meanwhile (a restart, an idle timeout), so that the next call
-        opens a new one. Nothing is expected on an idle connection: whatever can be read from it is its end."""
+        """Close a connection that the server has ended (a restart, an idle timeout): the next call opens a new one.
+
+        An idle connection has nothing to read, except for its end.
+        """
         if self._connection is None:
             return
         try:
@@ -142,9 +144,9 @@ class Client:
             self.close()
 
     def interrupt(self) -> None:
-        """End the call that another thread waits in: it raises ``BrokerUnavailableError`` at once.
+        """Abort the call that another thread waits for: it raises ``BrokerUnavailableError`` at once.
 
-        Only the socket is shut down; closing it here could hand its number to another file while that thread reads.
+        This only shuts the socket down. Closing it could give its number to another file while that thread reads.
         """
         sock = _socket_of(self._connection)
         if sock is not None:
@@ -153,8 +155,7 @@ class Client:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """A script that the server does not know (``SCRIPT FLUSH``, a failover) fails only its own entries; these,
-        and no others, are sent again."""
+        """Send again only those entries whose script the server does not have (``SCRIPT FLUSH``, a failover)."""
         replies = self._exchange([call.packed() for call in calls])
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
@@ -165,8 +166,8 @@ class Client:
     def _exchange(self, packed: Sequence[bytes]) -> list[Any]:
         connection = self._connected()
         if self._clock is not None and self._clock.due:
-            asked = mono_ms()
-            self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], asked)
+            sent_ms = mono_ms()
+            self._set_clock(self._clock, self._round_trip(connection, [TIME.packed()])[0], sent_ms)
         return self._round_trip(connection, packed)
 
     def _round_trip(
@@ -183,8 +184,8 @@ class Client:
             self.close()
             raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         except BaseException:
-            # An interrupt (a time limit, Ctrl-C) between sending and reading: the reply is still on its way and
-            # would be taken for the answer to the next call.
+            # After an interrupt (a time limit, Ctrl-C) between sending and reading, the reply is still on its way and
+            # would be read as the reply to the next call.
             self.close()
             raise
 
@@ -208,36 +209,36 @@ class Client:
         return self._connection
 
     def _handshake(self, connection: redis.Connection) -> None:
-        """Look whether the server can be used, and set the clock; one round trip for both."""
-        asked = mono_ms()
-        said, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
+        """Check whether the server is usable, and set the clock, in one round trip."""
+        sent_ms = mono_ms()
+        info, *time = self._round_trip(connection, [call.packed() for call in handshake_calls(self._clock)])
         try:
-            check_server(said, self._endpoint)
+            check_server(info, self._endpoint)
         except BrokerConfigError:
             self.close()
             raise
         if self._clock is not None:
-            self._set_clock(self._clock, time[0], asked)
+            self._set_clock(self._clock, time[0], sent_ms)
 
     def _until(self, timeout_ms: int) -> int:
-        """When what begins now and may take ``timeout_ms`` has to be over (``mono_ms``)."""
+        """Return the time (``mono_ms``) by which something that starts now and may take ``timeout_ms`` must be done."""
         deadline_ms = mono_ms() + timeout_ms
-        return deadline_ms if self._ends_ms is None else min(deadline_ms, self._ends_ms)
+        return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
 
     def _left_ms(self) -> int | None:
-        return None if self._ends_ms is None else max(1, self._ends_ms - mono_ms())
+        return None if self._deadline_ms is None else max(1, self._deadline_ms - mono_ms())
 
-    def _set_clock(self, clock: ServerClock, reply: Any, asked: int) -> None:
-        clock.set(self._judge(TIME, reply), asked, mono_ms())
+    def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
+        clock.set(self._result(TIME, reply), sent_ms, mono_ms())
 
-    def _judge(self, call: Call[R], reply: Any) -> R:
+    def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
             raise faults.reply_error(reply, self._endpoint.safe_url) from reply
         return call.parse_reply(reply)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
         try:
-            return self._judge(call, reply)
+            return self._result(call, reply)
         except BulltaskError as exc:
             return exc
 
@@ -255,7 +256,7 @@ def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
 
 
 class _Loan:
-    """A client in somebody's hands; plainer than ``contextlib``, whose generator costs a send 3 % of its time."""
+    """A client that was lent. Faster than ``contextlib``, whose generator takes 3 % of the time of a send."""
 
     __slots__ = ("_client", "_give_back")
 
@@ -270,9 +271,9 @@ class _Loan:
 
 
 class ClientPool:
-    """Clients for any number of threads; safe across a fork (a child starts with none of its parent's).
+    """Clients for any number of threads. Safe across a fork: a child does not use those of its parent.
 
-    There is no lock: a signal handler may send while it interrupts another send, and would wait for that one for ever.
+    There is no lock: a signal handler may send while it interrupts another send, and would wait for that one forever.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
@@ -284,17 +285,17 @@ class ClientPool:
         self._idle: deque[Client] = deque()  # append() and pop() are one step each
 
     def client(self, deadline_ms: int | None = None) -> AbstractContextManager[Client]:
-        """Lend a client for a ``with`` statement; at most ``limit`` idle ones are kept for later.
+        """Lend a client for a ``with`` statement. At most ``limit`` idle clients are kept.
 
         Args:
-            deadline_ms: what is done with it takes no longer than to there (``mono_ms``).
+            deadline_ms: limit (``mono_ms``) for everything that is done with the client.
         """
         return _Loan(self._lend(deadline_ms), self._take_back)
 
     def _lend(self, deadline_ms: int | None) -> Client:
         if os.getpid() != self._pid:
-            # The parent's sockets are shared with it: reading from them would steal its replies. They are dropped
-            # without closing anything on the wire.
+            # The sockets are shared with the parent: reading from them would steal its replies. They are dropped
+            # without closing the connections.
             self._reset()
         try:
             client = self._idle.pop()
@@ -311,12 +312,12 @@ class ClientPool:
             client.close()
 
     def run(self, call: Call[R]) -> R:
-        """:meth:`Client.run` on a lent client."""
+        """:meth:`Client.run` on a client of the pool."""
         with self.client() as client:
             return client.run(call)
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`Client.run_many` on a lent client."""
+        """:meth:`Client.run_many` on a client of the pool."""
         with self.client() as client:
             return client.run_many(calls)
 

@@ -1,4 +1,4 @@
-"""A Redis Cluster: calls go to the node that has their keys, also while slots move and nodes fail."""
+"""A Redis Cluster: routes calls to the node that has their keys, also while slots move and nodes fail."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _LONGEST_PAUSE_MS: Final = 500
 
 
 class ClusterClient:
-    """Responsible for carrying calls to the nodes of a cluster, as ``Client`` carries them to one server.
+    """Carries calls to the nodes of a cluster, as ``Client`` carries them to one server.
 
-    Calls that were sent to the wrong node are not executed there, so they are sent on; what nobody can serve for the
-    moment is tried again for as long as a command may take. A node that cannot be reached is an error, because nobody
-    knows what it has executed; who makes the call again then finds the cluster as it is.
+    A call that was sent to the wrong node was not executed there, so it is redirected. A call that no node can serve at
+    the moment is repeated for as long as a command may take. An unreachable node is an error, because it is unknown
+    what it has executed; the cluster's slots are read again for the next call.
 
-    Not for several threads, and never across a fork.
+    Not thread-safe, and not usable across a fork.
 
     Args:
         endpoint: one of the nodes, by which the others are found.
-        clock: is set by the nodes that are talked to; ``None``: never.
+        clock: set from the nodes; ``None``: never.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
@@ -46,16 +46,16 @@ class ClusterClient:
         self._clients: dict[Address, Client] = {}
         self._map: SlotMap | None = None
         self._moved: dict[int, Address] = {}
-        self._ends_ms: int | None = None
+        self._deadline_ms: int | None = None
 
     def set_deadline(self, deadline_ms: int | None) -> None:
-        """Let everything take no longer than to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's times."""
-        self._ends_ms = deadline_ms
+        """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
+        self._deadline_ms = deadline_ms
         for client in self._clients.values():
             client.set_deadline(deadline_ms)
 
     def connect(self) -> None:
-        """Connect to a node now, which sets the clock; see :meth:`run` for what may be raised."""
+        """Connect to a node now, which sets the clock; raises what :meth:`run` raises."""
         self._client(self._known().address(None)).connect()
 
     def run(self, call: Call[R]) -> R:
@@ -64,7 +64,7 @@ class ClusterClient:
         return result
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls, in one round trip for each node, and return their results in order.
+        """Make several calls, in one round trip per node, and return their results in order.
 
         Raises:
             BrokerError, JobError: for the first call that failed; others may have been made.
@@ -76,20 +76,20 @@ class ClusterClient:
         return results
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`run_many` for calls that mean something alone: each one's error stands in its place.
+        """Make independent calls; the result of a call that failed is its error.
 
         Raises:
-            BrokerUnavailableError: a node could not be reached; nobody knows which of the calls were executed.
-            BrokerError: calls that have to go together have keys of several slots; none was sent.
+            BrokerUnavailableError: a node could not be reached; it is unknown which calls were executed.
+            BrokerError: calls that belong together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
         left, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
-        until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._ends_ms is None else self._ends_ms
+        until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._deadline_ms is None else self._deadline_ms
         while True:
             left, pausing = self._round(calls, left, results)
             if not left:
                 return results
-            # A round that begins when the time is over would say that the reply was late, not that the slot is moving.
+            # A round that begins after the deadline would report a late reply instead of a moving slot.
             if mono_ms() + pause_ms * pausing >= until_ms:
                 self._give_up(left, results)
                 return results
@@ -98,72 +98,72 @@ class ClusterClient:
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def run_at(self, address: Address, call: Call[R]) -> R:
-        """Make a call without keys at one node."""
+        """Make a call without keys on one node."""
         return self._reached(address, lambda client: client.run(call))
 
     def nodes(self) -> dict[Address, SlotMap]:
-        """Ask each node that has slots which nodes there are and what they have; they hear of it one by one."""
+        """Ask each node that has slots for its view of the cluster; nodes learn of changes one by one."""
         self._map = None
         return {address: self.run_at(address, slots(address)) for address in self._known().primaries()}
 
     def close(self) -> None:
-        """Close all connections; a later call opens new ones."""
+        """Close all connections. A later call opens new ones."""
         for client in self._clients.values():
             client.close()
 
     def close_if_dead(self) -> None:
-        """Close connections that nodes have ended meanwhile."""
+        """Close connections that nodes have ended."""
         for client in self._clients.values():
             client.close_if_dead()
 
     def _round(
         self, calls: Sequence[Call[Any]], left: Sequence[RoutedCall], results: list[Any]
     ) -> tuple[list[RoutedCall], bool]:
-        """Run all route_calls once; those that have to be run again, and whether to wait before."""
+        """Make the calls once. Returns those to repeat, and whether to wait before that."""
         again: list[RoutedCall] = []
         pausing = False
         for address, group in self._by_node(left).items():
-            words = [_words(errand, calls) for errand in group]
-            answers = iter(self._reached(address, partial(_send, words)))
-            for errand in group:
-                answer = next(answers)
-                for place, result in zip(errand.places, answer, strict=True):
-                    results[place] = result
-                if (turned := _turned(answer)) is not None:
-                    further, waits = self._further(errand, turned, address)
-                    again.append(further)
+            batches = [_calls_of(routed, calls) for routed in group]
+            replies = iter(self._reached(address, partial(_send, batches)))
+            for routed in group:
+                outcome = next(replies)
+                for position, result in zip(routed.positions, outcome, strict=True):
+                    results[position] = result
+                if (refusal := _refusal(outcome)) is not None:
+                    rerouted, waits = self._reroute(routed, refusal, address)
+                    again.append(rerouted)
                     pausing = pausing or waits
         return again, pausing
 
     def _give_up(self, left: Sequence[RoutedCall], results: list[Any]) -> None:
-        """Say of calls that were sent from node to node what that means; other answers say it themselves."""
-        for errand in left:
-            for place in errand.places:
-                if isinstance(results[place], SlotRedirectError):
-                    results[place] = BrokerNotReadyError(
-                        f"slot {errand.slot} of the Redis Cluster at {self._endpoint.safe_url} is being moved. Scripts "
-                        "and transactions wait until it has arrived, and that takes longer than this call may"
+        """Explain redirects that were not followed to the end; other errors speak for themselves."""
+        for routed in left:
+            for position in routed.positions:
+                if isinstance(results[position], SlotRedirectError):
+                    results[position] = BrokerNotReadyError(
+                        f"slot {routed.slot} of the Redis Cluster at {self._endpoint.safe_url} is being moved. Scripts "
+                        "and transactions wait until the move is complete, which takes longer than this call may"
                     )
 
-    def _further(self, errand: RoutedCall, turned: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
-        """Where an errand goes next that was not run, and whether that is only worth it after a while."""
-        if not isinstance(turned, SlotRedirectError):
+    def _reroute(self, routed: RoutedCall, refusal: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
+        """Return where a call that was not executed goes next, and whether to wait before that."""
+        if not isinstance(refusal, SlotRedirectError):
             self._map = None
-            return replace(errand, ask=None), True
-        there = (turned.host or address[0], turned.port)
-        if turned.moving:
-            # A transaction cannot ask: it waits until the slot has arrived.
-            alone = len(errand.places) == 1
-            return replace(errand, ask=there if alone else None), not alone
-        known, self._moved[turned.slot] = self._moved.get(turned.slot), there
-        return replace(errand, ask=None), known is not None  # two nodes that name each other will agree soon
+            return replace(routed, ask=None), True
+        there = (refusal.host or address[0], refusal.port)
+        if refusal.moving:
+            # A transaction cannot be sent with ASKING: it waits until the slot has arrived.
+            alone = len(routed.positions) == 1
+            return replace(routed, ask=there if alone else None), not alone
+        known, self._moved[refusal.slot] = self._moved.get(refusal.slot), there
+        return replace(routed, ask=None), known is not None  # two nodes that redirect to each other will agree soon
 
     def _by_node(self, left: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
         groups: dict[Address, list[RoutedCall]] = {}
-        for errand in left:
-            moved = None if errand.slot is None else self._moved.get(errand.slot)
-            address = errand.ask or moved or self._known().address(errand.slot)
-            groups.setdefault(address, []).append(errand)
+        for routed in left:
+            moved = None if routed.slot is None else self._moved.get(routed.slot)
+            address = routed.ask or moved or self._known().address(routed.slot)
+            groups.setdefault(address, []).append(routed)
         return groups
 
     def _reached(self, address: Address, use: Callable[[Client], R]) -> R:
@@ -171,7 +171,7 @@ class ClusterClient:
             return use(self._client(address))
         except BrokerUnavailableError as exc:
             self._map, self._moved = None, {}
-            exc.refused = False  # nobody listens there any more, but another node may take its place
+            exc.refused = False  # the node is gone, but another one may take its position
             raise
 
     def _known(self) -> SlotMap:
@@ -191,7 +191,7 @@ class ClusterClient:
     def _client(self, address: Address) -> Client:
         if (found := self._clients.get(address)) is None:
             found = self._clients[address] = Client(self._endpoint.at(*address), self._clock)
-            found.set_deadline(self._ends_ms)
+            found.set_deadline(self._deadline_ms)
         return found
 
 
@@ -209,10 +209,10 @@ class ClusterPool:
 
     @contextmanager
     def client(self, deadline_ms: int | None = None) -> Iterator[ClusterClient]:
-        """Lend a client for a ``with`` statement; one is enough unless a signal handler interrupts a send to send.
+        """Lend a client for a ``with`` statement. One suffices unless a signal handler interrupts a send and sends.
 
         Args:
-            deadline_ms: what is done with it takes no longer than to there (``mono_ms``).
+            deadline_ms: limit (``mono_ms``) for everything that is done with the client.
         """
         try:
             client = self._idle.pop()
@@ -232,12 +232,12 @@ class ClusterPool:
             client.close()
 
 
-def _words(errand: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
-    """The calls to send for an errand."""
-    some = [calls[place] for place in errand.places]
-    if errand.ask is None:
+def _calls_of(routed: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+    """Return the calls to send for a routed call."""
+    some = [calls[position] for position in routed.positions]
+    if routed.ask is None:
         return some
-    # With its body: a script that has to be sent again because it is not known would come without the word before it.
+    # With the body: a script that is sent again, because the node does not have it, would lack the ASKING before it.
     return [_ASKING, *(_with_body(call) for call in some)]
 
 
@@ -247,22 +247,24 @@ def _with_body(call: Call[Any]) -> Call[Any]:
     return command(call.script.by_body, call.script.body, *call.args, parse_reply=call.parse_reply)
 
 
-def _send(words: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[Any]]:
-    """Make the calls of several route_calls in one round trip; for each errand the results of its own calls."""
-    results = iter(client.try_many([call for some in words for call in some]))
-    answers = [[next(results) for _ in some] for some in words]
-    return [_own(answer) if some[0] is _ASKING else answer for some, answer in zip(words, answers, strict=True)]
+def _send(groups: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[Any]]:
+    """Make several routed calls in one round trip. Returns for each the results of its own calls."""
+    results = iter(client.try_many([call for some in groups for call in some]))
+    replies = [[next(results) for _ in some] for some in groups]
+    return [
+        _own_results(outcome) if some[0] is _ASKING else outcome for some, outcome in zip(groups, replies, strict=True)
+    ]
 
 
-def _own(answer: Sequence[Any]) -> list[Any]:
-    """The results of an errand's own calls, behind that of ``ASKING``, which the ACL may forbid."""
-    asked, *results = answer
+def _own_results(outcome: Sequence[Any]) -> list[Any]:
+    """Return the results without that of ``ASKING``, which the ACL may forbid."""
+    asked, *results = outcome
     return [asked] * len(results) if isinstance(asked, BulltaskError) else results
 
 
-def _turned(answer: Sequence[Any]) -> BrokerError | None:
-    """The answer that says that an errand was not run and why; ``None`` when it was."""
-    for result in answer:
+def _refusal(outcome: Sequence[Any]) -> BrokerError | None:
+    """Return the error that says why calls were not executed, ``None`` if they were."""
+    for result in outcome:
         if isinstance(result, SlotRedirectError) or (
             isinstance(result, BrokerError) and is_transient_in_cluster(result)
         ):

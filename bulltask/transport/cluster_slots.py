@@ -1,7 +1,7 @@
-"""Which slot of a Redis Cluster a call belongs to, which calls stay together, and which node has which slots.
+"""Slots of a Redis Cluster: which one a call belongs to, which calls stay together, and which node has which slots.
 
-A cluster cuts all keys into 16,384 slots by what stands in the braces of a key, and each slot is on one node. The keys
-of a queue with braces (``bull:{emails}:…``) are in one slot.
+A cluster divides all keys into 16,384 slots, by the part of a key in braces, and each slot is on one node. The keys of
+a queue with braces (``bull:{emails}:…``) are in one slot.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SUBCOMMANDS: Final = frozenset("MEMORY OBJECT XINFO".split())
 
 
 class SlotRedirectError(BrokerError):
-    """Another node of the Redis Cluster has the key.
+    """Another node of the Redis Cluster has the key (``MOVED`` or ``ASK``).
 
     Attributes:
         slot: of the key.
-        host: the node's address, ``""`` for the host that was asked.
+        host: the node's address, ``""`` for the host that replied.
         port: of the node.
-        moving: the slot is just on its way there.
+        moving: the slot is being moved there (``ASK``).
     """
 
     slot = -1
@@ -52,23 +52,23 @@ class RoutedCall:
     """Calls that go to one node together: a single one, or a transaction.
 
     Attributes:
-        places: where the calls stand among all.
-        slot: of their keys; ``None`` when they have none.
-        ask: the node that a slot is just being moved to, which has the key already.
+        positions: their positions among all calls.
+        slot: of their keys; ``None`` if they have none.
+        ask: the node to which the slot is being moved, and which has the key already.
     """
 
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     slot: int | None
     ask: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Which node has which slots, as one of the nodes says it.
+    """Which node has which slots, as one node sees it.
 
     Attributes:
-        starts: first slot of each range, in their order.
-        ends: last one.
+        starts: first slot of each range, in order.
+        ends: last slot of each range.
         addresses: the primary that has the range.
     """
 
@@ -77,7 +77,7 @@ class SlotMap:
     addresses: tuple[Address, ...]
 
     def address(self, slot: int | None) -> Address:
-        """The node that has a slot; of calls without keys, any.
+        """Return the node that has a slot; any node for calls without keys.
 
         Raises:
             BrokerNotReadyError: no node has it.
@@ -92,7 +92,7 @@ class SlotMap:
         return self.addresses[place]
 
     def primaries(self) -> list[Address]:
-        """All nodes that have slots."""
+        """Return all nodes that have slots."""
         return sorted(set(self.addresses))
 
 
@@ -100,16 +100,16 @@ def slots(asked: Address) -> Call[SlotMap]:
     """``CLUSTER SLOTS``: the map as a node sees it.
 
     Args:
-        asked: the node; one that does not know its own address leaves it out.
+        asked: the node; one that does not know its own address omits it.
 
     Raises:
-        BrokerNotReadyError: no node has any slots (as the call's result is judged).
+        BrokerNotReadyError: no node has any slots (when the reply is parsed).
     """
 
     def parse_reply(reply: Any) -> SlotMap:
         ranges = sorted((int(one[0]), int(one[1]), _address(one[2], asked)) for one in reply)
         if not ranges:
-            raise BrokerNotReadyError("the Redis Cluster has no slots yet; redis-cli --cluster create gives them out")
+            raise BrokerNotReadyError("the Redis Cluster has no slots yet; redis-cli --cluster create assigns them")
         starts, ends, addresses = zip(*ranges, strict=True)
         return SlotMap(starts, ends, addresses)
 
@@ -122,10 +122,10 @@ def _address(node: Sequence[Any], asked: Address) -> Address:
 
 
 def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
-    """Cut calls into route_calls; ``MULTI``, ``EXEC`` and what is between them are one.
+    """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
     Raises:
-        BrokerError: what has to go together has keys of several slots.
+        BrokerError: calls that belong together have keys of several slots.
     """
     together: list[int] = []
     for place, call in enumerate(calls):
@@ -137,7 +137,7 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """The slot of all keys of some calls; ``None`` when they have none.
+    """Return the slot of all keys of some calls; ``None`` if they have none.
 
     Raises:
         BrokerError: there are several.

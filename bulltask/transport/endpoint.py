@@ -1,4 +1,4 @@
-"""Where Redis is and how connections to it are made."""
+"""The address of Redis, and how connections to it are made and limited in time."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
 class Endpoint:
     """A server and the timeouts of connections to it.
 
-    No call is ever without a timeout: on a half-open connection both official BullMQ clients wait for ever
-    (RELIABILITY F11f). redis-py's own retries are off, because a call may only be repeated where its meaning allows
-    it, and that is decided by who makes the call.
+    No call is ever without a timeout: on a half-open connection both official BullMQ clients wait forever. redis-py's
+    own retries are off, because only the caller knows whether a call may be repeated.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``; behind a ``?`` options of redis-py, among them those of TLS.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with options of redis-py after a ``?``, among them those of
+            TLS.
         connect_timeout_ms: time to connect.
-        command_timeout_ms: time for a whole reply, or for all replies of a pipeline.
-        clustered: who uses it finds the way in a Redis Cluster; a node of one is refused otherwise.
+        command_timeout_ms: time for a complete reply, or for all replies of a pipeline.
+        clustered: the user of the endpoint routes calls in a Redis Cluster; otherwise a cluster node is refused.
     """
 
     url: SecretUrl
@@ -54,15 +54,15 @@ class Endpoint:
 
     @classmethod
     def from_config(cls, config: Config, url: str | SecretUrl) -> Endpoint:
-        """The endpoint at ``url`` with the timeouts of ``config``."""
+        """Return the endpoint at ``url`` with the timeouts of ``config``."""
         return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
 
     def blocking(self, block_ms: int) -> Endpoint:
-        """The same server for calls that block up to ``block_ms`` on purpose."""
+        """Return the same server for calls that block up to ``block_ms`` on purpose."""
         return replace(self, command_timeout_ms=block_ms + min(5_000, self.command_timeout_ms))
 
     def within(self, timeout_ms: int | None) -> Endpoint:
-        """The same server for calls that may take ``timeout_ms`` at the most."""
+        """Return the same server for calls that may take at most ``timeout_ms``."""
         if timeout_ms is None:
             return self
         return replace(
@@ -78,12 +78,12 @@ class Endpoint:
         return parts.hostname or "localhost", parts.port or 6379
 
     def at(self, host: str, port: int) -> Endpoint:
-        """The same user, options and timeouts for another server: a node of a cluster."""
+        """Return the same user, options and timeouts for another server: a node of a cluster."""
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return replace(self, url=self.url.at(place))
 
     def for_cluster(self) -> Endpoint:
-        """The same server for who finds the way in a cluster."""
+        """Return the same server for a caller that routes calls in a cluster."""
         return replace(self, clustered=True)
 
     @property
@@ -92,15 +92,15 @@ class Endpoint:
         return str(self.url)
 
     def connection(self, name: str | None) -> redis.Connection:
-        """Make a connection that is not connected yet; ``name`` is what ``CLIENT LIST`` will show."""
+        """Make a connection that is not connected yet; ``name`` is shown by ``CLIENT LIST``."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
         connection: redis.Connection = self._made(redis.ConnectionPool, options)
         return connection
 
     def async_connection(self, name: str | None) -> redis.asyncio.Connection:
         """The same for asyncio."""
-        # Timeouts are the client's: redis-py's own would hand each write to a task of its own and so lose the order of
-        # calls that several tasks share.
+        # The client applies the timeouts: redis-py's own would write each call in a task of its own, and lose the order
+        # of calls.
         options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
         connection: redis.asyncio.Connection = self._made(redis.asyncio.ConnectionPool, options)
         return connection
@@ -120,19 +120,19 @@ class Endpoint:
         return options
 
     def _made(self, pool: Any, options: dict[str, Any]) -> Any:
-        """A connection of a pool that nobody keeps.
+        """Make a connection from a pool that is not kept.
 
         Raises:
-            ConfigError: the URL has a port or an option that is none.
-            BrokerAuthError: it names a file that is not here.
+            ConfigError: the URL has an invalid port or option.
+            BrokerAuthError: it names a file that is not on this machine.
         """
         try:
             connection = pool.from_url(self.url.get_secret_value(), **options).make_connection()
         except (ValueError, TypeError, RedisError) as exc:
-            # redis-py hands options on as arguments: TypeError is what it says to one that it does not know. Its words
-            # and its frames may have the password.
+            # redis-py passes options on as arguments and raises TypeError for an unknown one. Its message and its
+            # frames may contain the password.
             why = self.url.hide_in(str(exc))
-            raise ConfigError(f"broker_url {self.safe_url} cannot be read: {why}") from exc.with_traceback(None)
+            raise ConfigError(f"Invalid broker_url {self.safe_url}: {why}") from exc.with_traceback(None)
         tls.check_files(self.url)
         return connection
 
@@ -141,7 +141,7 @@ _SLACK_S = 0.01  # changing a socket's timeout costs a system call
 
 
 class DeadlineParser(_HiredisParser):
-    """redis-py's parser, which stops reading at ``deadline_ms`` (``mono_ms``) even while bytes keep dripping in."""
+    """redis-py's parser with a deadline for the whole reply; its own timeout starts again with each piece."""
 
     deadline_ms: int | None = None
 
@@ -161,7 +161,7 @@ class DeadlineParser(_HiredisParser):
 
 
 def set_reply_deadline(connection: Any, deadline_ms: int) -> None:
-    """Allow what is sent and read next until ``deadline_ms`` (``mono_ms``); on a new connection, its handshake."""
+    """Allow sending and reading on a connection until ``deadline_ms`` (``mono_ms``); on a new one, its handshake."""
     connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for either
     if (sock := connection._sock) is None:  # noqa: SLF001
         return

@@ -1,7 +1,7 @@
-"""Redis' errors as bulltask's: wrapped once, here.
+"""Conversion of Redis' errors to bulltask's.
 
-Every :class:`~bulltask.errors.BrokerError` that leaves the transport names the server without its password and says
-what to do where there is something to do.
+Every :class:`~bulltask.errors.BrokerError` that leaves the transport names the server, without its password, and says
+what to do if something can be done.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 CONNECTION_FAULTS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
-"""What reading, writing or connecting may raise; the connection is useless afterwards. The third one is an answer in
-another protocol: an error page of a proxy, another program on the port."""
+"""Exceptions of reading, writing or connecting, after which the connection is unusable. ``InvalidResponse`` means
+another protocol: an error page of a proxy, or another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
-"""Error replies of the server as redis-py raises them; the second one is a connection error to it, but is none."""
+"""Error replies of the server as redis-py raises them; to redis-py, ``BusyLoadingError`` is a connection error."""
 
 _NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
 _NOT_READY_KINDS: Final = (
@@ -56,19 +56,19 @@ _NOT_READY_KINDS: Final = (
 _AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
 _CLUSTER_WAITS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.MasterDownError)
 _CODES: Final[Mapping[type, str]] = {exceptions.MovedError: "MOVED ", exceptions.AskError: "ASK "}
-_ELSEWHERE: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
+_REDIRECT: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
 _NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
 _NO_SELECT: Final = re.compile(r"unknown command '?select", re.IGNORECASE)
 _IN_EXEC: Final = "because of: NOPERM"
 
 
 def is_noscript(fault: object) -> bool:
-    """True for the reply that says that the server does not know a script."""
+    """Return True for the reply that the server does not have a script."""
     return isinstance(fault, exceptions.NoScriptError)
 
 
 def is_wrong_type(error: object) -> bool:
-    """True for the error of a command that its key holds something of another kind."""
+    """Return True for the error that a command's key has another type."""
     return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
 
 
@@ -77,21 +77,21 @@ def connection_error(fault: BaseException, url: str, *, connecting: bool) -> Bro
 
     Args:
         fault: what the driver raised.
-        url: the server, password already hidden.
+        url: the server, without its password.
         connecting: the connection was never made; the advice is then how to get a server.
     """
     if (refusal := _refused_connection(fault, url)) is not None:
         return refusal
     if isinstance(fault, exceptions.InvalidResponse):
         error = BrokerUnavailableError(
-            f"what answers at {url} does not speak Redis' protocol: {fault}. Is it a proxy whose Redis is away, "
-            "another program on this port, or a server that wants TLS (rediss://)?"
+            f"the program at {url} does not speak Redis' protocol: {fault}. Is it a proxy whose Redis is down, "
+            "another program on this port, or a server that requires TLS (rediss://)?"
         )
         error.answered = True
         return error
-    text = str(fault).rstrip(".") or "no answer in time"  # a timeout of asyncio has no text
+    text = str(fault).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
     if what_to_do := tls.advice(fault):
-        return _no_login(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
+        return _login_error(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailableError(
@@ -104,45 +104,45 @@ def connection_error(fault: BaseException, url: str, *, connecting: bool) -> Bro
 
 
 def _refused_connection(fault: BaseException, url: str) -> BrokerError | None:
-    """The error for a server that answers, but lets nobody in; ``None`` when the fault is another one."""
+    """Return the error for a server that replies but refuses the connection; ``None`` for any other fault."""
     text = str(fault)
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return _no_login(f"Redis at {url} refused the login: {text}")
+        return _login_error(f"Redis at {url} refused the login: {text}")
     if isinstance(fault, exceptions.BusyLoadingError):
         return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
-        return BrokerNotReadyError(f"Redis at {url} takes no more connections (maxclients): {text}")
-    if any(said in text for said in _NO_DATABASE):
+        return BrokerNotReadyError(f"Redis at {url} accepts no more connections (maxclients): {text}")
+    if any(part in text for part in _NO_DATABASE):
         return BrokerConfigError(f"Redis at {url} has no such database: {text}. A cluster has only number 0")
     if _NO_SELECT.match(text):
         return sentinel_error(url)
     return None
 
 
-def _no_login(message: str) -> BrokerAuthError:
+def _login_error(message: str) -> BrokerAuthError:
     error = BrokerAuthError(message)
     error.login = True
     return error
 
 
 def cluster_node_error(url: str) -> BrokerConfigError:
-    """The error for a node of a cluster, where its caller does not find its way in one."""
+    """Return the error for a node of a cluster, if the caller does not route calls."""
     return BrokerConfigError(
         f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
-        "(Spark's reads and writes do). Set broker_url to a server that is no part of a cluster"
+        "(Spark's reads and writes do). Set broker_url to a server that is not part of a cluster"
     )
 
 
 def sentinel_error(url: str) -> BrokerConfigError:
-    """The error for a Sentinel."""
+    """Return the error for a Sentinel."""
     return BrokerConfigError(
         f"{url} is a Redis Sentinel, which stores no jobs, and bulltask does not ask Sentinels for the primary yet. "
-        "Set broker_url to the primary, or to a proxy that always leads to it"
+        "Set broker_url to the primary, or to a proxy that always forwards to it"
     )
 
 
 def lost_reply(fault: BaseException) -> BaseException:
-    """Return the fault of a connection for one of the calls that have waited on it: each raises an error of its own."""
+    """Return the error of a broken connection for one of the calls that waited on it: each raises its own."""
     kind = exceptions.InvalidResponse if isinstance(fault, exceptions.InvalidResponse) else ConnectionError
     return kind(str(fault))
 
@@ -150,9 +150,9 @@ def lost_reply(fault: BaseException) -> BaseException:
 def visible_cause(fault: BaseException) -> BaseException | None:
     """Return the cause that a user should see above "no Redis answers".
 
-    Where nothing listens the message has all there is to say, and the driver's three tracebacks would hide it; other
-    causes (a certificate, a name that does not resolve) are shown. Without the driver's frames: they hold the password,
-    and tools such as Sentry send what frames hold.
+    If no server listens, the message says it all, and the driver's three tracebacks would hide it; other causes (a
+    certificate, a name that does not resolve) are shown. The driver's frames are removed: they hold the password, and
+    tools such as Sentry send the variables of frames.
     """
     chained: BaseException | None = fault
     while chained is not None:
@@ -163,14 +163,14 @@ def visible_cause(fault: BaseException) -> BaseException | None:
 
 def _nothing_listens(fault: BaseException) -> bool:
     text = str(fault)
-    # The drivers keep only the text; that of asyncio has the number without its meaning.
+    # The drivers keep only the text; asyncio's has the error number without its name.
     return any(f"Error {number} " in text or f"[Errno {number}]" in text for number in (ECONNREFUSED, ENOENT))
 
 
 def reply_error(fault: exceptions.RedisError, url: str) -> BrokerError:
     """Return the error for an error reply."""
     text = str(fault)
-    # redis-py strips the code off the replies that it has a class for, so both class and text are looked at.
+    # redis-py removes the code from replies that it has a class for, so both class and text are checked.
     if isinstance(fault, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return BrokerOutOfMemoryError(f"Redis at {url} is full (maxmemory): {text}")
     if (
@@ -181,21 +181,21 @@ def reply_error(fault: exceptions.RedisError, url: str) -> BrokerError:
         return BrokerAuthError(f"Redis at {url} refused a command: {text}{acl_advice.advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot serve now: {text}")
-    if (error := _elsewhere(fault, url)) is not None:
+    if (error := _redirect(fault, url)) is not None:
         return error
     if isinstance(fault, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
         return BrokerError(f"Redis at {url} refused a command: {text}. {CROSS_SLOT}")
     return BrokerError(f"Redis at {url} refused a command: {text}")
 
 
-def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotRedirectError | None:
-    # redis-py 5 has no class for these replies outside of its own client for clusters.
-    found = _ELSEWHERE.fullmatch(f"{_CODES.get(type(fault), '')}{fault}")
+def _redirect(fault: exceptions.RedisError, url: str) -> SlotRedirectError | None:
+    # redis-py 5 has no class for these replies outside of its own cluster client.
+    found = _REDIRECT.fullmatch(f"{_CODES.get(type(fault), '')}{fault}")
     if found is None:
         return None
     error = SlotRedirectError(
-        f"Redis at {url} is a node of a cluster, and {found['host']}:{found['port']} has this key; of bulltask only "
-        "Spark's reads and writes find their way in a cluster so far"
+        f"Redis at {url} is a node of a cluster, and {found['host']}:{found['port']} has this key; only Spark's reads "
+        "and writes support a cluster so far"
     )
     error.slot, error.host, error.port = int(found["slot"]), found["host"], int(found["port"])
     error.moving = found["code"] == "ASK"
@@ -203,6 +203,6 @@ def _elsewhere(fault: exceptions.RedisError, url: str) -> SlotRedirectError | No
 
 
 def is_transient_in_cluster(error: BrokerError) -> bool:
-    """True when the reply passes as a slot arrives or a replica takes its primary's place; nothing was executed."""
+    """Return True for errors that end when a slot arrives or a replica becomes primary; nothing was executed."""
     fault = error.__cause__
     return isinstance(fault, _CLUSTER_WAITS) or str(fault).startswith(("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))

@@ -1,4 +1,4 @@
-"""Following a queue's event stream without missing an entry that is still there, and knowing what was trimmed away."""
+"""Following a queue's event stream without missing an entry that exists, and knowing what was trimmed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from bulltask.transport.transaction import transaction
 __all__ = ["NEWEST", "EventPage", "Follower", "StreamGap"]
 
 NEWEST: Final = "$"
-"""Where to begin: behind everything that is there."""
+"""Start after everything that exists."""
 
 _LAST_OF_A_MS: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
-    """Entries that nobody can read any more.
+    """Entries that were trimmed before they were read.
 
     Attributes:
         after: id of the last entry that was read before them.
-        before: id of the first entry that is there after them, ``None`` while there is none.
-        count: how many; ``None``: not known, and possibly none.
+        before: id of the first entry that exists after them, ``None`` if there is none.
+        count: number of entries; ``None`` if unknown, and possibly 0.
     """
 
     after: str
@@ -45,117 +45,117 @@ class StreamGap:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """What one read brought: the gap comes before the entries."""
+    """Result of one read: the gap comes before the entries."""
 
     entries: list[Entry]
     gap: StreamGap | None = None
 
 
 class Follower:
-    """Responsible for one reader's place in a stream; carried by the sync or the async client.
+    """One reader's position in a stream, as operations for the sync or the async client.
 
-    After every read it asks whether an entry at or before its place is still there. As streams are trimmed from their
-    beginning, nothing behind its place can be missing then. Otherwise the numbers of the stream tell, in the same
-    transaction as one more read: Redis counts all entries that it ever added (from 7.0 on), and the follower counts
-    what it has read.
+    After every read it checks whether an entry at or before its position still exists. Streams are trimmed from their
+    beginning, so nothing after the position can be missing then. Otherwise the counters of the stream, read in the same
+    transaction as further entries, show what is missing: Redis counts all entries that it ever added (from 7.0 on), and
+    the follower counts those that it has read.
 
     Args:
         keys: the queue.
-        start: :data:`NEWEST`, :data:`~bulltask.transport.scripts.stream.BEGINNING` for the oldest entry that is
-            there, or the id of the last entry that was read.
+        start: :data:`NEWEST`, :data:`~bulltask.transport.scripts.stream.BEGINNING` for the oldest entry that exists, or
+            the id of the last entry that was read.
         where: the server, for error messages.
     """
 
     def __init__(self, keys: QueueKeys, start: str, where: str) -> None:
         self._keys, self._start, self._where = keys, start, where
-        self._place: str | None = None
+        self._position: str | None = None
         self._count: int | None = None
-        """How many entries were added up to the place, that one included; ``None`` while that is not known."""
+        """Number of entries that were added up to the position, inclusive; ``None`` while unknown."""
         self._counting = True
         self._doubtful = False
 
     def open(self) -> Operation[str]:
-        """Take the place and return it: an id. Later calls change nothing."""
-        if self._place is not None:
-            return self._place
+        """Take up the position and return it: an id. Later calls change nothing."""
+        if self._position is not None:
+            return self._position
         info, _ = yield from self._look(None)
         if info is None:
-            self._place, self._count = (BEGINNING if self._start == NEWEST else self._start), 0
+            self._position, self._count = (BEGINNING if self._start == NEWEST else self._start), 0
         elif self._start == NEWEST:
-            self._place, self._count = info.last, info.added
+            self._position, self._count = info.last, info.added
         elif self._start == BEGINNING:
-            # What was trimmed before the oldest entry is not missing: nobody asked for it.
-            self._place, self._count = BEGINNING, info.trimmed
+            # Entries that were trimmed before the oldest one do not count as missing.
+            self._position, self._count = BEGINNING, info.trimmed
         else:
-            self._place = self._start
+            self._position = self._start
         self._counting = info is None or info.added is not None
-        return self._place
+        return self._position
 
     def read(self, block_ms: int) -> Operation[EventPage]:
-        """Read what comes next; wait for it up to ``block_ms``. A read that failed may simply be repeated."""
+        """Read the next entries; wait for them up to ``block_ms``. A read that failed can be repeated."""
         try:
-            place = yield from self._sure_place()
-            entries, kept = yield [read_blocking(self._keys, place, block_ms), is_retained(self._keys, place)]
+            position = yield from self._checked_position()
+            entries, kept = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
             page = EventPage(entries)
             if not kept or (self._count is None and self._counting and not entries):
-                page = yield from self._compare(place, kept)
+                page = yield from self._compare(position, kept)
         except BulltaskError:
             self._doubtful = True
             raise
         if page.entries:
-            self._place = page.entries[-1][0]
+            self._position = page.entries[-1][0]
             self._count = None if self._count is None else self._count + len(page.entries)
         return page
 
-    def _sure_place(self) -> Operation[str]:
-        """The place, after an outage compared with what the server has: it may be another one now."""
-        place = yield from self.open()
+    def _checked_position(self) -> Operation[str]:
+        """Return the position; after an outage check it, because the server may be another one."""
+        position = yield from self.open()
         if self._doubtful:
             info, _ = yield from self._look(None)
-            if info is not None and _number(info.last) < _number(place):
-                # A replica took over that had not seen everything. What it has was read already, and if its clock is
-                # behind as well, what it adds would never come after the place.
-                self._place = place = info.last
+            if info is not None and _number(info.last) < _number(position):
+                # A replica took over that had not received everything. Its entries were read already; if its clock is
+                # behind as well, its new ones would never come after the position.
+                self._position = position = info.last
                 self._count = info.added
             self._doubtful = False
-        return place
+        return position
 
-    def _compare(self, place: str, kept: bool) -> Operation[EventPage]:
-        """Read again, together with the numbers of the stream, and set the count of what lies before the entries."""
-        info, entries = yield from self._look(place)
+    def _compare(self, position: str, kept: bool) -> Operation[EventPage]:
+        """Read again, together with the counters of the stream, and update the count of entries before the position."""
+        info, entries = yield from self._look(position)
         if info is None:
-            self._place, self._count = BEGINNING, 0
-            return EventPage([], None if place == BEGINNING else StreamGap(place, None, None))
+            self._position, self._count = BEGINNING, 0
+            return EventPage([], None if position == BEGINNING else StreamGap(position, None, None))
         self._counting = info.added is not None
         if kept:
             self._count = None if entries else info.added
             return EventPage(entries)
-        gap = self._gap(place, info, entries)
+        gap = self._gap(position, info, entries)
         self._count = info.trimmed
         if not entries:
-            self._place = info.last
+            self._position = info.last
         return EventPage(entries, gap)
 
-    def _gap(self, place: str, info: StreamInfo, entries: list[Entry]) -> StreamGap | None:
-        """What is missing between the place, of which nothing is there any more, and the first entry."""
+    def _gap(self, position: str, info: StreamInfo, entries: list[Entry]) -> StreamGap | None:
+        """Return what is missing between the position, of which nothing is left, and the first entry."""
         first = entries[0][0] if entries else None
-        if place == info.last or (first is not None and _follows(place, first)):
+        if position == info.last or (first is not None and _follows(position, first)):
             return None
         if info.trimmed is None:
-            # Where the server does not count, a stream that is new to us counts as complete.
-            return None if place == BEGINNING else StreamGap(place, first, None)
+            # If the server does not count, a stream that is read from its beginning is taken as complete.
+            return None if position == BEGINNING else StreamGap(position, first, None)
         if self._count is None:
-            return StreamGap(place, first, None) if info.trimmed else None
+            return StreamGap(position, first, None) if info.trimmed else None
         missing = info.trimmed - self._count
-        if missing < 0:  # the stream was deleted, and another one of the same name has begun to count anew
-            return StreamGap(place, first, None)
-        return StreamGap(place, first, missing) if missing else None
+        if missing < 0:  # the stream was deleted, and a new one of the same name counts from 0
+            return StreamGap(position, first, None)
+        return StreamGap(position, first, missing) if missing else None
 
-    def _look(self, place: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
-        """The stream's numbers, and what comes after ``place``, of one and the same moment."""
+    def _look(self, position: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
+        """Read the stream's counters, and the entries after ``position``, at one moment."""
         calls = [stream_exists(self._keys), stream_info(self._keys)]
-        if place is not None:
-            calls.append(read_now(self._keys, place))
+        if position is not None:
+            calls.append(read_now(self._keys, position))
         results: list[Any] = yield from transaction(calls, self._where)
         there, info, entries = (*results, [])[:3]
         if there is False:
@@ -171,9 +171,9 @@ def _number(entry_id: str) -> tuple[int, int]:
     return int(ms), int(sequence or 0)
 
 
-def _follows(place: str, entry_id: str) -> bool:
-    """True when no id fits between the two."""
-    (ms, sequence), (next_ms, next_sequence) = _number(place), _number(entry_id)
+def _follows(position: str, entry_id: str) -> bool:
+    """Return True if no id fits between the two."""
+    (ms, sequence), (next_ms, next_sequence) = _number(position), _number(entry_id)
     if ms == next_ms:
         return next_sequence == sequence + 1
     return next_ms == ms + 1 and next_sequence == 0 and sequence == _LAST_OF_A_MS

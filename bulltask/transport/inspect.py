@@ -1,4 +1,4 @@
-"""Questions about a server and its queues."""
+"""Questions about a server and its queues, which a worker asks before it starts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritize
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a worker wants to know before it starts.
+    """What a worker needs to know of the server.
 
     Attributes:
         version: the Redis version that the server is compatible with.
-        eviction: its ``maxmemory_policy``; anything but ``noeviction`` may drop jobs silently.
+        eviction: its ``maxmemory_policy``; any other than ``noeviction`` may drop jobs silently.
+        persistent: an append-only file or snapshots are on, as far as the server says.
     """
 
     version: tuple[int, ...]
@@ -30,7 +31,7 @@ class ServerSettings:
 
 
 def read_server_settings(client: Client) -> ServerSettings:
-    """Ask the server about itself."""
+    """Read the server's settings from ``INFO``."""
     info = client.run(command("INFO", parse_reply=_info))
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
     return ServerSettings(
@@ -40,13 +41,13 @@ def read_server_settings(client: Client) -> ServerSettings:
 
 
 def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
-    """How many jobs each queue has in each state, by the user's spelling; one round trip."""
+    """Count the jobs of each queue in each state, by the user's spelling, in one round trip."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
     return {keys.queue: found for keys, found in zip(queues, counts, strict=True)}
 
 
 def jobs_under(client: Client, keys: QueueKeys) -> int:
-    """How many jobs wait under exactly these keys."""
+    """Count the unfinished jobs under exactly these keys."""
     calls: list[Call[Any]] = [
         command("LLEN", keys.wait),
         command("LLEN", keys.paused),
@@ -57,7 +58,7 @@ def jobs_under(client: Client, keys: QueueKeys) -> int:
 
 
 def described_by(client: Client, keys: QueueKeys) -> str:
-    """Which client has described the queue last: ``bullmq:5.62.0``; ``""`` if none has."""
+    """Return which client has described the queue, such as ``bullmq:5.62.0``; ``""`` if none has."""
     return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
 
 

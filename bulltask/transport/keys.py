@@ -1,4 +1,4 @@
-"""Every key name. No other file builds one."""
+"""Every key name. No other module builds one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _OWN_ROOT: Final = "bulltask"
 
 
 def beat_queues(prefix: str, app: str) -> str:
-    """In which queues an app's ``beat_schedule`` has made job schedulers: a set of ours."""
+    """Return the key of the set of queues in which an app's ``beat_schedule`` has made job schedulers."""
     return f"{_OWN_ROOT}:beat:{prefix}:{app}"
 
 
 class QueueKeys:
-    """The keys of one queue (PROTOCOL 1).
+    """The keys of one queue.
 
     Args:
         prefix: BullMQ's prefix, ``bull`` by default.
-        name: the queue's name as BullMQ spells it, braces included.
-        queue: the name as the user spells it; for messages, logs and metrics.
+        name: the queue's name as BullMQ spells it, with braces.
+        queue: the name as the user spells it, for messages, logs and metrics.
     """
 
     __slots__ = (
@@ -77,11 +77,11 @@ class QueueKeys:
         self.repeat = f"{base}repeat"
         self.metrics_completed = f"{base}metrics:completed"
         self.metrics_failed = f"{base}metrics:failed"
-        # Ours stay outside BullMQ's prefix: its orphan sweep deletes unknown keys there (PROTOCOL 1).
+        # bulltask's own keys stay outside BullMQ's prefix, under which BullMQ's orphan sweep deletes unknown keys.
         self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.own}revoked"
         self.lock_ends = f"{self.own}lock-ends"
-        self.probe = f"{self.own}probe"  # it never exists
+        self.probe = f"{self.own}probe"  # never exists
         self.retrying = f"{self.own}retrying"
 
     def job(self, job_id: str) -> str:
@@ -101,11 +101,11 @@ class QueueKeys:
         return f"{self.base}{job_id}:dependencies"
 
     def processed(self, job_id: str) -> str:
-        """The return values of the job's completed children, by their full key."""
+        """Return values of the job's completed children, by their full key."""
         return f"{self.base}{job_id}:processed"
 
     def ignored(self, job_id: str) -> str:
-        """The reasons of the job's failed children whose failure is ignored, by their full key."""
+        """Failure reasons of the job's failed children whose failure is ignored, by their full key."""
         return f"{self.base}{job_id}:failed"
 
     def unsuccessful(self, job_id: str) -> str:
@@ -117,28 +117,28 @@ class QueueKeys:
         return f"{self.repeat}:{scheduler_id}"
 
     def deduplication(self, dedup_id: str) -> str:
-        """Who owns a deduplication id."""
+        """The owner of a deduplication id."""
         return f"{self.base}de:{dedup_id}"
 
     def kept(self, dedup_id: str) -> str:
-        """What BullMQ 5.72 and newer put aside until the owner of a deduplication id has ended."""
+        """The job that BullMQ 5.72 and newer keep until the owner of a deduplication id has finished."""
         return f"{self.base}dn:{dedup_id}"
 
     @property
     def deprecated_priority(self) -> str:
-        """What BullMQ 3 kept beside ``wait``."""
+        """A key that BullMQ 3 had beside ``wait``."""
         return f"{self.base}priority"
 
     def crashes(self, job_id: str) -> str:
-        """The tokens of the children that died while they ran the job: a set of ours, with an expiry."""
+        """Tokens of the children that died while they ran the job: a set of bulltask's, with an expiry."""
         return f"{self.own}crashes:{job_id}"
 
     def fence(self, write_id: str) -> str:
-        """The ids of the jobs that one write of a DataFrame has added: a set of ours, with an expiry."""
+        """Ids of the jobs that one write of a DataFrame has added: a set of bulltask's, with an expiry."""
         return f"{self.own}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:
-        """The connection name by which Node's ``getWorkers()`` and the boards recognise a worker (PROTOCOL 4.2)."""
+        """The connection name by which Node's ``getWorkers()`` and dashboards recognise a worker."""
         encoded = base64.b64encode(self.name.encode()).decode()
         return f"{self.prefix}:{encoded}:w:{worker}" if worker else f"{self.prefix}:{encoded}"
 
@@ -147,7 +147,7 @@ class QueueKeys:
 
 
 class BullKeys(QueueKeys):
-    """The keys of a queue of Bull 1 to 4.
+    """The keys of a queue of Bull 1 to 4, BullMQ's predecessor: mostly BullMQ's names, for another layout.
 
     Args:
         prefix: Bull's prefix, ``bull`` by default.

@@ -1,7 +1,7 @@
-"""Operations of several steps, written once and carried by the sync or the async client.
+"""Sans-I/O operations: sequences of calls, written once and run by the sync or the async client.
 
-An operation is a generator: it yields the calls of one round trip, is sent their results, and returns its own. What
-a call raises is thrown into it at the ``yield``, so it may deal with it.
+An operation is a generator. It yields the calls of one round trip, receives their results, and returns its own. An
+error of a call is raised at the ``yield``, where the operation may handle it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class _Runner(Protocol):
 
 
 def execute(call: Call[R]) -> Operation[R]:
-    """The operation of a single call; inside another one: ``result = yield from execute(call)``."""
+    """Return the operation of a single call; inside another operation: ``result = yield from execute(call)``."""
     result: R = (yield [call])[0]
     return result
 
 
 def run_sync(client: _Runner, operation: Operation[R]) -> R:
-    """Carry an operation with a sync client or pool.
+    """Run an operation with a sync client or pool.
 
     Raises:
-        BrokerError, JobError: what a call raised and the operation did not deal with.
+        BrokerError, JobError: an error of a call that the operation did not handle.
     """
     try:
         calls = next(operation)

@@ -1,4 +1,4 @@
-"""What a worker's user of Redis has to be allowed to do (ACL), and what of it is refused."""
+"""The commands that a worker's Redis user needs (ACL), and which of them the server refuses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["check_permissions", "metrics_commands", "worker_commands", "worker_g
 _PLAIN: Final = (
     "bzpopmin eval evalsha get hget hgetall hmget hset hsetnx llen ping pexpire sadd scard zadd zcard zrem".split()
 )
-"""What workers call themselves; scripts are read for theirs."""
+"""Commands that workers call directly; those inside scripts are found by reading the scripts."""
 
 _TO_LOOK: Final = ("client|setinfo", "client|setname", "discard", "info", "multi", "time")
-"""What it needs to connect and to look at Redis before it starts; a refusal is met there."""
+"""Commands to connect and to inspect Redis before a worker starts; a refusal is reported there."""
 
 _NOT_WORKERS: Final = frozenset(
     "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
     "paginate pause promote setPaused spanEnd".split()
 )
-"""Scripts of queues, readers and migrations. Any other one is taken for a worker's: a new one needs no entry here."""
+"""Scripts of queues, readers and migrations. All others count as a worker's, so a new one needs no entry here."""
 
 _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)call\s*\(\s*["'](\w+)["']""")
 _PUSH: Final = re.compile(rb"""["']([LR]PUSH)["']""")  # chosen by a condition, called by a variable
@@ -38,14 +38,14 @@ _MOST_WORDS: Final = 5
 
 @cache
 def worker_commands() -> tuple[str, ...]:
-    """The commands that a worker needs, those that are called inside its scripts included."""
+    """Return the commands that a worker needs, including those that its scripts call."""
     scripts = (script for script in loader.every() if script.name not in _NOT_WORKERS)
     return tuple(sorted({*_PLAIN, *_called_in(scripts)}))
 
 
 @cache
 def metrics_commands() -> tuple[str, ...]:
-    """The commands that a worker needs besides when it exports metrics: they have the lengths of its queues."""
+    """Return the further commands that a worker needs to export metrics, which include the lengths of its queues."""
     return tuple(sorted(_called_in([loader.official("getCounts")]).difference(worker_commands())))
 
 
@@ -55,7 +55,7 @@ def _called_in(scripts: Iterable[Script]) -> set[str]:
 
 
 def worker_grants(prefix: str = "bull") -> list[str]:
-    """The words behind ``ACL SETUSER name on >password`` for a worker: the documentation prints them.
+    """Return the words after ``ACL SETUSER name on >password`` for a worker, as the documentation prints them.
 
     Args:
         prefix: the setting ``prefix``.
@@ -66,20 +66,20 @@ def worker_grants(prefix: str = "bull") -> list[str]:
 
 
 def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> None:
-    """Ask whether the client's user may run some commands. Nothing is executed, and no right is needed to ask.
+    """Check whether the client's user may run some commands, without executing any. Needs no permission itself.
 
-    Redis looks at rights when a transaction takes a call, before it runs, and this one is dry_run. (``ACL DRYRUN``
-    asks the same, but whoever may run it has few rights to miss.) A command is offered with one word and more, because
-    Redis looks at their number first. Where transactions are refused nothing is found out.
+    Redis checks permissions when a transaction queues a call, before it runs, and this transaction is discarded. (``ACL
+    DRYRUN`` checks the same, but a user that may run it lacks few permissions.) A command is queued with one word and
+    more, because Redis checks their number first. If transactions are refused, nothing is found out.
 
     Args:
-        client: asks.
-        keys: a queue, of which nothing is touched.
+        client: makes the calls.
+        keys: a queue; nothing of it is touched.
         names: the commands.
 
     Raises:
         BrokerAuthError: some of them are refused; the message names all.
-        BrokerError: as of ``Client.run``.
+        BrokerError: as in ``Client.run``.
     """
     offers = [_offer(name, count, keys) for name in names for count in range(1, _MOST_WORDS + 1)]
     replies = client.dry_run(offers) or []

@@ -1,4 +1,4 @@
-"""Sending: which script, in how many round trips, and what may be sent again."""
+"""Sending jobs: which script, in how many round trips, and what is sent again."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from bulltask.transport.scripts.add import SendResult, WriteFence, add_job, add_
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget"]
 
 BULK: Final = 1_000
-"""Most jobs in one round trip."""
+"""Maximum number of jobs in one round trip."""
 
 BULK_BYTES: Final = 4_000_000
-"""Most bytes of data and headers in one round trip, unless a single job has more: a thousand large jobs would take
-longer than any call may, and more memory than Redis gives one client."""
+"""Maximum size of data and headers in one round trip, unless a single job has more: a thousand large jobs would exceed
+the timeout of a call, and the memory that Redis gives one client."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
-"""What ``meta.version`` of a queue says; boards show it."""
+"""Value of ``meta.version`` of a queue, which dashboards show."""
 
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
@@ -41,15 +41,15 @@ _AGAIN: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Producer:
-    """Responsible for adding jobs, each exactly once however often the way to Redis breaks.
+    """Adds jobs, each exactly once, however often the connection breaks.
 
-    A send whose reply was lost is sent again: the id was made here, and the add scripts answer with the existing id
-    when it is taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
+    A send whose reply was lost is sent again: the id was made here, and the add scripts return the existing id if it is
+    taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
 
     Args:
         pool: clients for sync sends, to one server or to a cluster.
-        aclient: gives the running loop's client for async sends.
-        keys: gives a queue's keys by the user's spelling.
+        aclient: returns the running loop's client for async sends.
+        keys: returns a queue's keys by the user's spelling.
         clock: the server's time.
         config: the app's settings.
     """
@@ -66,21 +66,21 @@ class Producer:
         self._described: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Add ``jobs`` in order, up to :data:`BULK` a round trip, and return the ids of the jobs that are stored now.
+        """Add ``jobs`` in order, up to :data:`BULK` in a round trip, and return the ids of the jobs stored now.
 
-        An id differs from the job's own where an earlier job counts as the same (deduplication).
+        An id differs from the job's own if an earlier job counts as the same (deduplication).
 
         Raises:
-            BrokerError: after the configured number of resends, or when the time for a round trip is over. Jobs of
-                earlier round trips are stored; whether those of the failed one are is not known, and sending the same
+            BrokerError: after the configured number of retries, or when the time for a round trip is over. Jobs of
+                earlier round trips are stored; whether those of the failed one are is unknown, and sending the same
                 jobs again is safe.
         """
         return self._send(jobs, self._add)
 
     def send_once(self, jobs: Sequence[NewJob], fence: WriteFence) -> list[SendResult]:
-        """:meth:`send` of jobs that ``fence`` has not seen before; for each of ``jobs``, what became of it.
+        """:meth:`send` of jobs that ``fence`` has not seen before. Returns what happened to each of ``jobs``.
 
-        A round trip whose reply was lost is sent again, and then says of its jobs that they were there before.
+        A round trip whose reply was lost is sent again; its jobs are then reported as known.
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:
@@ -118,7 +118,7 @@ class Producer:
 
     def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(deadline_ms) as client:
-            client.connect()  # the clock is set when a connection is made, and the calls carry its time
+            client.connect()  # connecting sets the clock, whose time the calls carry
             first, calls = self._describing(part), add(part, self._clock.now_ms())
             results = client.run_many([*first, *calls])
         self._described.update(job.queue for job in part)
@@ -136,7 +136,7 @@ class Producer:
         return [add_job(self._keys(job.queue), job, now_ms) for job in part]
 
     def _describing(self, part: Sequence[NewJob]) -> list[Call[Any]]:
-        """The calls that come before the first jobs of a queue."""
+        """Return the calls that precede the first jobs of a queue."""
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._described:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
@@ -158,33 +158,33 @@ def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 
 
 class RetryBudget:
-    """The tries of one round trip with jobs.
+    """How many tries, and how much time, a round trip with jobs has left.
 
     Args:
-        config: how many resends, how long in all, how long to pause.
+        config: number of retries, time limit, and backoff.
         jobs: of the round trip.
     """
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
         self._config, self._jobs, self._failed, self._nothing_left_here = config, jobs, 0, True
         limit_ms = config.publish_timeout_ms
-        self._ends_ms = None if limit_ms is None else mono_ms() + limit_ms
+        self._deadline_ms = None if limit_ms is None else mono_ms() + limit_ms
 
     def next_deadline_ms(self) -> int | None:
-        """When the try that begins now has to end (``mono_ms``), ``None`` for no limit.
+        """Return the deadline of the try that begins now (``mono_ms``), ``None`` for no limit.
 
-        While more tries may follow it has half of the time that is left. Where a connection is dead and does not say
-        so, only the next try, on a new one, finds Redis.
+        As long as more tries may follow, it is half of the time that is left: if a connection is dead without saying
+        so, only the next try, on a new connection, reaches Redis.
         """
-        if self._ends_ms is None or self._failed == self._config.publish_retries:
-            return self._ends_ms
-        return self._ends_ms - (self._ends_ms - mono_ms()) // 2
+        if self._deadline_ms is None or self._failed == self._config.publish_retries:
+            return self._deadline_ms
+        return self._deadline_ms - (self._deadline_ms - mono_ms()) // 2
 
     def pause_ms(self, exc: BrokerError) -> int:
-        """How long to wait after a try that failed with ``exc``.
+        """Return how long to wait after a try that failed with ``exc``.
 
         Raises:
-            BrokerError: no try is left, or no time for one.
+            BrokerError: no try, or no time, is left.
         """
         self._nothing_left_here &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1
@@ -192,17 +192,17 @@ class RetryBudget:
         pause_ms = reconnect_delay_ms(
             self._failed, first_ms=config.reconnect_delay_ms, cap_ms=config.reconnect_delay_max_ms
         )
-        left_ms = pause_ms * 2 if self._ends_ms is None else self._ends_ms - mono_ms()
+        left_ms = pause_ms * 2 if self._deadline_ms is None else self._deadline_ms - mono_ms()
         if self._failed > config.publish_retries or left_ms <= 0:
             self._give_up(exc)
         return min(pause_ms, left_ms // 2)
 
     def _give_up(self, exc: BrokerError) -> NoReturn:
         if self._nothing_left_here:
-            raise exc  # it says all there is to say: nobody listens there, so nothing was sent
+            raise exc  # no server listens there, so nothing was sent, and the message says so
         first, last = self._jobs[0], self._jobs[-1]
         which = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
         raise type(exc)(
-            f"{exc}. The sending of {which} was given up (try {self._failed}): nobody knows whether Redis has it. "
-            "SendResult again with the same job_id it is stored once"
+            f"{exc}. Gave up sending {which} after try {self._failed}; it is unknown whether Redis has stored it. You "
+            "can send it again: with the same job_id it is stored once"
         ) from exc

@@ -1,4 +1,4 @@
-"""Numbers stop here: a script's negative reply becomes an exception (PROTOCOL 3)."""
+"""Parsing of script replies: a negative number becomes an exception."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
 
 @value_class
 class Fetched:
-    """What a fetch brought: a job, or why there is none.
+    """Result of a fetch: a job, or why there is none.
 
     Attributes:
         job_id: the job's id, ``""`` for none.
         fields: its hash as a flat list of names and values.
-        limited_ms: the queue is rate-limited for so long.
-        due_ms: the server time at which the next delayed job is due, 0 for none, and for one that never is.
+        limited_ms: how long the queue is still rate-limited.
+        due_ms: the server's time at which the next delayed job is due; 0 if there is none, or if it never is.
     """
 
     job_id: str = ""
@@ -61,7 +61,7 @@ NO_JOB: Final = Fetched()
 
 
 def parse_fetched(reply: Any) -> Fetched:
-    """Read the four-element reply of ``moveToActive`` and of a finish that fetches the next job."""
+    """Parse the four-element reply of ``moveToActive`` and of a finish that fetches the next job."""
     if not isinstance(reply, list):
         return NO_JOB
     fields, job_id, limited_ms, due_ms = reply
@@ -73,16 +73,16 @@ def parse_fetched(reply: Any) -> Fetched:
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:
-    """Raise the error that a negative number stands for; any other reply is fine.
+    """Raise the error that a negative number stands for; do nothing for any other reply.
 
     Raises:
         JobError: of the kind that the number stands for.
-        BrokerError: the number stands for nothing that is known.
+        BrokerError: the number is unknown.
     """
     if isinstance(reply, int) and reply < 0:
         kind = JOB_ERRORS.get(reply)
         if kind is None:
-            raise BrokerError(f"a script answered {reply} for job {job_id} in queue {queue}; this code is not known")
+            raise BrokerError(f"a script returned the unknown code {reply} for job {job_id} in queue {queue}")
         raise kind(job_id, queue)
 
 
@@ -96,10 +96,10 @@ def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
 
 
 def text(raw: bytes | str | int) -> str:
-    """An id as text; scripts answer with bulk strings, and with numbers for ids that are numbers."""
+    """Return an id as text; scripts reply with bulk strings, and with numbers for ids that are numbers."""
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
 
 
 def texts(reply: Any) -> list[str]:
-    """Several ids as :func:`text`; a script may answer with nothing instead of an empty list."""
+    """Return several ids as :func:`text`; a script may reply with nil instead of an empty list."""
     return [text(item) for item in reply or ()]

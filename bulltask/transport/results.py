@@ -1,4 +1,4 @@
-"""Results through a queue's event stream: no polling, and no way to hang."""
+"""Waiting for results on a queue's event stream: no polling, and no way to hang."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, l
 __all__ = ["RECHECK_MS", "Results"]
 
 RECHECK_MS: Final = LONGEST_BLOCK_MS
-"""A waiter looks at the job itself this often: events may have been trimmed before they were read."""
+"""How often a waiter reads the job itself: its event may have been trimmed before it was read."""
 
 _CLOCK_MARGIN_MS: Final = 2_000
 _RETRY_MS: Final = 200
@@ -38,15 +38,15 @@ _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Results:
-    """Responsible for reading jobs, waiting until they end, and revoking them; implements ``ports.ResultReader``.
+    """Reads jobs, waits until they finish, and revokes them; implements ``ports.ResultReader``.
 
     Args:
         pool: clients for short calls.
         waiters: clients whose calls may block for :data:`RECHECK_MS`.
-        aclient: gives the running loop's client for short calls.
-        awatch: gives the running loop's watch on a queue.
-        keys: gives a queue's keys by the user's spelling.
-        revocation: makes the operation that revokes a job, and ends its run if the second argument is true.
+        aclient: returns the running loop's client for short calls.
+        awatch: returns the running loop's watcher of a queue.
+        keys: returns a queue's keys by the user's spelling.
+        revocation: returns the operation that revokes a job, and cancels its run if the second argument is true.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Results:
         self._revocation = revocation
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
-        """What Redis holds of the job now; one round trip."""
+        """Read the job's current state, in one round trip."""
         keys = self._keys(ref.queue)
         state, fields = self._pool.run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
@@ -74,9 +74,9 @@ class Results:
         return snapshot(ref.id, state, fields)
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
-        """End the job if it does not run; have its worker end its run, if ``terminate``."""
+        """Fail the job if it does not run; have its worker cancel it if it does and ``terminate`` is set."""
         with self._pool.client() as client:
-            client.connect()  # the clock is set when a connection is made, and the calls carry its time
+            client.connect()  # connecting sets the clock, whose time the calls carry
             return run_sync(client, self._revocation(ref, terminate))
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
@@ -86,13 +86,13 @@ class Results:
         return await run_async(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has ended; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
+        """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
         patience = _Patience()
         with self._waiters.client() as client:
             while True:
                 try:
-                    # The stream's end is read before the state: what happens after this look is behind the cursor.
+                    # The stream's end is read before the state: what happens later comes after the cursor.
                     cursor, finished = self._look(client, keys, ref, sent_ms)
                     patience.looked()
                     finished = finished or self._read_until(client, keys, ref, cursor, deadline_ms)
@@ -131,7 +131,7 @@ class Results:
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio; the waiters of one event loop share one reader for each queue."""
-        if timeout_ms == 0:  # a look without a wait; asyncio would end it before it has begun
+        if timeout_ms == 0:  # read without waiting; asyncio's timeout would cancel the read before it starts
             finished = await self._alook(self._keys(ref.queue), ref, sent_ms)
             if finished is None:
                 raise _timed_out(ref, timeout_ms)
@@ -171,29 +171,24 @@ class Results:
 
 
 class _Patience:
-    """How long a waiter puts up with an outage: not at all before its first look, then for five seconds or more."""
+    """How long a waiter tolerates an outage: not at all before its first read, then for five seconds or more."""
 
     def __init__(self) -> None:
         self._until_ms = 0
 
     def looked(self) -> None:
-        """Redis answered; the next look is due after :data:`RECHECK_MS`, and may fail for as long."""
+        """Redis replied; the next read is due after :data:`RECHECK_MS`, and may fail for as long."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
     def pause_ms(self, exc: BrokerError) -> int:
-        """Return how long to wait before the next look, or raise ``exc``."""
+        """Return how long to wait before the next read, or raise ``exc``."""
         if mono_ms() >= self._until_ms:
             raise exc
         return _RETRY_MS
 
 
 class StreamWatcher:
-    """Responsible for telling the tasks of one event loop when jobs of one queue end; one reader for all of them.
-
-    Args:
-        keys: the queue.
-        client: a client of its own: its calls block.
-    """
+    """Notifies the tasks of one event loop when jobs of one queue finish, with one reader for all of them."""
 
     def __init__(self, keys: QueueKeys, client: AsyncClient) -> None:
         self._keys, self._client = keys, client
@@ -207,7 +202,7 @@ class StreamWatcher:
         return _Registration(self, job_id)
 
     async def enter(self, job_id: str) -> asyncio.Future[Finished]:
-        """Register a waiter and make sure that the reader stands at the stream's end."""
+        """Register a waiter and make sure that the reader is at the stream's end."""
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
         try:
@@ -216,19 +211,19 @@ class StreamWatcher:
                     self._started.clear()
                     self._reader = asyncio.create_task(self._read(), name=f"bulltask-events-{self._keys.queue}")
                 await self._started.wait()
-        except BaseException:  # cancelled: a waiter that is not there would keep the reader for ever
+        except BaseException:  # cancelled: a waiter that is gone would keep the reader running
             await self.leave(job_id, future)
             raise
         return future
 
     async def leave(self, job_id: str, future: asyncio.Future[Finished]) -> None:
-        """Forget a waiter; the last one stops the reader and closes its connection."""
+        """Remove a waiter; the last one stops the reader and closes its connection."""
         future.cancel()
         waiters = self._waiting.get(job_id, set())
         waiters.discard(future)
         if not waiters:
             self._waiting.pop(job_id, None)
-        async with self._changing:  # or a waiter that comes in between would be given a client that is being closed
+        async with self._changing:  # or a new waiter could get the client while it is being closed
             if not self._waiting and self._reader is not None:
                 reader, self._reader = self._reader, None
                 reader.cancel()
@@ -244,13 +239,13 @@ class StreamWatcher:
                 self._started.set()
                 for entry_id, fields in await self._client.run(read_blocking(self._keys, cursor, RECHECK_MS)):
                     cursor = entry_id
-                    self._tell(fields)
+                    self._notify(fields)
             except BrokerError:
-                # Waiters look at the job itself every few seconds and meet the same fault there, with its advice.
+                # Waiters read the job itself every few seconds and raise the same error there, with its advice.
                 self._started.set()
                 await asyncio.sleep(_RETRY_MS / 1000)
 
-    def _tell(self, fields: dict[bytes, bytes]) -> None:
+    def _notify(self, fields: dict[bytes, bytes]) -> None:
         job_id = codec.decode_text(fields.get(b"jobId"))
         for future in self._waiting.get(job_id, ()):
             ended = _ending(fields, job_id)
@@ -292,6 +287,6 @@ def _deadline(timeout_ms: int | None) -> int | None:
 
 def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:
     return ResultTimeoutError(
-        f"job {ref.id} in queue {ref.queue} has not ended within {(timeout_ms or 0) / 1000:g} s; it goes on, and "
-        "get() may be called again"
+        f"job {ref.id} in queue {ref.queue} has not finished within {(timeout_ms or 0) / 1000:g} s. It is not "
+        "affected: you can call get() again"
     )

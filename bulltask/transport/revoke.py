@@ -18,47 +18,46 @@ from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move
 
 __all__ = ["revoke"]
 
-_HOLDER: Final = "revoked"  # of the lock that is held for one step
+_LOCK_OWNER: Final = "revoked"  # of a lock that is held for one step
 
 
 def revoke(
     keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
 ) -> Operation[Revocation]:
-    """End a job that does not run; have its worker end one that does, if ``terminate``.
+    """Fail a job that does not run; have its worker cancel one that does, if ``terminate``.
 
     Args:
         keys: the queue.
         job_id: the job.
-        config: the settings of whoever revokes it.
-        now_ms: gives the server's time, once there is a connection.
-        terminate: end a run, too.
+        config: the caller's settings.
+        now_ms: returns the server's time, once there is a connection.
+        terminate: cancel a run, too.
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
     job = _options_of(keys, job_id, (yield from execute(options)))
     try:
         found = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
-        if isinstance(exc, RECOVERABLE) or not (yield from _set_aside(keys, job, config, now_ms(), exc)):
+        if isinstance(exc, RECOVERABLE) or not (yield from _quarantine(keys, job, config, now_ms(), exc)):
             raise
         return Revocation.REVOKED
     if found is Revocation.REVOKED and job.deduplication_id:
-        # BullMQ 5.72 and newer may have put another job aside until this one has ended
+        # BullMQ 5.72 and newer may keep another job until this one has finished.
         yield from execute(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
     return found
 
 
-def _set_aside(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
-    """End a job at which the script stopped half-way, if the job's hash is to blame."""
-    claim, ending = (
-        FetchOptions.from_config(config, keys, _HOLDER, ""),
-        malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed)),
-    )
-    finish = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
-    return (yield from execute(quarantine(keys, finish, _HOLDER, only_malformed=True)))
+def _quarantine(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+    """Fail a job at which the script stopped half-way, if the job's hash is malformed."""
+    options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
+    failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
+    finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
+
+    return (yield from execute(quarantine(keys, finish, _LOCK_OWNER, only_malformed=True)))
 
 
 def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
     try:
         return RunningJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
-    except DecodeError as exc:  # a job that cannot be read can be ended all the same
+    except DecodeError as exc:  # a job that cannot be read can still be revoked
         return RunningJob.broken(keys.queue, job_id, str(exc))

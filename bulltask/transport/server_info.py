@@ -1,4 +1,4 @@
-"""What a server says of itself to everybody, whatever the ACL forbids; and whether it is one that can be used."""
+"""What a server says about itself to every user, whatever the ACL forbids, and whether it can be used."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["TIME", "UNKNOWN_SERVER", "ServerInfo", "check_server", "handshake_ca
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What ``HELLO`` answers.
+    """Reply of ``HELLO``.
 
     Attributes:
-        version: of Redis or Valkey; ``()`` where it is not known.
+        version: of Redis or Valkey; ``()`` if unknown.
         clustered: the server is a node of a cluster.
-        sentinel: it is none, but a Sentinel.
+        sentinel: it is a Sentinel, not a server.
     """
 
     version: tuple[int, ...] = ()
@@ -29,49 +29,49 @@ class ServerInfo:
 
     @property
     def may_keep_from_writing(self) -> bool:
-        """True when it knows ``EVALSHA_RO``."""
+        """True if the server has ``EVALSHA_RO``."""
         return self.version >= (7,)
 
 
 UNKNOWN_SERVER: Final = ServerInfo()
-"""What is assumed of a server, or of a proxy before one, that does not know the command."""
+"""Assumed of a server, or of a proxy in front of one, that does not have the command."""
 
 
 def server_info() -> Call[ServerInfo]:
-    """Ask; nothing changes by it."""
+    """Build the call of ``HELLO``; it changes nothing."""
 
-    return command("HELLO", parse_reply=_judge)
+    return command("HELLO", parse_reply=_parse)
 
 
 def handshake_calls(clock: ServerClock | None) -> tuple[Call[Any], ...]:
-    """What is asked on a new connection: what the server is, and what time it has, if there is a clock to set."""
+    """Return the calls for a new connection: what the server is, and its time if there is a clock to set."""
     return (_HELLO,) if clock is None else (_HELLO, TIME)
 
 
 def check_server(reply: Any, endpoint: Endpoint) -> None:
-    """Refuse a server that cannot be used, before anything is sent that happens to work there.
+    """Refuse a server that cannot be used, before a call happens to work there.
 
     Args:
-        reply: to ``HELLO``; an error says nothing, as of a proxy that does not know the word.
-        endpoint: where it is, and whether a node of a cluster will do.
+        reply: to ``HELLO``; an error, as of a proxy that does not have the command, is accepted.
+        endpoint: of the server; says whether a node of a cluster is accepted.
 
     Raises:
-        BrokerConfigError: it is a Sentinel, or a node of a cluster, in which who asks does not find the way.
+        BrokerConfigError: it is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
-    said = _judge(reply)
-    if said.sentinel:
+    info = _parse(reply)
+    if info.sentinel:
         raise faults.sentinel_error(endpoint.safe_url)
-    if said.clustered and not endpoint.clustered:
+    if info.clustered and not endpoint.clustered:
         raise faults.cluster_node_error(endpoint.safe_url)
 
 
-def _judge(reply: Any) -> ServerInfo:
-    if not isinstance(reply, list):  # an error, or whatever a proxy says
+def _parse(reply: Any) -> ServerInfo:
+    if not isinstance(reply, list):  # an error, or any reply of a proxy
         return UNKNOWN_SERVER
-    said = dict(zip(reply[::2], reply[1::2], strict=False))
-    version = said.get(b"version", b"").decode("ascii", "replace")
+    info = dict(zip(reply[::2], reply[1::2], strict=False))
+    version = info.get(b"version", b"").decode("ascii", "replace")
     numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
-    return ServerInfo(numbers, said.get(b"mode") == b"cluster", said.get(b"mode") == b"sentinel")
+    return ServerInfo(numbers, info.get(b"mode") == b"cluster", info.get(b"mode") == b"sentinel")
 
 
 def _ms(reply: Any) -> float:

@@ -1,9 +1,9 @@
-"""Several calls as one: ``MULTI`` … ``EXEC`` in one round trip, all of it or nothing.
+"""Several calls as one: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.
 
-A script that the server does not know fails inside ``EXEC`` while the calls around it are executed: half a flow
-would be stored. Asking for the script first does not help, because another client's ``SCRIPT FLUSH`` may come in
-between. So the first call of each script carries its body (``EVAL``, which runs it and remembers it), and the later
-ones find it: nobody can come between the commands of a transaction.
+A script that the server does not have fails inside ``EXEC`` while the calls around it are executed: half a flow would
+be stored. Checking for the script first does not help, because another client's ``SCRIPT FLUSH`` may come in between.
+So the first call of each script carries its body (``EVAL``, which runs and caches it), and later ones find it: no other
+client can run commands inside a transaction.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     """Return the calls of one round trip that make ``calls`` in a transaction; only the last one has a result.
 
     Args:
-        calls: must not block: Redis answers a blocking call inside a transaction at once.
-        where: the server for error messages, password hidden (``Endpoint.safe_url``).
+        calls: must not block: Redis replies to a blocking call inside a transaction at once.
+        where: the server for error messages, without its password (``Endpoint.safe_url``).
 
     Returns:
-        Calls for one ``run_many``. The last one's result is a list: for each of ``calls`` its result, or the
-        ``BulltaskError`` that its own reply stands for.
+        Calls for one ``run_many``. The last one's result is a list with the result of each of ``calls``, or the
+        ``BulltaskError`` that its reply stands for.
 
-    The round trip raises, and nothing was executed, when the server refuses to queue one of the calls (a command that
-    the ACL forbids, keys of several cluster slots). A server that cannot write at all (full, a replica) refuses there
-    or, by its version, executes nothing of any script, and then the same error stands in every place.
+    If the server refuses to queue one of the calls (the ACL forbids it, its keys are in several slots), the round trip
+    raises and nothing was executed. A server that cannot write at all (full, a replica) refuses there too or, depending
+    on its version, executes nothing of any script; then all results are that error.
     """
     return [
         command("MULTI"),
@@ -44,13 +44,13 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
 
 
 def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
-    """The operation of :func:`atomic`: its result is the last call's."""
+    """Return the operation of :func:`atomic`; its result is the last call's."""
     results: list[Any] = (yield atomic(calls, where))[-1]
     return results
 
 
 def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
-    """The same calls as plain commands, which a client does not send again one by one."""
+    """Return the same calls as plain commands, which a client does not send again one by one."""
     known: set[str] = set()
     plain: list[Call[Any]] = []
     for call in calls:
@@ -66,7 +66,8 @@ def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
 
 def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
     if not isinstance(reply, list) or len(reply) != len(calls):
-        raise BrokerError(f"Redis at {where} answered a transaction of {len(calls)} calls with {reply!r:.200}")
+        raise BrokerError(f"Redis at {where} replied to a transaction of {len(calls)} calls with {reply!r:.200}")
+
     return [_result(call, entry, where) for call, entry in zip(calls, reply, strict=True)]
 
 

@@ -16,8 +16,8 @@ import redis
 
 from bulltask.embedded import EmbeddedServer, find_binary, resolve_url
 from bulltask.embedded.data_directory import DataDirectory, ServerRecord
-from bulltask.embedded.launch import PortTaken, claim, pick_port
-from bulltask.embedded.probe import ask
+from bulltask.embedded.launch import PortTakenError, lock_directory, pick_port
+from bulltask.embedded.probe import send_command
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.server import RedisServer
 from tests.support.processes import ended, wait_for_end
@@ -58,7 +58,7 @@ def count_keys(url: str) -> int:
 def wait_until_gone(server: ServerRecord, data: Path) -> None:
     """Wait for the end of a server and of its keeper, which holds the directory until then."""
     wait_for_end(server.pid)
-    os.close(claim(data))
+    os.close(lock_directory(data))
 
 
 @pytest.fixture
@@ -335,11 +335,11 @@ def test_two_servers_never_share_a_directory(tmp_path):
         EmbeddedServer(tmp_path),
         pytest.raises(BrokerUnavailableError, match="another server already runs on the"),
     ):
-        claim(tmp_path, timeout=0.05)
+        lock_directory(tmp_path, timeout=0.05)
 
 
 def test_a_taken_port_is_said_and_the_other_server_is_not_taken_for_ours(tmp_path):
-    with EmbeddedServer(tmp_path / "a") as other, pytest.raises(PortTaken, match=str(other.port)):
+    with EmbeddedServer(tmp_path / "a") as other, pytest.raises(PortTakenError, match=str(other.port)):
         EmbeddedServer(tmp_path / "b", port=other.port).start()
 
 
@@ -500,7 +500,7 @@ def test_a_throw_away_server_may_have_a_password_and_options(server_factory):
     server = server_factory(password="s3cret", extra=["--maxmemory", "50mb"])
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         assert client.config_get("maxmemory") == {"maxmemory": str(50 * 2**20)}
-    assert ask(server.port, "PING").startswith("-NOAUTH")
+    assert send_command(server.port, "PING").startswith("-NOAUTH")
 
 
 def test_a_throw_away_server_may_be_redis(tmp_path):

@@ -339,7 +339,7 @@ async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> 
     for attempt in (lambda: result.get(seconds), lambda: asyncio.run(result.aget(seconds))):
         started = time.monotonic()
         with pytest.raises(
-            ResultTimeoutError, match=f"{result.id} in queue default has not ended within {seconds:g} s"
+            ResultTimeoutError, match=f"{result.id} in queue default has not finished within {seconds:g} s"
         ):
             await asyncio.to_thread(attempt)
         assert seconds <= time.monotonic() - started < seconds + 0.3

@@ -115,7 +115,7 @@ def test_a_script_is_read_once() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "file", "cure"),
-    [("official", "addLog-2.lua", "pip install -e"), ("own", "addKept-11.lua", "if the change is meant")],
+    [("official", "addLog-2.lua", "pip install -e"), ("own", "addKept-11.lua", "to accept your change")],
 )
 def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, cure: str) -> None:
     find, name = getattr(loader, folder), file.partition("-")[0]

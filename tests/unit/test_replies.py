@@ -47,7 +47,7 @@ def test_each_negative_number_is_an_error_that_names_the_job(code: int, error: t
 
 
 def test_a_number_that_is_not_known_is_no_error_of_the_job() -> None:
-    with pytest.raises(BrokerError, match="a script answered -77 for job 7 in queue q; this code is not known"):
+    with pytest.raises(BrokerError, match="a script returned the unknown code -77 for job 7 in queue q"):
         raise_for(-77, "7", "q")
 
 

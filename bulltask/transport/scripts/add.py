@@ -155,13 +155,13 @@ def _add(script: str, script_keys: tuple[str, ...], keys: QueueKeys, job: NewJob
 
 
 def _call(
-    script: str, script_keys: tuple[str, ...], keys: QueueKeys, job_id: str, said: tuple[list[Any], bytes, bytes]
+    script: str, script_keys: tuple[str, ...], keys: QueueKeys, job_id: str, parts: tuple[list[Any], bytes, bytes]
 ) -> Call[str]:
     def parse_reply(reply: Any) -> str:
         raise_for(reply, job_id, keys.name)
         return text(reply)
 
-    head, data, options = said
+    head, data, options = parts
     return script_call(loader.official(script), script_keys, (msgpack.packb(head), data, options), parse_reply)
 
 

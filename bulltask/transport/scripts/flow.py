@@ -99,7 +99,7 @@ def is_cluster() -> Call[bool]:
 def is_across_slots(refusal: BaseException) -> bool:
     """Return True if a cluster refused a transaction because its keys are in several slots, or on several nodes."""
     cause = refusal.__cause__
-    return isinstance(cause, ClusterCrossSlotError | MovedError) or any(said in str(cause) for said in _IN_A_SCRIPT)
+    return isinstance(cause, ClusterCrossSlotError | MovedError) or any(part in str(cause) for part in _IN_A_SCRIPT)
 
 
 def slots_of(keys: QueueKeys, job_id: str) -> set[int]:

@@ -75,12 +75,12 @@ def add_job_scheduler(
     """
     script_keys = (*_script_keys(keys), keys.active)
     name, options = template
-    said = {"name": name, **rule.to_wire()}
+    wire = {"name": name, **rule.to_wire()}
     if rule.offset_ms is not None:
-        said["offset"] = rule.offset_ms
+        wire["offset"] = rule.offset_ms
     args = (
         _moment(iteration),
-        to_msgpack(said),
+        to_msgpack(wire),
         scheduler_id,
         iteration.data,
         to_msgpack(options),
@@ -240,8 +240,8 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
         except DecodeError:
             options = None
         own = options.get(OWN_KEY) if isinstance(options, dict) else None
-        said = own if isinstance(own, dict) else {}
-        return BeatLabel(str(said.get("beat", "")), str(said.get("digest", "")))
+        label = own if isinstance(own, dict) else {}
+        return BeatLabel(str(label.get("beat", "")), str(label.get("digest", "")))
 
     return command("HGET", keys.scheduler(scheduler_id), "opts", parse_reply=parse_reply)
 

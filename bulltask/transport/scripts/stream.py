@@ -117,13 +117,13 @@ def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
     """Read the state of the stream; Redis returns an error if it does not exist."""
 
     def parse_reply(reply: Any) -> StreamInfo:
-        said = dict(zip(reply[::2], reply[1::2], strict=True))
+        reply_map = dict(zip(reply[::2], reply[1::2], strict=True))
         return StreamInfo(
-            length=int(said[b"length"]),
-            last=said[b"last-generated-id"].decode(),
-            added=int(said[b"entries-added"]) if b"entries-added" in said else None,
-            deleted=said.get(b"max-deleted-entry-id", b"0-0") != b"0-0",
-            first=said[b"first-entry"][0].decode() if said.get(b"first-entry") else "",
+            length=int(reply_map[b"length"]),
+            last=reply_map[b"last-generated-id"].decode(),
+            added=int(reply_map[b"entries-added"]) if b"entries-added" in reply_map else None,
+            deleted=reply_map.get(b"max-deleted-entry-id", b"0-0") != b"0-0",
+            first=reply_map[b"first-entry"][0].decode() if reply_map.get(b"first-entry") else "",
         )
 
     return command("XINFO", "STREAM", keys.events, parse_reply=parse_reply)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.redis
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("id", "name", "data")])
 MakeUser = Callable[..., str]
-NAMED = r"Grant it: ACL SETUSER spark-|grant all commands"
+NAMED = r"Grant it: ACL SETUSER spark-|grant all that"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ class TestOnRedis:
         write_everything(user(WRITER), redis_client)
 
     def test_what_a_script_may_not_do_is_found_in_the_list(self, user: MakeUser, redis_client: redis.Redis) -> None:
-        with pytest.raises(BrokerAuthError, match=r"grant all commands that such a user needs \(bulltask.spark.acl"):
+        with pytest.raises(BrokerAuthError, match=r"grant all that this user needs \(bulltask.spark.acl"):
             write_everything(user(WRITER, without="xadd"), redis_client)
 
 
