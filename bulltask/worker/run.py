@@ -21,8 +21,7 @@ from bulltask.transport.inspect import queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.listeners import child_bus
-from bulltask.worker.child.main import ChildPlan, run_child
+from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
 from bulltask.worker.exit_codes import ExitCode

@@ -53,7 +53,7 @@ _CHILD_BYTES: Final = 64
 # Words of a slot's header.
 _SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = range(12)
 # Words of a child's block.
-_RUN_STATE, _JOBS_DONE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLINES = range(6)
+_RUN_STATE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLINES = range(5)
 
 # Words of the orders.
 _PAUSED: Final = 0
@@ -253,15 +253,6 @@ class ChildBlock:
     @run_state.setter
     def run_state(self, state: ProcessState) -> None:
         self._words[_RUN_STATE] = state
-
-    @property
-    def jobs_done(self) -> int:
-        """Jobs that this child has settled."""
-        return self._words[_JOBS_DONE]
-
-    def count_job(self) -> None:
-        """One more job was settled."""
-        self._words[_JOBS_DONE] += 1
 
     @property
     def stacks_fd(self) -> int:

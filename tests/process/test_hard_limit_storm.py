@@ -21,9 +21,9 @@ import time
 from bulltask.worker.supervisor import canceller, child_pool
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
-TimeLimitCheck.interval_ms = interrupting.Canceller.interval_ms = 1
-interrupting.GRACE_MS = 1
-fleet._SHORT_LIFE_MS = 0  # a child that is killed young is replaced at once
+TimeLimitCheck.interval_ms = canceller.Canceller.interval_ms = 1
+canceller.GRACE_MS = 1
+child_pool._SHORT_LIFE_MS = 0  # a child that is killed young is replaced at once
 
 
 @app.task(name="spins")

@@ -14,10 +14,9 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_loop import Iterations, SyncLoop
 from bulltask.worker.slots import Slots
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -45,16 +44,16 @@ class Child:
         self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
         spark = SparkTasks(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
         attempts = Attempts(app, cast("Any", None), spark, Cancellation(block, spark.interrupt, lambda: None))
-        settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.limited)
+        settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)
         async_loop = AsyncLoop(block, attempts, settler, broker.async_client, backoff, self._wakeup_pipe)
         iterations = Iterations(self.fetcher, broker.clock, UTC)
-        self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop, block)
+        self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop)
 
     def run_waiting(self) -> int:
         """Run jobs until none waits; the result is how many there were."""
         done = 0
-        self.fetcher.round_robin.open_all()
+        self.fetcher.round_robin.reopen_all()
         self.fetcher.client.connect()
         self.slot.reserve(mono_ms())
         acquired = self.fetcher._poll(self.slot)

@@ -57,7 +57,7 @@ def ask(turns: RoundRobin, lengths: list[int]) -> int | None:
             lengths[index] -= 1
             turns.acquired_from(index)
             return index
-        turns.empty(index, NO_JOB)
+        turns.record_empty(index, NO_JOB)
     return None
 
 
@@ -84,7 +84,7 @@ def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_oth
 
 def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: Time) -> None:
     turns = round_robin(time, 2)
-    turns.empty(1, NO_JOB)
+    turns.record_empty(1, NO_JOB)
     assert list(turns.candidates()) == [0]
     time.pass_ms(PROBE_MS - 1)
     assert list(turns.candidates()) == [0]
@@ -95,25 +95,25 @@ def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: T
 def test_the_queue_that_is_asked_with_finishing_a_job_is_the_next_one_that_may_have_some(time: Time) -> None:
     turns = round_robin(time, 3)
     assert [turns.after(0), turns.after(1), turns.after(2)] == [1, 2, 0]
-    turns.empty(1, NO_JOB)
+    turns.record_empty(1, NO_JOB)
     assert turns.after(0) == 2
-    turns.empty(2, NO_JOB)
+    turns.record_empty(2, NO_JOB)
     assert turns.after(0) == 0
     assert round_robin(time, 1).after(0) == 0
 
 
 def test_a_marker_opens_its_queue(time: Time) -> None:
     turns = round_robin(time, 2)
-    turns.empty(0, NO_JOB)
-    turns.empty(1, NO_JOB)
-    turns.marked(1, 0)
+    turns.record_empty(0, NO_JOB)
+    turns.record_empty(1, NO_JOB)
+    turns.record_marker(1, 0)
     assert list(turns.candidates()) == [1]
 
 
 def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) -> None:
     turns = round_robin(time, 1)
-    turns.empty(0, NO_JOB)
-    turns.marked(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
+    turns.record_empty(0, NO_JOB)
+    turns.record_marker(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
     assert list(turns.candidates()) == []
     assert turns.wait_ms(5_000) == 250
     time.pass_ms(60)
@@ -123,48 +123,48 @@ def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) 
 def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: Time) -> None:
     turns = round_robin(time, 2)
     now_ms = time.mono_ms + SERVER_AHEAD_MS
-    turns.empty(0, Fetched(due_ms=now_ms + 400))
-    turns.empty(1, Fetched(due_ms=now_ms + 300))
+    turns.record_empty(0, Fetched(due_ms=now_ms + 400))
+    turns.record_empty(1, Fetched(due_ms=now_ms + 300))
     assert turns.wait_ms(5_000) == 300
     assert turns.wait_ms(200) == 200
     time.pass_ms(1_000)
     assert turns.wait_ms(5_000) == 1, "never zero: that would be for ever to Redis"
-    turns.empty(0, NO_JOB)
-    turns.empty(1, NO_JOB)
+    turns.record_empty(0, NO_JOB)
+    turns.record_empty(1, NO_JOB)
     assert turns.wait_ms(5_000) == 5_000
 
 
 def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: Time) -> None:
     turns = round_robin(time, 2)
-    turns.empty(0, Fetched(limited_ms=500))
-    turns.empty(1, NO_JOB)
+    turns.record_empty(0, Fetched(limited_ms=500))
+    turns.record_empty(1, NO_JOB)
     assert turns.waitable() == [1]
     assert turns.wait_ms(5_000) == 500
-    turns.open_all()
+    turns.reopen_all()
     assert list(turns.candidates()) == [1]
     time.pass_ms(500)
     assert turns.waitable() == [0, 1]
-    turns.open_all()
+    turns.reopen_all()
     assert list(turns.candidates()) == [0, 1]
 
 
 def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_are_lifted(time: Time) -> None:
     turns = round_robin(time, 1)
-    turns.empty(0, Fetched(limited_ms=3_600_000))
+    turns.record_empty(0, Fetched(limited_ms=3_600_000))
     assert turns.waitable() == []
     assert turns.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
     time.pass_ms(30_000)
-    turns.open_all()
+    turns.reopen_all()
     assert list(turns.candidates()) == [0]
 
 
 def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(time: Time) -> None:
     turns = round_robin(time, 2)
-    turns.limited(0, 500)
-    turns.marked(0, 0)
+    turns.rate_limited(0, 500)
+    turns.record_marker(0, 0)
     assert list(turns.candidates()) == [1]
-    turns.empty(0, NO_JOB)  # the answer to a call that was made before
-    turns.marked(0, 0)
+    turns.record_empty(0, NO_JOB)  # the answer to a call that was made before
+    turns.record_marker(0, 0)
     assert turns.waitable() == [1]
     assert list(turns.candidates()) == [1]
     time.pass_ms(500)
@@ -174,22 +174,22 @@ def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(tim
 def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
     turns = round_robin(time, 3)
     for index in range(3):
-        turns.empty(index, NO_JOB)
+        turns.record_empty(index, NO_JOB)
     assert list(turns.candidates()) == []
-    turns.open_all()
+    turns.reopen_all()
     assert sorted(turns.candidates()) == [0, 1, 2]
 
 
 def test_a_queue_that_was_refused_is_left_alone_for_its_pause_and_ends_no_wait_before(time: Time) -> None:
     turns = round_robin(time, 2)
-    turns.empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
-    turns.refused(0, 60_000)
+    turns.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
+    turns.record_error(0, 60_000)
     time.pass_ms(100)
-    turns.open_all()
+    turns.reopen_all()
     assert list(turns.candidates()) == turns.waitable() == [1]
     assert turns.wait_ms(5_000) == 5_000, "a delayed job of the queue is due, and cannot be had"
     time.pass_ms(59_000)
     assert turns.wait_ms(5_000) == 900
     time.pass_ms(900)
-    turns.open_all()
+    turns.reopen_all()
     assert sorted(turns.candidates()) == turns.waitable() == [0, 1]

@@ -22,8 +22,7 @@ from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
-from bulltask.worker.child.moves import requested_outcome
-from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed
+from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed, requested_outcome
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.slots import Deadlines, Slot

@@ -1,4 +1,4 @@
-"""A child from the fork to its exit."""
+"""A child process, from the fork to its exit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bulltask.app import App
 from bulltask.clock import zone_of
 from bulltask.events import Bus, ChildClosing, ChildReady
+from bulltask.events.listeners import Listeners
 from bulltask.jobs.job import RunningJob
 from bulltask.lua import loader
+from bulltask.observe.counters import MetricsListener, MetricsMemory
+from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
 from bulltask.transport.scripts.move import keep_lock
@@ -23,18 +27,20 @@ from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
-from bulltask.worker.child.iterations import Iterations
 from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.stacks import StackDumper
-from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_loop import Iterations, SyncLoop
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, ControlPage
 from bulltask.worker.states import ProcessState
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["ChildPlan", "run_child"]
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+__all__ = ["ChildPlan", "child_bus", "run_child"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +48,14 @@ class ChildPlan:
     """Everything a child needs from the supervisor.
 
     Attributes:
-        app: the application, tasks loaded.
-        queues: the worker's queues as the user spells them.
-        worker_id: of the whole worker.
-        index: the child's place in the fleet.
-        block: the child's part of the shared memory.
-        control: what the supervisor wants of all children.
-        bus: makes the child's bus, listeners attached; called after the fork.
-        close_inherited: closes what the child inherited and must not touch (the supervisor's connections and pipes).
+        app: The app, with its tasks loaded.
+        queues: The worker's queues as the user spells them.
+        worker_id: The worker's id.
+        index: The child's index in the pool.
+        block: The child's part of the shared memory.
+        control: The supervisor's instructions for all children.
+        bus: Makes the child's bus with its listeners; called after the fork.
+        close_inherited: Closes the supervisor's connections and pipes, which the child has inherited.
     """
 
     app: App
@@ -63,12 +69,12 @@ class ChildPlan:
 
 
 def run_child(plan: ChildPlan, parent_pid: int) -> None:
-    """Work until told to close, then end the process; never returns."""
+    """Run jobs until the child is stopped, then end the process; never returns."""
     code: int = ExitCode.BOOT_FAILED
     try:
-        _own_process(parent_pid)
+        _reset_signals(parent_pid)
         plan.close_inherited()
-        loader.every()  # a fork has what its supervisor has read; a new interpreter reads the files as they are now
+        loader.every()  # a fork has inherited the scripts; a new interpreter reads the files now
         bus = plan.bus()
         loop = _assemble(plan, bus)
         release_signals()
@@ -78,39 +84,51 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         bus.emit(ChildClosing(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.CLOSED
         code = ExitCode.OK
-    except BaseException:  # noqa: BLE001 - the fork's caller is the supervisor's code: nothing may return to it
+    except BaseException:  # noqa: BLE001 - a fork must never return into the supervisor's code
         traceback.print_exc()
         code = ExitCode.BOOT_FAILED if plan.block.run_state is ProcessState.INIT else ExitCode.FAILED
     finally:
         leave(code)
 
 
-def _own_process(parent_pid: int) -> None:
-    """Become a process of one's own: nothing of the supervisor's signal handling stays."""
+def child_bus(
+    logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int, queues: Sequence[str], listeners: Listeners
+) -> Bus:
+    """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
+    bus = Bus(on_error=listener_errors(logger))
+    LogListener(logger).attach(bus)
+    if memory is not None:
+        MetricsListener(memory.block(index + 1), queues).attach(bus)
+    listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
+    return bus
+
+
+def _reset_signals(parent_pid: int) -> None:
+    """Replace the supervisor's signal handling, which a fork inherits."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # Ctrl-C in a terminal reaches every process of the group; only the supervisor decides what it means. A handler
-    # instead of SIG_IGN, because programs that a task starts would inherit the latter.
+    # Ctrl-C in a terminal reaches the whole process group, but only the supervisor acts on it. Not SIG_IGN, which
+    # programs that a task starts would inherit.
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
-    # But these two are what the kernel sends to the whole group when a task of a worker in the background reads the
-    # terminal, again at each try, unless they are ignored: then the task gets an error, and the supervisor nothing.
+    # The kernel sends these two to the whole group when a background process uses the terminal. If they are ignored,
+    # a task that reads from the terminal gets an error instead, and the supervisor does not change its children.
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    # A child whose supervisor is gone has nobody who renews its locks: another worker will run its job. It must be
-    # gone by then, and the kernel sees to it whatever the child is doing.
+    # Without a supervisor the locks are not renewed, and another worker will run the jobs. The kernel ends the child
+    # before that, whatever it is doing.
     die_with_parent(signal.SIGKILL, parent_pid)
     gc.enable()
 
 
 def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     app, config = plan.app, plan.app.config
-    broker = app.broker  # the child's own: App makes a new one after a fork
+    broker = app.broker  # App makes a new broker after a fork
     wakeup_pipe = WakeupPipe()
 
     def reporter(job: RunningJob) -> Reporter:
-        # Asked for late: the loop's client is made by the loop's own thread.
+        # Called late, because the loop's own thread makes its client.
         keys = broker.keys(job.queue)
         return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
@@ -119,9 +137,9 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
 
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTasks(app, reporter, is_locked, fetcher.close)
-    cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - late
+    cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     attempts = Attempts(app, reporter, spark, cancellation)
-    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.limited)
+    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
     async_loop = AsyncLoop(
         plan.block, attempts, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe
     )
@@ -130,12 +148,12 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iterations = Iterations(fetcher, broker.clock, zone_of(config.timezone))
-    return SyncLoop(fetcher, attempts, settler, iterations, async_loop, plan.block)
+    return SyncLoop(fetcher, attempts, settler, iterations, async_loop)
 
 
 def _listen(fetcher: JobFetcher) -> None:
     signal.signal(signal.SIGTERM, uninterrupted(fetcher.close))
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # with nohup everybody goes on when a terminal closes
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the worker continues when its terminal closes
         signal.signal(signal.SIGHUP, uninterrupted(fetcher.close))
     for number in (signal.SIGTSTP, signal.SIGCONT):
         signal.signal(number, uninterrupted(fetcher.interrupt_wait))

@@ -1,9 +1,11 @@
-"""The values that travel through a child: a job in hand, and what became of it."""
+"""Values that pass through a child: an acquired job, and the outcome of its attempt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bulltask.clock import to_ms
+from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, WaitForChildren, WaitJob
 from bulltask.jobs.failures import bounded_reason
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.keys import QueueKeys
@@ -14,14 +16,16 @@ __all__ = [
     "AcquiredJob",
     "Completed",
     "Failed",
-    "Limited",
     "Outcome",
     "Postponed",
+    "RateLimited",
     "Released",
     "RequestedOutcome",
     "Rescheduled",
     "Retried",
     "WaitingForChildren",
+    "release_reason",
+    "requested_outcome",
 ]
 
 
@@ -30,11 +34,11 @@ class AcquiredJob:
     """A job that this child holds the lock of.
 
     Attributes:
-        slot: the slot whose token locks it.
-        queue_index: its queue's place in the worker's list.
-        keys: its queue.
-        max_concurrent: how many jobs may run in its child at a time, itself included; 0 for any number. A job
-            that was in the hands of a child that died may have killed it, and should not do that to many others.
+        slot: The slot whose token locks the job.
+        queue_index: Index of its queue in the worker's list.
+        keys: The queue's keys.
+        max_concurrent: How many jobs the child may run while it runs this one, this one included; 0 for any number.
+            Set for a job in crash quarantine (:mod:`bulltask.worker.quarantine`).
     """
 
     slot: Slot
@@ -46,7 +50,7 @@ class AcquiredJob:
 
 @value_class
 class Completed:
-    """The task returned: ``value`` is the return value's JSON."""
+    """The task returned; ``value`` is the return value as JSON."""
 
     value: bytes
     result: object
@@ -54,9 +58,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job ends here; ``reason`` is raw text, ``trace`` the attempt's traceback.
+    """The attempt failed and the job is not retried.
 
-    ``aside``: BullMQ's own script might stop at the job, or has done so.
+    Attributes:
+        reason: The error message.
+        trace: The attempt's traceback.
+        malformed: BullMQ's own script may fail on this job, so it is failed by bulltask's.
     """
 
     reason: str
@@ -72,7 +79,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and another one follows in ``delay_ms`` (0: at once)."""
+    """The attempt failed and another one follows after ``delay_ms`` (0: immediately)."""
 
     delay_ms: int
     reason: str
@@ -87,9 +94,9 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The job cannot run now: it goes back, due in ``delay_ms``, and no attempt is counted.
+    """The job cannot run now and is due again after ``delay_ms``. No attempt is counted.
 
-    ``reason`` is why the next iteration of its scheduler could not be added; ``""``: nobody here knows the task.
+    ``reason`` says why its scheduler's next iteration could not be added; ``""`` means that the task is unknown here.
     """
 
     delay_ms: int
@@ -98,27 +105,66 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """The task asked to be run again in ``delay_ms``; no attempt is counted."""
+    """The task asked to run again after ``delay_ms`` (BullMQ's ``DelayedError``). No attempt is counted."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The task gave the job back: it is the next to be taken, and no attempt is counted."""
+    """The task released its job (BullMQ's ``WaitingError``): it is next in the queue. No attempt is counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
-    """The task gave the job back and wants no jobs of its queue to be taken for ``limit_ms``."""
+class RateLimited:
+    """The task released its job and rate-limits the queue for ``limit_ms`` (BullMQ's ``RateLimitError``)."""
 
     limit_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingForChildren:
-    """The task asked to be run again when the job's children have ended; no attempt is counted."""
+    """The task asked to run again after the job's children (``WaitingChildrenError``). No attempt is counted."""
 
 
-RequestedOutcome = Rescheduled | Released | Limited | WaitingForChildren
+RequestedOutcome = Rescheduled | Released | RateLimited | WaitingForChildren
 Outcome = Completed | Failed | Retried | Postponed | RequestedOutcome
+
+
+def requested_outcome(exc: BaseException) -> RequestedOutcome | Failed | None:
+    """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception."""
+    match exc:
+        case DelayJob():
+            try:
+                return Rescheduled(to_ms(exc.delay, "the delay of DelayJob"))
+            except ConfigError as fault:
+                return Failed(str(fault), "", "permanent")
+        case WaitJob():
+            return Released()
+        case RateLimitQueue():
+            return _rate_limited(exc)
+        case WaitForChildren():
+            return WaitingForChildren()
+        case _:
+            return None
+
+
+def release_reason(outcome: RequestedOutcome) -> str:
+    """Return the reason that the log gives for a requested outcome."""
+    match outcome:
+        case Rescheduled():
+            return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
+        case Released():
+            return "its task gave it back"
+        case RateLimited():
+            return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
+        case WaitingForChildren():
+            return "it waits for its children"
+
+
+def _rate_limited(exc: RateLimitQueue) -> RateLimited | Failed:
+    try:
+        limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
+    except ConfigError as fault:
+        return Failed(str(fault), "", "permanent")
+    return RateLimited(limit_ms) if limit_ms else Failed("a rate limit must last for 0.001 s or more", "", "permanent")

@@ -1,21 +1,25 @@
-"""Writing an attempt's outcome to Redis: at most one script for each, and the events that tell of it."""
+"""Settle a job: write the outcome of its attempt to Redis with one script call, and emit the event."""
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
 from bulltask.errors import (
+    RECOVERABLE,
     BrokerError,
+    BrokerUnavailableError,
     BulltaskError,
     DecodeError,
     FailedChildrenError,
+    JobError,
+    LockMissingError,
     NoPendingChildrenError,
     PendingChildrenError,
 )
@@ -40,51 +44,81 @@ from bulltask.transport.scripts.job import add_log, end_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
     keep_lock,
+    move_from_active_to_wait,
     move_to_delayed,
     move_to_finished,
+    move_to_waiting_children,
     quarantine,
     retry_job,
     wake_next,
 )
 from bulltask.transport.scripts.queue import limit_now
-from bulltask.worker.child.claims import Claims
-from bulltask.worker.child.moves import move_call, reason_of_release
+from bulltask.worker.child.fetcher import FetchOptionsCache
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
     Completed,
     Failed,
-    Limited,
     Outcome,
     Postponed,
+    RateLimited,
     Released,
+    RequestedOutcome,
+    Rescheduled,
     Retried,
+    WaitingForChildren,
+    release_reason,
 )
 
-__all__ = ["UNSTORABLE", "Settler"]
+__all__ = ["BackOff", "Settlement", "Settler", "WriteOutcome"]
 
-UNSTORABLE: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
-"""What says, after ``RECOVERABLE``, that waiting will not help: see :meth:`Settler.instead`."""
+_UNSTORABLE: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+"""Errors, apart from ``RECOVERABLE`` ones, that need another outcome: see :meth:`Settler.fallback`."""
 
 _LONG_S: Final = 3_600
-"""No call is repeated for so long."""
+"""Longer than any call is repeated."""
 
-_NOBODY_KNOWS: Final = (
+_UNKNOWN_TASK: Final = (
     "no worker of bulltask that has taken this job knows the task {!r}; it is tried again until one does "
     "(or set task_unknown='fail')"
 )
 
 
-class Settler:
-    """Responsible for turning an outcome into its script call, and for telling of it.
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """A step of a settlement: wait, because Redis is unavailable."""
 
-    It carries nothing itself: the sync loop and the async loop each have a client.
+    error: BrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOutcome:
+    """A step of a settlement: write the outcome again. The result is the next job, if one came with the reply.
+
+    Attributes:
+        uncertain: The reply to an earlier write was lost, so Redis may have carried it out.
+    """
+
+    outcome: Outcome
+    uncertain: bool
+
+
+Settlement = Generator[
+    BackOff | WriteOutcome | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
+]
+"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is repeated until Redis answers."""
+
+
+class Settler:
+    """Makes the script call for an outcome, and emits its event.
+
+    It does no I/O: the sync loop and the async loop each have their own client.
 
     Args:
-        config: lock duration, and what else a worker's options say of jobs that end.
-        clock: the server's time.
-        bus: hears how the attempt ended.
-        worker_id: written into the next job as who processes it.
-        limited: is told when a task wants the queue of an index to be left alone for so many milliseconds.
+        config: Lock duration, and the settings for retention and metrics.
+        clock: The server's time.
+        bus: Receives the event of each outcome.
+        worker_id: Stored in the next job as the worker that processes it.
+        rate_limited: Called with a queue's index and a time in milliseconds when a task rate-limits its queue.
     """
 
     def __init__(
@@ -93,75 +127,115 @@ class Settler:
         clock: ServerClock,
         bus: Bus,
         worker_id: str,
-        limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
+        rate_limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
     ) -> None:
-        self._config, self._clock, self._bus, self._limited = config, clock, bus, limited
-        self._claims, self._pid = Claims(config, worker_id), os.getpid()
+        self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
+        self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
-        """The call that writes ``outcome``; only ``moveToFinished`` can take the next job in the same step."""
-        end_if_forked(self._pid)  # whatever code of users has forked unseen, a copy settles nothing
+        """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
+        end_if_forked(self._pid)  # a process that user code has forked must not settle its parent's job
         call = self._call(acquired, outcome, fetch_next)
         takes_next = fetch_next and call.script is not None and call.script.name == "moveToFinished"
         return call if takes_next else wake_next(acquired.keys, call)
 
     def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
-        job, token, now_ms = acquired.job, acquired.slot.token, self._clock.now_ms()
+        keys, job, token, now_ms = acquired.keys, acquired.job, acquired.slot.token, self._clock.now_ms()
         match outcome:
             case Completed():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
-                ending = FinishOptions(True, outcome.value, keep, job.attempts)
-                claim = self._claims.of(acquired.keys, token)
-                return move_to_finished(acquired.keys, job.id, claim, ending, fetch_next=fetch_next, now_ms=now_ms)
+                finish = FinishOptions(True, outcome.value, keep, job.attempts)
+                options = self._fetch_options.get(keys, token)
+                return move_to_finished(keys, job.id, options, finish, fetch_next=fetch_next, now_ms=now_ms)
             case Failed():
-                return self._failing(acquired, outcome, fetch_next, now_ms)
+                return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case Retried(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
-                return retry_job(acquired.keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
+                return retry_job(keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
             case Retried():
                 fields = job.failure_fields(outcome.reason, outcome.trace)
-                return move_to_delayed(acquired.keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
+                return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
             case Postponed():
-                return move_to_delayed(acquired.keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+                return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
-                return move_call(acquired, outcome, now_ms)
+                return _requested_call(acquired, outcome, now_ms)
 
-    def after_settle(self, acquired: AcquiredJob, outcome: Outcome) -> Call[Any] | None:
-        """The call to make after ``outcome`` was written, if any; its result is of no interest.
+    def _failed_call(self, acquired: AcquiredJob, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
+        keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
+        fields = job.failure_fields(outcome.reason, outcome.trace)
+        keep = job.keep("removeOnFail", self._config.keep_failed)
+        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
+        fetch = fetch_next and not (revoked or outcome.malformed)  # their scripts fetch no job
+        options = self._fetch_options.get(keys, token)
+        call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
+        if outcome.malformed:
+            return quarantine(keys, call, token)
+        return end_revoked(keys, call) if revoked else call
 
-        A job that has ended may have kept another one from being added: BullMQ 5.72 and newer put such a job aside
-        (``keepLastIfActive``), and 5.62's script does not look for it. A job that goes back because nobody here knows
-        its task says so in its log, once: boards show it as delayed, with no error that would tell why.
+    def limit_call(self, acquired: AcquiredJob, outcome: RateLimited) -> Call[None]:
+        """Return the call that rate-limits the job's queue; make it before the job is released.
+
+        Redis applies such a limit only if the queue or its workers have one. This child applies it in any case, as
+        Node.js workers do.
         """
-        job = acquired.job
-        if isinstance(outcome, Postponed):
-            if outcome.reason or job.attempts_started > 1:
-                return None
-            line = _NOBODY_KNOWS.format(job.name)
-            return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
-        if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
-            return None
-        return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
-
-    def limit_call(self, acquired: AcquiredJob, outcome: Limited) -> Call[None]:
-        """The call that rate-limits the job's queue, to be made before the job goes back.
-
-        Redis honours such a limit only where some maximum is set. This child does in any case, as Node's worker does.
-        """
-        self._limited(acquired.queue_index, outcome.limit_ms)
+        self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)
 
+    # ---- when the write fails ----
+
+    def settle_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
+        """Return the steps that follow after writing ``outcome`` failed with ``exc``.
+
+        While Redis is unavailable the outcome is kept and written again; the supervisor renews the job's lock.
+
+        Returns:
+            A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
+            and the error of the fetch that followed the write, if the script stopped there.
+        """
+        uncertain = False
+        while True:
+            if isinstance(exc, RECOVERABLE):
+                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
+                yield BackOff(exc)
+            else:
+                again, stored = yield from self._after_error(acquired, outcome, exc, uncertain)
+                if again is None:
+                    fetch_error = exc if stored and isinstance(exc, BrokerError) else None
+                    return (outcome if stored else None), None, fetch_error
+                outcome = again
+            try:
+                following = yield WriteOutcome(outcome, uncertain)
+            except (BrokerError, JobError) as fault:
+                exc = fault
+            else:
+                return outcome, following, None
+
+    def _after_error(
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
+    ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
+        """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
+        # A script that stores the outcome may stop later: mostly at the next job.
+        if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
+            return None, True
+        if isinstance(exc, _UNSTORABLE):
+            return self.fallback(acquired, outcome, exc), False
+        if uncertain and (yield self.already_applied(acquired)):
+            return None, True
+        renewed = isinstance(exc, LockMissingError) and (yield self.renew_lock(acquired))
+        return (outcome if renewed else None), False
+
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
-        """What to write when Redis refuses to store ``outcome`` for a reason that waiting does not cure.
+        """Return the outcome to write instead when Redis refuses ``outcome`` and waiting would not help.
 
-        A job whose hash is broken makes the scripts themselves fail, and a parent of a flow cannot complete while it
-        has children that are pending or have failed. Such a job is failed with that reason (the former by our own
-        script, which such a hash does not stop); a parent whose children are only pending is tried again first, as
-        often as it may be, and both as Node does. If not even that can be written the job is left to the stalled check
-        (``None``), so that one broken job does not hold a child for ever.
+        A malformed hash makes BullMQ's scripts fail, and a flow's parent cannot complete while children are pending
+        or failed. Such a job fails with that reason; for a malformed one bulltask's own script is used, which does not
+        read the malformed fields. A parent with pending children is retried first, as in Node.js.
 
-        A job that would wait for children of which none is left is run again at once, as if the last one had ended
-        a moment later.
+        ``None`` means that nothing can be written: the job is left to the stalled check, so that one malformed job
+        does not block a child forever.
+
+        A job that would wait for children, but has none left, is released: it runs again at once, as if its last
+        child had ended a moment later.
         """
         if isinstance(exc, NoPendingChildrenError):
             return Released()
@@ -169,93 +243,107 @@ class Settler:
         if isinstance(outcome, Failed):
             return replace(outcome, malformed=True) if by_script and not outcome.malformed else None
         reason = f"the outcome of the job could not be stored: {exc}"
-        made = acquired.job.attempts_made + 1
-        if isinstance(exc, PendingChildrenError) and made < acquired.job.attempts:
-            with suppress(DecodeError):  # a malformed backoff: then it fails
-                return Retried(acquired.job.retry_delay_ms(made), reason, "", "transient")
+        attempts_made = acquired.job.attempts_made + 1
+        if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
+            with suppress(DecodeError):  # a malformed backoff: the job fails
+                return Retried(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
         return Failed(reason, "", "permanent", malformed=by_script)
 
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
-        """After a call whose reply was lost and which is now refused: did the first one do it?
+        """Return the call that checks whether Redis carried out a write whose reply was lost.
 
-        It did if the attempt was counted, or if the job is gone because it was not to be kept. Otherwise the lock
-        was lost in the meantime and another worker has the job, or Redis has forgotten everything.
+        It did if the attempt was counted, or if the job is gone and its retention says so. Otherwise the lock ran out
+        and another worker has the job, or Redis has lost its data.
         """
         wanted, may_be_gone = min(acquired.job.attempts_made + 1, MOST), self._is_removed_soon(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
-            name, made = reply
+            name, attempts_made = reply
             try:
-                return may_be_gone if name is None else counter(made or b"0") >= wanted
+                return may_be_gone if name is None else counter(attempts_made or b"0") >= wanted
             except ValueError:
                 return False
 
         return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
 
     def renew_lock(self, acquired: AcquiredJob) -> Call[bool]:
-        """After a call that Redis refuses because the job has no lock: take it again, and say whether that was done.
+        """Return the call that takes an expired lock again; its result says whether the job is still ours.
 
-        Redis was away, or the supervisor stood still, for longer than the lock lasts. As long as no other worker has
-        the job, the outcome is as good as before.
+        Redis was unavailable, or the supervisor stood still, for longer than the lock lasts. The outcome is valid as
+        long as no other worker has acquired the job.
         """
         return keep_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
-    def emit(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
-        """Emit the event of a written outcome."""
+    def _is_removed_soon(self, job: RunningJob) -> bool:
+        """Whether retention may remove the job before a write with a lost reply is repeated."""
+        options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
+        kept = [job.keep(*option) for option in options]
+        return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
+
+    # ---- after the write ----
+
+    def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
+        """Return the call to make after ``outcome`` was written, if any; its result is not used.
+
+        * BullMQ 5.72 and newer hold a job back while another one with its deduplication id runs
+          (``keepLastIfActive``). 5.62's script does not add it afterwards, so this call does.
+        * A job whose task is unknown gets a line in its log, once. Boards show the job as delayed, without an error.
+        """
+        job = acquired.job
+        if isinstance(outcome, Postponed):
+            if outcome.reason or job.attempts_started > 1:
+                return None
+            line = _UNKNOWN_TASK.format(job.name)
+            return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
+        if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
+            return None
+        return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
+
+    def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
+        """Emit the event of a written outcome; ``None``: it was discarded because the lock was lost."""
         job = acquired.job
         match outcome:
             case Completed():
                 if self._bus.wants(JobCompleted):
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case Failed():
-                self._bus.emit(_failure(job, outcome, duration_ms))
+                self._bus.emit(_failed_event(job, outcome, duration_ms))
             case Retried():
-                self._bus.emit(_retry(job, outcome, duration_ms))
+                self._bus.emit(_retried_event(job, outcome, duration_ms))
             case Postponed() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case Postponed():
                 self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
+            case None:
+                self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
-                self._bus.emit(JobReleased(job.id, job.queue, job.name, reason_of_release(outcome)))
-
-    def emit_lock_lost(self, acquired: AcquiredJob) -> None:
-        """Emit that the outcome was discarded because the lock is no longer this worker's."""
-        self._bus.emit(LockLost(acquired.job.id, acquired.job.queue, acquired.job.name))
+                self._bus.emit(JobReleased(job.id, job.queue, job.name, release_reason(outcome)))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
-        """Emit that the event loop has ended under these jobs; of a copy that a task has forked nobody hears."""
+        """Emit that the event loop has ended while these jobs ran. A process that a task has forked ends here."""
         end_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))
 
-    def _failing(self, acquired: AcquiredJob, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
-        keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
-        claim, ending = self._claims.of(keys, token), self._failed(job, outcome)
-        fetch = fetch_next and not (revoked or outcome.malformed)  # their scripts take none
-        call = move_to_finished(keys, job.id, claim, ending, fetch_next=fetch, now_ms=now_ms)
-        if outcome.malformed:
-            return quarantine(keys, call, token)
-        return end_revoked(keys, call) if revoked else call
 
-    def _failed(self, job: RunningJob, outcome: Failed) -> FinishOptions:
-        fields = job.failure_fields(outcome.reason, outcome.trace)
-        keep = job.keep("removeOnFail", self._config.keep_failed)
-        return FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
-
-    def _is_removed_soon(self, job: RunningJob) -> bool:
-        """True when the job may be gone by the time that a call with a lost reply is made again."""
-        options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
-        kept = [job.keep(*option) for option in options]
-        return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
+def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
+    keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
+    match outcome:
+        case Rescheduled():
+            return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
+        case Released() | RateLimited():
+            return move_from_active_to_wait(keys, job_id, token)
+        case WaitingForChildren():
+            return move_to_waiting_children(keys, job_id, token, now_ms)
 
 
-def _failure(job: RunningJob, outcome: Failed, duration_ms: float) -> JobFailed:
-    made, raised = job.attempts_made + 1, outcome.exception
+def _failed_event(job: RunningJob, outcome: Failed, duration_ms: float) -> JobFailed:
+    attempts_made, raised = job.attempts_made + 1, outcome.exception
     error, category, trace = outcome.reason, outcome.category, outcome.trace
-    return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, made, trace, raised)
+    return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, trace, raised)
 
 
-def _retry(job: RunningJob, outcome: Retried, duration_ms: float) -> JobRetried:
-    made, raised = job.attempts_made + 1, outcome.exception
+def _retried_event(job: RunningJob, outcome: Retried, duration_ms: float) -> JobRetried:
+    attempts_made, raised = job.attempts_made + 1, outcome.exception
     error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
-    return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, made, delay_ms, raised)
+    return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, delay_ms, raised)

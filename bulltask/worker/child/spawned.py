@@ -13,8 +13,7 @@ from bulltask.config.urls import SecretUrl, concealed
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
-from bulltask.worker.child.listeners import child_bus
-from bulltask.worker.child.main import ChildPlan, run_child
+from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.slots import Slots
 
 __all__ = ["SpawnSpec", "main"]

@@ -1,38 +1,79 @@
-"""A child's main thread: takes jobs, runs sync tasks one at a time, hands async ones to the event loop."""
+"""A child's main thread: acquires jobs, runs sync tasks one at a time, and passes async ones to the event loop."""
 
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from datetime import tzinfo
+from typing import Any, Final
 
-from bulltask.clock import mono_ms
-from bulltask.errors import RECOVERABLE, BrokerError, BrokerUnavailableError, BulltaskError, JobError, LockMissingError
+from bulltask.clock import ServerClock, mono_ms
+from bulltask.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
+from bulltask.queue.following import add_following, pause_ms
 from bulltask.transport.call import Call
+from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.iterations import Iterations
-from bulltask.worker.child.outcomes import AcquiredJob, Limited, Outcome
-from bulltask.worker.child.settle import UNSTORABLE, Settler
-from bulltask.worker.slots import ChildBlock, Slot
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, Postponed, RateLimited
+from bulltask.worker.child.settle import BackOff, Settlement, Settler, WriteOutcome
 
-__all__ = ["SyncLoop"]
+__all__ = ["Iterations", "SyncLoop"]
 
-R = TypeVar("R")
+_LOST_ITERATION_MS: Final = 1_000
+"""A job whose lock was lost while its next iteration was added is looked at again after this time."""
+
+
+class Iterations:
+    """Adds the next iteration of a job scheduler when a child acquires the current one.
+
+    The next iteration is added before the current job runs, so the series continues whatever happens to that job.
+
+    Args:
+        fetcher: Its client makes the calls. Jobs are acquired by the main thread, for the event loop too.
+        clock: The server's time.
+        zone: For cron patterns without a time zone.
+    """
+
+    def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
+        self._fetcher, self._clock, self._zone = fetcher, clock, zone
+
+    def add_next(self, acquired: AcquiredJob) -> Postponed | None:
+        """Add the next iteration; return the current job's outcome if that is not possible.
+
+        While Redis is unavailable this tries again: the job is ours, and the supervisor renews its lock. If Redis
+        refuses the call, or the schedule cannot be read, the job becomes delayed and is tried again later
+        (:func:`~bulltask.queue.following.pause_ms`).
+        """
+        interrupted = False
+        while True:
+            try:
+                self._add(acquired)
+                # Redis may have been unavailable for longer than the lock lasts: another worker may have the job.
+                lost = interrupted and not self._fetcher.keeps_lock(acquired)
+            except RECOVERABLE as exc:
+                interrupted = True
+                self._fetcher.back_off(exc)
+            except Exception as exc:  # noqa: BLE001 - a malformed schedule must not end the child
+                return Postponed(pause_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__)
+            else:
+                self._fetcher.backoff.reset()
+                return Postponed(_LOST_ITERATION_MS, "its lock was lost") if lost else None
+
+    def _add(self, acquired: AcquiredJob) -> None:
+        run_sync(self._fetcher.client, add_following(acquired.keys, acquired.job, self._clock.now_ms(), self._zone))
 
 
 class SyncLoop:
-    """Responsible for the main thread of a child.
+    """The main thread of a child.
 
-    Sync tasks run here and nowhere else, so that signals (time limits, stack dumps) reach them.
+    Sync tasks run only here, because Python runs signal handlers (time limits, stack dumps) on the main thread.
 
     Args:
-        fetcher: takes jobs.
-        attempts: runs them.
-        settler: writes their outcome.
-        iterations: keeps job schedulers going.
-        async_loop: runs async tasks on a thread of its own; it also owns the free slots.
-        block: counts the child's jobs.
+        fetcher: Acquires jobs.
+        attempts: Runs them.
+        settler: Makes the calls that write their outcome.
+        iterations: Keeps job schedulers going.
+        async_loop: Runs async tasks on another thread; it also owns the free slots.
     """
 
     def __init__(
@@ -42,13 +83,12 @@ class SyncLoop:
         settler: Settler,
         iterations: Iterations,
         async_loop: AsyncLoop,
-        block: ChildBlock,
     ) -> None:
         self._fetcher, self._attempts, self._settler, self._iterations = fetcher, attempts, settler, iterations
-        self._async, self._block = async_loop, block
+        self._async = async_loop
 
     def run(self) -> None:
-        """Work until the source closes and every job in hand is settled."""
+        """Work until the fetcher closes and every acquired job is settled."""
         while (slot := self._async.free_slot(lambda: self._fetcher.closing)) is not None:
             acquired = self._fetcher.acquire(slot)
             while acquired is not None:
@@ -58,9 +98,9 @@ class SyncLoop:
         self._attempts.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
-        """TaskRun one job; return the next one if it came with the settling of this one."""
+        """Run one job; return the next one if it came with the call that settled this one."""
         if acquired.max_concurrent:
-            # Before anything looks at the job: data that kills whoever decodes it must find its child empty, too.
+            # Before the job's data is decoded: if that kills the child, it should kill no other job.
             self._async.wait_for_others(acquired.max_concurrent)
         if acquired.job.is_repeated and (postponed := self._iterations.add_next(acquired)) is not None:
             return self._settle(acquired, postponed, 0.0)
@@ -75,61 +115,27 @@ class SyncLoop:
         return self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
 
     def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
-        slot, uncertain = acquired.slot, False
-        slot.settle(mono_ms())
-        while True:
-            try:
-                following = self._exchange(acquired, outcome, slot, fetch=self._fetcher.may_acquire and not uncertain)
-            except RECOVERABLE as exc:
-                # The outcome is kept and written when Redis is back; the supervisor goes on renewing the lock.
-                uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
-                self._fetcher.record_lost_call(exc, slot)
-                self._fetcher.back_off(exc)
-                continue
-            except (BrokerError, JobError) as exc:
-                again, written = self._refused(acquired, outcome, exc, uncertain)
-                if again is not None:
-                    outcome = again
-                    continue
-                following = None
-            else:
-                written = True
-            if following is None:
-                self._fetcher.release(slot)
-            self._finish(acquired, outcome if written else None, duration_ms)
-            return following
-
-    def _refused(
-        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
-    ) -> tuple[Outcome | None, bool]:
-        """What to write next, after Redis refused ``outcome``; or ``None``, and whether an earlier try wrote it."""
-        if isinstance(exc, BrokerError) and self._run_until_answered(self._settler.already_applied(acquired), False):
-            # The script stopped at what comes behind the outcome: at the next job, most of all.
-            self._fetcher.fail_malformed(acquired.queue_index, acquired.slot, exc)
-            return None, True
-        if isinstance(exc, UNSTORABLE):
-            return self._settler.fallback(acquired, outcome, exc), False
-        if uncertain and self._run_until_answered(self._settler.already_applied(acquired), False):
-            return None, True
-        retaken = isinstance(exc, LockMissingError) and self._run_until_answered(
-            self._settler.renew_lock(acquired), False
-        )
-        return (outcome if retaken else None), False
-
-    def _finish(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
-        self._fetcher.backoff.reset()
-        self._block.count_job()
-        if written is None:
-            self._settler.emit_lock_lost(acquired)
-            return
+        fetcher, written, fetch_error = self._fetcher, outcome, None
+        acquired.slot.settle(mono_ms())
+        try:
+            following = self._exchange(acquired, outcome, fetch=fetcher.may_acquire)
+        except (BrokerError, JobError) as exc:
+            steps = self._settler.settle_again(acquired, outcome, exc)
+            written, following, fetch_error = self._execute(steps, acquired)
+        if fetch_error is not None:
+            fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
+        if following is None:
+            fetcher.release(acquired.slot)
+        fetcher.backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
-            self._run_until_answered(call, "")
+            self._run_until_answered(call)
         self._settler.emit(acquired, written, duration_ms)
+        return following
 
-    def _exchange(self, acquired: AcquiredJob, outcome: Outcome, slot: Slot, *, fetch: bool) -> AcquiredJob | None:
-        """Write the outcome and take the next job, in one round trip whichever queue it comes from."""
-        fetcher = self._fetcher
-        if isinstance(outcome, Limited):
+    def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
+        """Write the outcome and fetch the next job, in one round trip from whichever queue."""
+        fetcher, slot = self._fetcher, acquired.slot
+        if isinstance(outcome, RateLimited):
             fetcher.client.run(self._settler.limit_call(acquired, outcome))
         index = fetcher.round_robin.after(acquired.queue_index)
         same = index == acquired.queue_index
@@ -144,18 +150,43 @@ class SyncLoop:
             fetcher.release_fetched(index, slot, fetched)
             raise done
         if isinstance(fetched, BulltaskError):
-            # The outcome is written; whoever asks next meets the same fault where it is dealt with.
+            # The outcome is stored. The next fetch meets the same error and handles it.
             if isinstance(fetched, BrokerError):
                 fetcher.fail_malformed(index, slot, fetched)
             return None
         return fetcher.acquired(index, slot, fetched)
 
-    def _run_until_answered(self, call: Call[R], otherwise: R) -> R:
-        """Make a call until Redis answers; ``otherwise`` where it refuses."""
+    def _execute(self, steps: Settlement, acquired: AcquiredJob) -> Any:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = self._step(step, acquired)
+                except (BrokerError, JobError) as exc:
+                    step = steps.throw(exc)
+                else:
+                    step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+
+    def _step(self, step: BackOff | WriteOutcome | Call[bool], acquired: AcquiredJob) -> Any:
+        match step:
+            case BackOff():
+                self._fetcher.record_lost_call(step.error, acquired.slot)
+                self._fetcher.back_off(step.error)
+            case WriteOutcome():
+                fetch = self._fetcher.may_acquire and not step.uncertain
+                return self._exchange(acquired, step.outcome, fetch=fetch)
+            case _:
+                return self._run_until_answered(step)
+        return None
+
+    def _run_until_answered(self, call: Call[Any]) -> Any:
+        """Make a call until Redis answers; return ``False`` if it answers with an error."""
         while True:
             try:
                 return self._fetcher.client.run(call)
             except RECOVERABLE as exc:
                 self._fetcher.back_off(exc)
             except (BrokerError, JobError):
-                return otherwise
+                return False

@@ -16,7 +16,7 @@ from bulltask.events import (
 )
 from bulltask.events.bus import Bus
 from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.states import RUN_MOVES, ProcessState, advance
+from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.child_pool import ChildBootError, ChildPool
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
@@ -64,7 +64,7 @@ class Supervisor:
 
     def run(self) -> ExitCode:
         """Work until stopped; return the exit code."""
-        self._move(ProcessState.RUN)
+        self._advance(ProcessState.RUN)
         if self._config.paused:
             self.pause()
         wait_ms = 0
@@ -140,7 +140,7 @@ class Supervisor:
         """A child died; the loop reaps in every round, so there is nothing to do but wake up."""
 
     def _stop_warmly(self, how: str) -> None:
-        self._move(ProcessState.CLOSE)
+        self._advance(ProcessState.CLOSE)
         running = self._pool.running()
         self._pool.close()
         self._bus.emit(WorkerStopping(how, running))  # says that nobody takes jobs, so it comes after the signals
@@ -150,7 +150,7 @@ class Supervisor:
     def _kill(self) -> None:
         if self._state is ProcessState.TERMINATE:
             return
-        self._move(ProcessState.TERMINATE)
+        self._advance(ProcessState.TERMINATE)
         self._bus.emit(WorkerStopping("cold", self._pool.running()))
         self._pool.kill()
         self._kill_at_ms = None
@@ -196,7 +196,8 @@ class Supervisor:
         if self._recovery.pending and mono_ms() < self._leave_at_ms:
             self._signals.wait(Recovery.interval_ms)
         else:
-            self._move(ProcessState.CLOSED)
+            self._advance(ProcessState.CLOSED)
 
-    def _move(self, wanted: ProcessState) -> None:
-        self._state = advance(self._state, wanted, RUN_MOVES)
+    def _advance(self, state: ProcessState) -> None:
+        assert state >= self._state, f"a worker cannot go from {self._state.name} to {state.name}"
+        self._state = state
