@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Never, Protocol
+from typing import Any, Literal, Never, Protocol
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, Retry, WaitForChildren, WaitJob
 from bulltask.jobs import codec
 
-__all__ = ["Context", "Reporter", "Request"]
+__all__ = ["Context", "ReportKind", "Reporter", "Request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,62 +43,20 @@ class Request:
     called_directly: bool = False
 
 
+ReportKind = Literal["progress", "log", "data", "children_values"]
+"""What a task can ask of its job: store progress, append a log line, replace the data, read the children's results."""
+
+
 class Reporter(Protocol):
-    """Carries what a task says about its job to Redis."""
+    """Sends what a running task reports about its job to Redis."""
 
-    def update_progress(self, progress: bytes) -> None:
-        """Store the progress, JSON."""
+    def send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
+        """Send a report; ``value`` is JSON, or the text of a log line."""
         ...
 
-    async def aupdate_progress(self, progress: bytes) -> None:
-        """The same for asyncio."""
+    async def asend(self, kind: ReportKind, value: bytes | str = b"") -> Any:
+        """:meth:`send` for asyncio."""
         ...
-
-    def log(self, line: str) -> None:
-        """Append a line to the job's log."""
-        ...
-
-    async def alog(self, line: str) -> None:
-        """The same for asyncio."""
-        ...
-
-    def update_data(self, data: bytes) -> None:
-        """Replace the job's data, JSON."""
-        ...
-
-    async def aupdate_data(self, data: bytes) -> None:
-        """The same for asyncio."""
-        ...
-
-    def children_values(self) -> dict[str, Any]:
-        """Return values of the job's children that have completed."""
-        ...
-
-    async def achildren_values(self) -> dict[str, Any]:
-        """The same for asyncio."""
-        ...
-
-
-class _Nowhere:
-    """The reporter of a task that was called directly."""
-
-    def update_progress(self, progress: bytes) -> None: ...
-
-    async def aupdate_progress(self, progress: bytes) -> None: ...
-
-    def log(self, line: str) -> None: ...
-
-    async def alog(self, line: str) -> None: ...
-
-    def update_data(self, data: bytes) -> None: ...
-
-    async def aupdate_data(self, data: bytes) -> None: ...
-
-    def children_values(self) -> dict[str, Any]:
-        return {}
-
-    async def achildren_values(self) -> dict[str, Any]:
-        return {}
 
 
 class Context:
@@ -114,7 +72,7 @@ class Context:
     def __init__(self, request: Request, reporter: Reporter | None = None) -> None:
         self.request = request
         self.has_reported = False
-        self._reporter = reporter or _Nowhere()
+        self._reporter = reporter
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store how far the job is and tell everybody who listens (BullMQ's ``updateProgress``).
@@ -127,22 +85,22 @@ class Context:
             JobNotFoundError: the job was removed meanwhile.
             BrokerError: Redis could not be told.
         """
-        self._reporter.update_progress(self._encode(progress))
+        self._send("progress", self._encode(progress))
 
     async def aupdate_progress(self, progress: codec.Json) -> None:
         """:meth:`update_progress` for async tasks."""
-        await self._reporter.aupdate_progress(self._encode(progress))
+        await self._asend("progress", self._encode(progress))
 
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis, where boards show it (BullMQ's ``job.log``).
 
         The log keeps the newest 1,000 lines. ``keep_logs`` of the job or task and the setting ``max_logs`` change that.
         """
-        self._reporter.log(str(line))
+        self._send("log", str(line))
 
     async def alog(self, line: str) -> None:
         """:meth:`log` for async tasks."""
-        await self._reporter.alog(str(line))
+        await self._asend("log", str(line))
 
     def retry(
         self, *, countdown: Duration | None = None, exc: BaseException | None = None, max_retries: int | None = None
@@ -175,19 +133,19 @@ class Context:
             JobNotFoundError: the job was removed meanwhile.
             BrokerError: Redis could not be told.
         """
-        self._reporter.update_data(codec.encode(data, what=f"data of job {self.request.id}"))
+        self._send("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
     async def aupdate_data(self, data: codec.Json) -> None:
         """:meth:`update_data` for async tasks."""
-        await self._reporter.aupdate_data(codec.encode(data, what=f"data of job {self.request.id}"))
+        await self._asend("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
     def get_children_values(self) -> dict[str, Any]:
         """The return values of the job's children that have completed, by the full key of each child's hash."""
-        return self._reporter.children_values()
+        return self._send("children_values") or {}
 
     async def aget_children_values(self) -> dict[str, Any]:
         """:meth:`get_children_values` for async tasks."""
-        return await self._reporter.achildren_values()
+        return await self._asend("children_values") or {}
 
     def move_to_delayed(self, delay: Duration) -> Never:
         """End this run and have the job run again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
@@ -235,6 +193,12 @@ class Context:
             WaitForChildren: always.
         """
         raise WaitForChildren
+
+    def _send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
+        return None if self._reporter is None else self._reporter.send(kind, value)
+
+    async def _asend(self, kind: ReportKind, value: bytes | str = b"") -> Any:
+        return None if self._reporter is None else await self._reporter.asend(kind, value)
 
     def _encode(self, progress: codec.Json) -> bytes:
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}")

@@ -93,7 +93,7 @@ def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(br
     keys, broker = app.broker.keys("mail"), app.broker
     reporter = JobReporter(running, keys, broker.pool, broker.shared_async_client, app.config)
     for number in range(5):
-        reporter.log(f"line {number}")
+        reporter.send("log", f"line {number}")
     assert job.get_logs().lines == ("line 2", "line 3", "line 4")
     app.close()
 
@@ -107,8 +107,8 @@ def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_ur
         running, app.broker.keys("mail"), app.broker.pool, app.broker.shared_async_client, app.config
     )
     with pytest.raises(PayloadTooLargeError, match="together more than the limit of 1,000"):
-        reporter.update_data(600 * b"1")
-    reporter.update_data(300 * b"1")
+        reporter.send("data", 600 * b"1")
+    reporter.send("data", 300 * b"1")
     app.close()
 
 

@@ -100,7 +100,7 @@ class SparkTasks:
         """
 
         def report(progress: codec.Json) -> None:
-            reporter.update_progress(codec.encode(progress, what=f"progress of job {job.id}"))
+            reporter.send("progress", codec.encode(progress, what=f"progress of job {job.id}"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._found(job.name).run(run):
