@@ -22,7 +22,7 @@ WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo demo-spark test test-quick lint docs bench mutants clean lock
+.PHONY: help demo demo-spark test test-quick lint sync docs bench mutants clean lock
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -62,6 +62,9 @@ docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a 
 	@rm -rf build/docs
 	$(BIN)/python -m sphinx -q -n -W --keep-going -c docs . build/docs
 	@echo "make: open build/docs/index.html"
+
+sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
+	$(BIN)/python tools/generate_sync.py
 
 bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## measure speed against Celery and Node.js in one run; ARGS="--rounds 1" for a short one
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)

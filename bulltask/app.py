@@ -18,12 +18,14 @@ from bulltask.events.listeners import Listeners
 from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.flow import AsyncFlowProducer, FlowProducer
-from bulltask.queue.link import Link
-from bulltask.queue.options import AddOptions
-from bulltask.queue.queue import Queue
+from bulltask.queue.add_options import AddOptions
+from bulltask.queue.aio.events import AsyncQueueEvents
+from bulltask.queue.aio.flow import AsyncFlowProducer
+from bulltask.queue.aio.queue import AsyncQueue
+from bulltask.queue.context import QueueContext
+from bulltask.queue.sync.events import QueueEvents
+from bulltask.queue.sync.flow import FlowProducer
+from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.context import Context
 from bulltask.registry.discovery import import_related
@@ -227,11 +229,11 @@ class App:
             name: the queue's name, without braces and prefix.
             default_job_options: default options of jobs added through it.
         """
-        return Queue(name, link=Link(name, lambda: self.broker, default_job_options))
+        return Queue(name, link=QueueContext(name, lambda: self.broker, default_job_options))
 
     def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
         """:meth:`queue` for asyncio; no ``await`` needed."""
-        return AsyncQueue(name, link=Link(name, lambda: self.broker, default_job_options))
+        return AsyncQueue(name, link=QueueContext(name, lambda: self.broker, default_job_options))
 
     def flows(self) -> FlowProducer:
         """Return a producer of flows: trees of jobs in which a parent runs after its children."""

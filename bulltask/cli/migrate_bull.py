@@ -18,7 +18,7 @@ from bulltask.migrate.check import STATES
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
 from bulltask.migrate.detection import PLACES, QueueLayout
 from bulltask.migrate.outcome import MigrationOutcome, SkipReason
-from bulltask.queue.queue import Queue
+from bulltask.queue.sync.queue import Queue
 
 __all__ = ["command"]
 

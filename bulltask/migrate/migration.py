@@ -15,8 +15,8 @@ from bulltask.migrate.mover import Mover
 from bulltask.migrate.outcome import BullRepeatable, MigrationOutcome, MigrationPlan, MigrationReport, SkipReason
 from bulltask.migrate.planner import Planner
 from bulltask.migrate.repeatables import BullRepeatables
-from bulltask.queue.operations import set_paused
-from bulltask.queue.queue import Queue
+from bulltask.queue.bulk import set_paused
+from bulltask.queue.sync.queue import Queue
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys
@@ -53,8 +53,8 @@ class BullMigration:
     def __init__(
         self, queue: Queue, source: str | None = None, *, source_prefix: str | None = None, **options: Any
     ) -> None:
-        self._link, self._options = queue.link, MigrationOptions(**options)
-        self.target = queue.link.keys
+        self._context, self._options = queue.context, MigrationOptions(**options)
+        self.target = queue.context.keys
         self.source = BullKeys(self.target.prefix if source_prefix is None else source_prefix, source or queue.name)
         self.in_place = self.source.base == self.target.base
         if self.in_place and self._options.id_prefix:
@@ -76,7 +76,7 @@ class BullMigration:
                     f"on Redis Cluster a job can move in one step only within a slot, and {self.source.base[:-1]} and "
                     f"{self.target.base[:-1]} are in different slots: give both names the same hash tag, {{…}}"
                 )
-            planner = Planner(client, self.source, self._link, self._options, in_place=self.in_place)
+            planner = Planner(client, self.source, self._context, self._options, in_place=self.in_place)
             return planner.plan(on_progress)
 
     def run(self, plan: MigrationPlan | None = None, on_progress: OnProgress = _ignore) -> MigrationReport:
@@ -115,24 +115,24 @@ class BullMigration:
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        with self._link.broker.pool.client() as client:
+        with self._context.broker.pool.client() as client:
             client.connect()  # the clock is set when a connection is made
             yield client
 
     def _prepare(self, client: Client, plan: MigrationPlan) -> None:
-        client.run_many(write_queue_meta(self.target, PROTOCOL_VERSION, self._link.broker.config.max_events))
+        client.run_many(write_queue_meta(self.target, PROTOCOL_VERSION, self._context.broker.config.max_events))
         if plan.in_place and plan.info.paused:
             # Bull before 3.10 stores the pause only under a key of its own.
             client.run(command("HSET", self.target.meta, "paused", 1))
         elif plan.pauses:
-            self._link.run(set_paused(self._link, paused=True))
+            self._context.run(set_paused(self._context, paused=True))
 
     def _schedulers(
         self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome
     ) -> tuple[list[str], list[BullRepeatable]]:
         """Convert the repeatable jobs; return the ids of the schedulers, and the jobs that are skipped."""
         made, skipped = list[str](), list[BullRepeatable]()
-        maker = BullRepeatables(client, self.source, self.target, self._link.broker.endpoint.safe_url)
+        maker = BullRepeatables(client, self.source, self.target, self._context.broker.endpoint.safe_url)
         for planned in plan.repeatables:
             if planned.problem:
                 skipped.append(planned)
@@ -146,7 +146,7 @@ class BullMigration:
             except DecodeError as exc:
                 skipped.append(replace(planned, problem=f"its next job is broken: {exc}"))
                 continue
-            if maker.convert(planned, job, conversion, self._link.now_ms()):
+            if maker.convert(planned, job, conversion, self._context.now_ms()):
                 made.append(planned.scheduler_id)
             if planned.place == "delayed":
                 outcome.moved["delayed"] += 1

@@ -13,7 +13,7 @@ from bulltask.migrate.detection import QueueInfo, QueueLayout, detect_layout
 from bulltask.migrate.inspection import count_target, inspect_queue, iter_jobs
 from bulltask.migrate.outcome import BullRepeatable, MigrationOutcome, MigrationPlan, SkipReason
 from bulltask.migrate.repeatables import plan_repeatables
-from bulltask.queue.link import Link
+from bulltask.queue.context import QueueContext
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys
@@ -48,17 +48,17 @@ class Planner:
     Args:
         client: a connection to the server.
         source: Bull's queue.
-        link: the target queue.
+        target: the target queue.
         options: the migration's options.
         in_place: whether both queues have the same keys.
     """
 
     def __init__(
-        self, client: Client, source: BullKeys, link: Link, options: MigrationOptions, *, in_place: bool
+        self, client: Client, source: BullKeys, target: QueueContext, options: MigrationOptions, *, in_place: bool
     ) -> None:
-        self._client, self._source, self._link = client, source, link
+        self._client, self._source, self._context = client, source, target
         self._options, self._in_place = options, in_place
-        self._target = link.keys
+        self._target = target.keys
 
     def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:
         """Read all jobs and return the plan."""
@@ -123,8 +123,8 @@ class Planner:
         found = plan_repeatables(
             info.repeats,
             repeating,
-            self._link.queue,
-            str(self._link.broker.config.timezone),
+            self._context.queue,
+            str(self._context.broker.config.timezone),
             asked="delayed" in self._options.states,
         )
         # BullMQ before 5.10 kept repeatable jobs under keys of the same form.

@@ -1,4 +1,4 @@
-"""Queues, their jobs, flows and events; each name is looked up where it is used first, as in ``bulltask``."""
+"""Queues, their jobs, flows and events; each name is imported when it is first used, as in ``bulltask``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from bulltask.jobs.options import Deduplication
     from bulltask.jobs.states import Revocation
-    from bulltask.queue.ajob import AsyncJob
-    from bulltask.queue.answers import JobCounts
-    from bulltask.queue.aqueue import AsyncQueue
-    from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-    from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
-    from bulltask.queue.job import Job
-    from bulltask.queue.options import AddOptions, BulkJob
-    from bulltask.queue.queue import Queue
+    from bulltask.queue.add_options import AddOptions, BulkJob
+    from bulltask.queue.aio.events import AsyncQueueEvents
+    from bulltask.queue.aio.flow import AsyncFlowProducer
+    from bulltask.queue.aio.job import AsyncJob
+    from bulltask.queue.aio.queue import AsyncQueue
+    from bulltask.queue.flow_plan import FlowJob
+    from bulltask.queue.responses import JobCounts
+    from bulltask.queue.sync.events import QueueEvents
+    from bulltask.queue.sync.flow import FlowProducer
+    from bulltask.queue.sync.job import Job
+    from bulltask.queue.sync.queue import Queue
 
 __all__ = [
     "AddOptions",
@@ -35,24 +38,24 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "AddOptions": "bulltask.queue.options",
-    "AsyncFlowProducer": "bulltask.queue.flow",
-    "AsyncJob": "bulltask.queue.ajob",
-    "AsyncQueue": "bulltask.queue.aqueue",
-    "AsyncQueueEvents": "bulltask.queue.events",
-    "BulkJob": "bulltask.queue.options",
+    "AddOptions": "bulltask.queue.add_options",
+    "AsyncFlowProducer": "bulltask.queue.aio.flow",
+    "AsyncJob": "bulltask.queue.aio.job",
+    "AsyncQueue": "bulltask.queue.aio.queue",
+    "AsyncQueueEvents": "bulltask.queue.aio.events",
+    "BulkJob": "bulltask.queue.add_options",
     "Deduplication": "bulltask.jobs.options",
-    "FlowJob": "bulltask.queue.flow",
-    "FlowProducer": "bulltask.queue.flow",
-    "Job": "bulltask.queue.job",
-    "JobCounts": "bulltask.queue.answers",
-    "Queue": "bulltask.queue.queue",
-    "QueueEvents": "bulltask.queue.events",
+    "FlowJob": "bulltask.queue.flow_plan",
+    "FlowProducer": "bulltask.queue.sync.flow",
+    "Job": "bulltask.queue.sync.job",
+    "JobCounts": "bulltask.queue.responses",
+    "Queue": "bulltask.queue.sync.queue",
+    "QueueEvents": "bulltask.queue.sync.events",
     "Revocation": "bulltask.jobs.states",
 }
-"""Where each public name lives."""
+"""The module of each public name."""
 
-if not TYPE_CHECKING:  # type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

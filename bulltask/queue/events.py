@@ -1,313 +1,363 @@
-"""``QueueEvents``: what happens in a queue, as typed events: iterators and callbacks, sync and async.
+"""The events of a queue's event stream: one class for each of BullMQ's events.
 
-Whoever reads may be away for a while, because Redis restarts or because an event takes long to handle: reading goes
-on where it stopped, and what was trimmed away meanwhile is told by an
-:class:`~bulltask.queue.events_types.EventsLost` in its place.
+An event has the fields that BullMQ's scripts write, under Python names; read the job itself from the queue. Malformed
+events do not stop a listener: malformed JSON is kept as text with an ``error``, and an event that lacks a field is
+returned as :class:`Custom`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
-from bulltask.clock import Duration, mono_ms, to_ms
-from bulltask.config.urls import SecretUrl, secret_url
-from bulltask.errors import RECOVERABLE, BrokerError
-from bulltask.queue.events_callbacks import report
-from bulltask.queue.events_reader import EventReader
-from bulltask.queue.events_types import QueueEvent
-from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.broker import Broker
-from bulltask.transport.follow import NEWEST
-from bulltask.transport.operation import run_async, run_sync
-from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
+from bulltask.errors import DecodeError
+from bulltask.jobs import codec
+from bulltask.transport.follow import StreamGap
+from bulltask.transport.replies import text
+from bulltask.transport.scripts.stream import Entry
 
-__all__ = ["AsyncQueueEvents", "QueueEvents"]
+__all__ = [
+    "KINDS",
+    "Active",
+    "Added",
+    "Cleaned",
+    "Completed",
+    "Custom",
+    "Debounced",
+    "Deduplicated",
+    "Delayed",
+    "Drained",
+    "Duplicated",
+    "EventsLost",
+    "Failed",
+    "JobEvent",
+    "Paused",
+    "Progress",
+    "QueueEvent",
+    "Removed",
+    "Resumed",
+    "RetriesExhausted",
+    "Stalled",
+    "Waiting",
+    "WaitingChildren",
+    "lost_events",
+    "read_event",
+]
 
-log = logging.getLogger(__name__)
 
+@dataclass(frozen=True, slots=True)
+class QueueEvent:
+    """An event of a queue; a callback for this class receives all events.
 
-class QueueEvents(EventReader):
-    """The events of one queue, for plain code.
-
-    ::
-
-        with QueueEvents("mail") as events:     # begins here
-            for event in events:                # waits for the next one; ends when close() is called
-                match event:
-                    case Completed(job_id=job_id, returnvalue=value): ...
-
-        events.on("failed", tell_somebody)
-        events.on(Progress, show, job_id=job.id)
-        events.listen()                                   # a thread of its own reads and calls
-        events.close()
-
-    It has a connection of its own, which does not survive a fork. One thread at a time may read; :meth:`close` may be
-    called from any. Arguments are those of :class:`bulltask.queue.events_reader.EventReader`.
+    Attributes:
+        id: the entry's id in the stream, ``"<milliseconds>-<number>"``; later ones are larger.
+        queue: the queue's name as the user spells it.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        broker_url: str | SecretUrl | None = None,
-        *,
-        start: str = NEWEST,
-        broker: Callable[[], Broker] | None = None,
-        **settings: object,
-    ) -> None:
-        broker_url = secret_url(broker_url)
-        super().__init__(queue, broker_url, start=start, broker=broker, **settings)
-        self._client = self._broker.blocking_client(LONGEST_BLOCK_MS, self._name)
-        self._closed = threading.Event()
-        self._reading = threading.RLock()
-        self._reader = 0
-        self._thread: threading.Thread | None = None
+    event: ClassVar[str] = ""
+    """BullMQ's name."""
 
-    def open(self) -> Self:
-        """Connect, and take the place in the stream: what happens from now on will be read.
+    id: str
+    queue: str
 
-        Raises:
-            BrokerError: Redis cannot be reached. Later outages are waited out.
-        """
-        if not self._opened:
-            self._client.connect()
-            self._position = run_sync(self._client, self._follower.open())
-            self._opened = True
-        return self
-
-    def next(self, timeout: Duration | None = None) -> QueueEvent | None:
-        """Return the next event after its callbacks were called; ``None`` when there is none.
-
-        Args:
-            timeout: seconds or ``timedelta`` to wait for one; ``None`` waits until :meth:`close`.
-
-        Raises:
-            BrokerError: Redis could not be reached at the first time, or it refuses for a reason that does not pass.
-        """
-        deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        asked = False
-        while not self._read:
-            left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
-            if self._closed.is_set() or (asked and left_ms <= 0):
-                return None
-            self._fill(min(left_ms, LONGEST_BLOCK_MS))
-            asked = True
-        event = self._pop()
-        for callback in self.of(event):
-            try:
-                callback(event)
-            except Exception as exc:  # noqa: BLE001 - foreign code
-                report(callback, event, exc)
-        return event
-
-    def run(self) -> None:
-        """Read and call the callbacks until :meth:`close`; raises what :meth:`next` raises."""
-        while self.next() is not None:
-            pass
-
-    def listen(self) -> Self:
-        """:meth:`open`, and :meth:`run` in a thread of its own, which does not keep the process alive.
-
-        Raises:
-            BrokerError: Redis cannot be reached.
-        """
-        self.open()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._listen, name=f"bulltask-events-{self._queue}", daemon=True)
-            self._thread.start()
-        return self
-
-    def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add an event of one's own to the stream (Node's ``QueueEventsProducer``); listeners get a ``Custom``.
-
-        Args:
-            name: any name that BullMQ has no event for.
-            fields: texts and numbers; ``jobId`` makes it one about that job.
-
-        Returns:
-            Its id.
-
-        Raises:
-            InvalidNameError: the name or a field is one of BullMQ's.
-            ConfigError: a field is neither text nor number.
-        """
-        return self._broker.pool.run(self._publication(name, fields or {}))
-
-    def close(self) -> None:
-        """Stop reading, at once and for good, and close the connection; from any thread, and from a callback."""
-        self._closed.set()
-        self._client.interrupt()
-        if self._reader == threading.get_ident():
-            return  # a signal handler, in the middle of a read, which now ends and closes the connection itself
-        with self._reading:
-            self._client.close()
-        self._link.close()
-        if self._thread not in {None, threading.current_thread()}:
-            assert self._thread is not None
-            self._thread.join()
-
-    def __iter__(self) -> Iterator[QueueEvent]:
-        return self
-
-    def __next__(self) -> QueueEvent:
-        event = self.next()
-        if event is None:
-            raise StopIteration
-        return event
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _listen(self) -> None:
-        try:
-            self.run()
-        except BrokerError as exc:
-            log.error("nobody listens to the events of queue %s any more: %s", self._queue, exc)  # noqa: TRY400
-
-    def _fill(self, block_ms: int) -> None:
-        with self._reading:
-            self._reader = threading.get_ident()
-            try:
-                self.open()
-                # A close() that came before the connection did found nothing to interrupt.
-                self._client.connect()
-                if not self._closed.is_set():
-                    self._keep(run_sync(self._client, self._follower.read(block_ms)))
-            except RECOVERABLE as exc:
-                if self._closed.is_set():
-                    return
-                if not self._opened:
-                    raise
-                self._closed.wait(min(self._failed(exc), max(block_ms, 1) / 1000))
-            finally:
-                self._reader = 0
-                if self._closed.is_set():
-                    self._client.close()
+    @property
+    def timestamp_ms(self) -> int:
+        """When it happened, epoch milliseconds of the server."""
+        return int(self.id.partition("-")[0])
 
 
-class AsyncQueueEvents(EventReader):
-    """The events of one queue, for asyncio: the same names as :class:`QueueEvents`.
+@dataclass(frozen=True, slots=True)
+class JobEvent(QueueEvent):
+    """An event of a job; a callback for this class receives all events of jobs."""
 
-    ::
+    job_id: str
 
-        async with AsyncQueueEvents("mail") as events:
-            async for event in events: ...
 
-    Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
-    :meth:`close` may be called from any task of the same loop.
+@dataclass(frozen=True, slots=True)
+class Added(JobEvent):
+    """A job was added; ``name`` is the job's name, which is that of its task."""
+
+    event: ClassVar[str] = "added"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(JobEvent):
+    """A job is waiting. ``prev`` is its previous state, ``None`` for a new job.
+
+    ``prev="active"`` means an immediate retry, a stalled job, or a released job; BullMQ has no separate event for
+    retries.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        broker_url: str | SecretUrl | None = None,
-        *,
-        start: str = NEWEST,
-        broker: Callable[[], Broker] | None = None,
-        **settings: object,
-    ) -> None:
-        broker_url = secret_url(broker_url)
-        super().__init__(queue, broker_url, start=start, broker=broker, **settings)
-        self._client = AsyncClient(self._broker.endpoint.blocking(LONGEST_BLOCK_MS), None, self._name)
-        self._closed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    event: ClassVar[str] = "waiting"
+    prev: str | None
 
-    async def open(self) -> Self:
-        """:meth:`QueueEvents.open`."""
-        if not self._opened:
-            await self._client.connect()
-            self._position = await run_async(self._client, self._follower.open())
-            self._opened = True
-        return self
 
-    async def next(self, timeout: Duration | None = None) -> QueueEvent | None:  # noqa: ASYNC109 - as in QueueEvents
-        """:meth:`QueueEvents.next`."""
-        deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        asked = False
-        while not self._read:
-            left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
-            if self._closed.is_set() or (asked and left_ms <= 0):
-                return None
-            await self._fill(min(left_ms, LONGEST_BLOCK_MS))
-            asked = True
-        event = self._pop()
-        for callback in self.of(event):
-            try:
-                said = callback(event)
-                if inspect.isawaitable(said):
-                    await said
-            except Exception as exc:  # noqa: BLE001 - foreign code
-                report(callback, event, exc)
-        return event
+@dataclass(frozen=True, slots=True)
+class Active(JobEvent):
+    """A worker acquired the job. BullMQ 5.62 always writes ``prev="waiting"``, whatever the previous state was."""
 
-    async def run(self) -> None:
-        """:meth:`QueueEvents.run`."""
-        while await self.next() is not None:
-            pass
+    event: ClassVar[str] = "active"
+    prev: str | None
 
-    async def listen(self) -> Self:
-        """:meth:`open`, and :meth:`run` in a task of its own."""
-        await self.open()
-        if self._task is None:
-            self._task = asyncio.create_task(self.run(), name=f"bulltask-events-{self._queue}")
-        return self
 
-    async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """:meth:`QueueEvents.publish`."""
-        return await self._broker.shared_async_client().run(self._publication(name, fields or {}))
+@dataclass(frozen=True, slots=True)
+class Completed(JobEvent):
+    """A job completed.
 
-    async def close(self) -> None:
-        """:meth:`QueueEvents.close`."""
-        self._closed.set()
-        await self._client.close()
-        await self._link.aclose()
-        if self._task not in {None, asyncio.current_task()}:
-            assert self._task is not None
-            await self._task
+    Attributes:
+        returnvalue: the return value; also ``None`` if its JSON is malformed.
+        text: the return value as it is stored, JSON.
+        error: why the JSON cannot be decoded, ``None`` if it can.
+    """
 
-    def __aiter__(self) -> AsyncIterator[QueueEvent]:
-        return self
+    event: ClassVar[str] = "completed"
+    returnvalue: Any
+    text: str
+    error: DecodeError | None
+    prev: str | None
 
-    async def __anext__(self) -> QueueEvent:
-        event = await self.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
+@dataclass(frozen=True, slots=True)
+class Failed(JobEvent):
+    """A job failed and will not be retried; a failed attempt that is retried has no such event."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    event: ClassVar[str] = "failed"
+    failed_reason: str
+    prev: str | None
 
-    async def _fill(self, block_ms: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class RetriesExhausted(JobEvent):
+    """A job failed because it had no attempts left; follows :class:`Failed`."""
+
+    event: ClassVar[str] = "retries-exhausted"
+    attempts_made: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingChildren(JobEvent):
+    """A job waits for its children. ``prev`` is ``"active"`` if it was running, ``None`` for a new job."""
+
+    event: ClassVar[str] = "waiting-children"
+    prev: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(JobEvent):
+    """A job was active without a lock and is waiting again; its worker is gone, or cannot reach Redis."""
+
+    event: ClassVar[str] = "stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed(JobEvent):
+    """A job was added with a delay, or will be retried later. ``due_ms``: epoch milliseconds."""
+
+    event: ClassVar[str] = "delayed"
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(JobEvent):
+    """A job reported progress.
+
+    Attributes:
+        data: the progress; also ``None`` if its JSON is malformed.
+        text: the progress as it is stored, JSON.
+        error: why the JSON cannot be decoded, ``None`` if it can.
+    """
+
+    event: ClassVar[str] = "progress"
+    data: Any
+    text: str
+    error: DecodeError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(JobEvent):
+    """A client removed a job; ``prev`` is its previous state. Removal by retention has no event."""
+
+    event: ClassVar[str] = "removed"
+    prev: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicated(JobEvent):
+    """A job was added with the id of an existing job; nothing was stored."""
+
+    event: ClassVar[str] = "duplicated"
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicated(JobEvent):
+    """Two jobs had the same deduplication id.
+
+    Attributes:
+        job_id: the job that is kept.
+        deduplication_id: their common id.
+        deduplicated_job_id: the other job, which was not added, or (if debounced) was replaced.
+    """
+
+    event: ClassVar[str] = "deduplicated"
+    deduplication_id: str
+    deduplicated_job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Debounced(JobEvent):
+    """The older version of :class:`Deduplicated`; BullMQ 5 writes both."""
+
+    event: ClassVar[str] = "debounced"
+    debounce_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned(QueueEvent):
+    """``clean`` removed ``count`` jobs."""
+
+    event: ClassVar[str] = "cleaned"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained(QueueEvent):
+    """The last waiting job has finished. Not written if a delayed job exists and the worker fetched the next job."""
+
+    event: ClassVar[str] = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(QueueEvent):
+    """The queue was paused."""
+
+    event: ClassVar[str] = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(QueueEvent):
+    """The queue was resumed."""
+
+    event: ClassVar[str] = "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Custom(QueueEvent):
+    """An event that BullMQ 5.62 does not have, or one that lacks fields.
+
+    Attributes:
+        name: its name.
+        fields: its fields, as strings.
+        job_id: its field ``jobId``, ``""`` for none; callbacks for that job receive the event, too.
+    """
+
+    event: ClassVar[str] = "custom"
+    name: str
+    fields: Mapping[str, str]
+    job_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventsLost(QueueEvent):
+    """Events were trimmed before this listener read them. The listener makes this event; it is not in the stream.
+
+    Its ``id`` is that of the last event before the gap, so a later listener can start there.
+
+    Attributes:
+        from_id: id of the last event that was read before the gap, or where the listener started.
+        to_id: id of the first event after the gap, ``None`` if there is none yet.
+        count: how many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
+            7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
+            deleted (``obliterate``).
+    """
+
+    event: ClassVar[str] = "events-lost"
+    from_id: str
+    to_id: str | None
+    count: int | None
+
+    def __str__(self) -> str:
+        many = "events may have been" if self.count is None else f"{self.count:,} events were"
+        return f"{many} trimmed from the stream of queue {self.queue} after {self.from_id} before they were read"
+
+
+class _Fields:
+    """The fields of one entry, by type; a missing one raises ``KeyError``."""
+
+    def __init__(self, raw: Mapping[bytes, bytes]) -> None:
+        self._raw = raw
+
+    def id(self, name: bytes = b"jobId") -> str:
+        """Return an id, with any bytes in it unchanged."""
+        return text(self._raw[name])
+
+    def text(self, name: bytes) -> str:
+        return codec.decode_text(self._raw[name])
+
+    def number(self, name: bytes) -> int:
+        return int(float(self._raw[name]))
+
+    @property
+    def prev(self) -> str | None:
+        return codec.decode_text(self._raw[b"prev"]) if b"prev" in self._raw else None
+
+    def json(self, name: bytes) -> tuple[Any, str, DecodeError | None]:
+        """Return the value, its text, and the error if it is malformed."""
+        raw = self._raw[name]
         try:
-            await self.open()
-            await self._client.connect()
-            if not self._closed.is_set():
-                self._keep(await run_async(self._client, self._follower.read(block_ms)))
-        except RECOVERABLE as exc:
-            if self._closed.is_set():
-                return
-            if not self._opened:
-                raise
-            try:
-                async with asyncio.timeout(min(self._failed(exc), max(block_ms, 1) / 1000)):
-                    await self._closed.wait()
-            except TimeoutError:
-                pass
-        finally:
-            if self._closed.is_set():
-                await self._client.close()
+            return codec.decode(raw, what=f"{name.decode()} of job {self.id()}"), codec.decode_text(raw), None
+        except DecodeError as exc:
+            return None, codec.decode_text(raw), exc
+
+
+_Read = Callable[[str, str, _Fields], QueueEvent]
+
+_READERS: Final[Mapping[type[QueueEvent], _Read]] = {
+    Added: lambda at, queue, its: Added(at, queue, its.id(), its.text(b"name")),
+    Waiting: lambda at, queue, its: Waiting(at, queue, its.id(), its.prev),
+    Active: lambda at, queue, its: Active(at, queue, its.id(), its.prev),
+    Completed: lambda at, queue, its: Completed(at, queue, its.id(), *its.json(b"returnvalue"), its.prev),
+    Failed: lambda at, queue, its: Failed(at, queue, its.id(), its.text(b"failedReason"), its.prev),
+    RetriesExhausted: lambda at, queue, its: RetriesExhausted(at, queue, its.id(), its.number(b"attemptsMade")),
+    WaitingChildren: lambda at, queue, its: WaitingChildren(at, queue, its.id(), its.prev),
+    Stalled: lambda at, queue, its: Stalled(at, queue, its.id()),
+    Delayed: lambda at, queue, its: Delayed(at, queue, its.id(), its.number(b"delay")),
+    Progress: lambda at, queue, its: Progress(at, queue, its.id(), *its.json(b"data")),
+    Removed: lambda at, queue, its: Removed(at, queue, its.id(), its.prev),
+    Duplicated: lambda at, queue, its: Duplicated(at, queue, its.id()),
+    Deduplicated: lambda at, queue, its: Deduplicated(
+        at, queue, its.id(), its.text(b"deduplicationId"), its.id(b"deduplicatedJobId")
+    ),
+    Debounced: lambda at, queue, its: Debounced(at, queue, its.id(), its.text(b"debounceId")),
+    Cleaned: lambda at, queue, its: Cleaned(at, queue, its.number(b"count")),
+    Drained: lambda at, queue, _: Drained(at, queue),
+    Paused: lambda at, queue, _: Paused(at, queue),
+    Resumed: lambda at, queue, _: Resumed(at, queue),
+}
+
+KINDS: Final[Mapping[str, type[QueueEvent]]] = {
+    **{kind.event: kind for kind in _READERS},
+    Custom.event: Custom,
+    EventsLost.event: EventsLost,
+}
+"""Event classes by name."""
+
+
+def read_event(queue: str, entry: Entry) -> QueueEvent:
+    """Return an entry of the stream as an event; never raises."""
+    entry_id, raw = entry
+    name = codec.decode_text(raw.get(b"event"))
+    read = _READERS.get(KINDS.get(name, Custom))
+    if read is not None:
+        try:
+            return read(entry_id, queue, _Fields(raw))
+        except (KeyError, ValueError, OverflowError):
+            pass  # another program's event with the same name, or a malformed one
+    fields = {codec.decode_text(key): codec.decode_text(value) for key, value in raw.items() if key != b"event"}
+    return Custom(entry_id, queue, name, fields, text(raw.get(b"jobId", b"")))
+
+
+def lost_events(queue: str, gap: StreamGap) -> EventsLost:
+    """Return a gap in the stream as an event."""
+    return EventsLost(gap.after, queue, gap.after, gap.before, gap.count)

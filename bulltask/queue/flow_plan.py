@@ -1,4 +1,4 @@
-"""A flow before it is sent: the tree that the user wrote, and the jobs that it becomes."""
+"""A flow before it is sent: the tree that the user wrote, and the jobs that are built from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name, wire_name
 from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
-from bulltask.queue.options import AddOptions, build_job
+from bulltask.queue.add_options import AddOptions, build_job
 from bulltask.registry.task import Signature
 
 __all__ = ["ChildOptions", "FlowJob", "FlowNode", "Planned", "in_order", "plan"]
@@ -23,15 +23,16 @@ _NO_OPTIONS: Final[AddOptions] = {}
 
 
 class ChildOptions(TypedDict, total=False):
-    """What a job's failure means to its parent; at most one of them (PROTOCOL 4.9).
+    """How a job's failure affects its parent; at most one of these options.
 
     Without any, the parent waits until the child is retried and completes.
 
     Attributes:
-        fail_parent_on_failure: the parent fails too, at once, and so on upwards.
-        continue_parent_on_failure: the parent runs at once; ``get_failed_children`` has the reason.
-        ignore_dependency_on_failure: the parent runs when the other children have ended; the same.
-        remove_dependency_on_failure: the parent runs when the other children have ended, and nothing is noted.
+        fail_parent_on_failure: the parent fails at once, too, and then its own parent, if the parent has this option.
+        continue_parent_on_failure: the parent runs at once; ``get_failed_children`` returns the reason.
+        ignore_dependency_on_failure: the parent runs after its other children; ``get_failed_children`` returns the
+            reason.
+        remove_dependency_on_failure: the parent runs after its other children; the failure is not recorded in it.
     """
 
     fail_parent_on_failure: bool
@@ -42,16 +43,16 @@ class ChildOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FlowJob:
-    """A job of a flow, and the jobs that must end before it runs.
+    """A job of a flow, and its children, which must finish before it runs.
 
     Attributes:
         name: the job's name; a bulltask worker runs the task of that name.
-        queue: its queue; each job of a flow may have another one.
-        data: plain JSON; ``{}`` if left out, as in Node.
-        options: as for ``Queue.add``, see :class:`bulltask.queue.options.AddOptions`. In a child they say what its
-            failure means to its parent: :class:`ChildOptions`.
-        children: jobs or calls of tasks (``add.s(1, 2)``); none for a job that waits for nothing.
-        call: the call of a task that this job is, in place of the rest; :meth:`of` sets it.
+        queue: its queue; the jobs of a flow may be in different queues.
+        data: plain JSON (default: ``{}``, as in Node).
+        options: as for ``Queue.add``, see :class:`bulltask.queue.add_options.AddOptions`. A child may also have
+            :class:`ChildOptions`.
+        children: jobs or calls of tasks (``add.s(1, 2)``).
+        call: the call of a task, instead of name, queue, data and options; set by :meth:`of`.
     """
 
     name: str
@@ -68,7 +69,7 @@ class FlowJob:
         children: Sequence[FlowJob | Signature[Any]] = (),
         **failure: Unpack[ChildOptions],
     ) -> FlowJob:
-        """Make a call of a task a job of a flow; its queue, retries and so on are the task's.
+        """Make a job from a call of a task, with the task's queue and options.
 
         ::
 
@@ -76,21 +77,21 @@ class FlowJob:
 
         Args:
             call: the call.
-            children: what must end before it runs.
-            failure: what its failure means to its own parent.
+            children: jobs or calls that must finish before it runs.
+            failure: how its failure affects its own parent.
         """
         return cls(call.task.name, "", {}, cast("AddOptions", failure), children, call)
 
 
 @dataclass(frozen=True, slots=True)
 class FlowNode(Generic[J]):
-    """A job of a flow that was added or read, and those that it waits for."""
+    """A job of a flow that was added or read, and its children."""
 
     job: J
     children: tuple[FlowNode[J], ...] = ()
 
     def walk(self) -> Iterator[FlowNode[J]]:
-        """This node and all below it, parents before their children."""
+        """Iterate over this node and all below it, parents before their children."""
         todo = [self]
         while todo:
             node = todo.pop()
@@ -104,9 +105,9 @@ class Planned:
 
     Attributes:
         job: the job.
-        chosen: the caller chose its id, so it may be there already.
-        children: those that it waits for.
-        result: the id that is stored now, or why it is not; ``None`` before it was sent.
+        chosen: the caller chose its id, so a job with this id may exist already.
+        children: its children.
+        result: the id that is stored, or the error; ``None`` before it was sent.
     """
 
     job: NewJob
@@ -121,24 +122,24 @@ def plan(
     defaults: Mapping[str, AddOptions],
     config: Config,
 ) -> list[Planned]:
-    """Check everything about flows and return what will be sent; nothing is sent here.
+    """Check flows and return the jobs that will be sent; nothing is sent here.
 
     Args:
         flows: the trees.
-        parent: a job that waits for the trees' own roots.
-        defaults: options by queue, for the jobs that do not say otherwise.
+        parent: a job that waits for the roots of the trees.
+        defaults: options by queue, for jobs that do not set them.
         config: the app's settings.
 
     Raises:
         TypeError: a node is neither a ``FlowJob`` nor a call, or an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: something about a job is wrong.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: data, name or an option of a job is invalid.
     """
     roots: list[Planned] = []
     todo: list[tuple[FlowJob | Signature[Any], Planned | None]] = [(flow, None) for flow in flows]
-    for said, above in todo:  # grows while it is walked: the tree may be deeper than Python's stack
-        node = FlowJob.of(said) if isinstance(said, Signature) else said
+    for item, above in todo:  # grows meanwhile; no recursion, as the tree may be deeper than Python's stack
+        node = FlowJob.of(item) if isinstance(item, Signature) else item
         if not isinstance(node, FlowJob):
-            raise TypeError(f"a flow is made of FlowJob and of calls such as task.s(…), not of {node!r}")
+            raise TypeError(f"a flow consists of FlowJob and of calls such as task.s(…), not of {node!r}")
         waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}
         planned = _planned(node, waits, defaults, config)
         if above is not None and "parent" in node.options:
@@ -150,7 +151,7 @@ def plan(
 
 
 def in_order(roots: Sequence[Planned]) -> Iterator[Planned]:
-    """All jobs level by level, as Node adds them (RAN): parents before children, nearer ones before deeper ones."""
+    """Iterate over all jobs level by level, parents before children, in the order in which Node adds them."""
     level = list(roots)
     while level:
         yield from level
@@ -173,7 +174,7 @@ def _planned(node: FlowJob, parent: ParentLike | None, defaults: Mapping[str, Ad
     if job.parent is not None and job.options.deduplication_id is not None:
         raise ConfigError(
             f"job {job.name} is the child of another job, so it cannot be deduplicated: its parent would not wait for "
-            "the job that counts as the same, and perhaps for ever for this one"
+            "the existing job, and might wait for ever for this one"
         )
     return Planned(replace(job, has_children=bool(node.children)), chosen)
 

@@ -1,4 +1,4 @@
-"""Reading a stored flow, one round trip for each level of the tree."""
+"""Reading a stored flow, with one round trip per level of the tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from bulltask.errors import ConfigError
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.queue.link import Link
+from bulltask.queue.context import QueueContext
 from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation
@@ -23,22 +23,22 @@ class ReadNode:
     """A job of a stored flow.
 
     Attributes:
-        link: its queue's way to Redis.
+        context: the context of its queue.
         job_id: its id.
-        record: its fields; ``None`` when it was removed.
-        keys: full keys of its children, by what became of them.
-        children: those of them that were read.
+        stored: the job; ``None`` if it was removed.
+        keys: full keys of its children, by outcome.
+        children: the children that were read.
     """
 
-    link: Link
+    context: QueueContext
     job_id: str
-    record: StoredJob | None = None
+    stored: StoredJob | None = None
     keys: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     children: list[ReadNode] = field(default_factory=list)
 
 
-class _Elsewhere(Link):
-    """A queue that this app's settings cannot spell: another prefix, or no braces where they are the rule."""
+class _OtherNamingContext(QueueContext):
+    """A queue that does not fit this app's ``prefix`` or ``queue_hash_tag``."""
 
     def __init__(self, keys: QueueKeys, broker: Callable[[], Broker]) -> None:
         super().__init__(keys.name, broker, None)
@@ -46,22 +46,22 @@ class _Elsewhere(Link):
 
     @property
     def keys(self) -> QueueKeys:
-        """The queue's keys, as its jobs' keys have them."""
+        """The queue's keys, as they are in its jobs' keys."""
         return self._keys
 
 
 class FlowReader:
-    """Responsible for reading one flow.
+    """Reads one flow.
 
     Args:
-        broker: gives the way to Redis.
+        broker: returns the connection to Redis.
         queue: the queue of the root.
         job_id: the root.
-        depth: levels in all.
-        max_children: children of each kind of one job.
+        depth: maximum number of levels.
+        max_children: maximum number of children of each kind per job.
 
     Raises:
-        InvalidNameError: the queue's name is refused.
+        InvalidNameError: the queue's name is invalid.
         ConfigError: a number is below 1.
     """
 
@@ -70,11 +70,11 @@ class FlowReader:
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r}")
         self._broker, self._depth, self._most = broker, depth, max_children
-        self._root = ReadNode(Link(queue, broker, None), job_id)
-        self._links: dict[str, Link] = {}
+        self._root = ReadNode(QueueContext(queue, broker, None), job_id)
+        self._contexts: dict[str, QueueContext] = {}
 
     def read(self) -> Operation[list[list[ReadNode]]]:
-        """Read the flow; the result is its levels, the root's first."""
+        """Read the flow and return its levels, the root's first."""
         levels = [[self._root]]
         while True:
             level, last = levels[-1], len(levels) == self._depth
@@ -85,23 +85,23 @@ class FlowReader:
             levels.append(below)
 
     def _read_level(self, level: list[ReadNode], *, with_children: bool) -> Operation[None]:
-        records: list[Any] = yield [read_job(node.link.keys, node.job_id) for node in level]
-        for node, record in zip(level, records, strict=True):
-            node.record = record
-        todo = [(node, kind, ("0", 0)) for node in level if with_children and node.record for kind in KINDS]
+        found: list[Any] = yield [read_job(node.context.keys, node.job_id) for node in level]
+        for node, stored in zip(level, found, strict=True):
+            node.stored = stored
+        todo = [(node, kind, ("0", 0)) for node in level if with_children and node.stored for kind in KINDS]
         while todo:
             pages: list[Any] = yield [
-                children(node.link.keys, node.job_id, kind, self._most, cursor) for node, kind, cursor in todo
+                children(node.context.keys, node.job_id, kind, self._most, cursor) for node, kind, cursor in todo
             ]
-            following = []
+            unfinished = []
             for (node, kind, _), (cursor, keys, _) in zip(todo, pages, strict=True):
                 node.keys[kind] += keys
                 if cursor[0] != "0" and len(node.keys[kind]) < self._most:
-                    following.append((node, kind, cursor))
-            todo = following
+                    unfinished.append((node, kind, cursor))
+            todo = unfinished
 
     def _below(self, node: ReadNode) -> list[ReadNode]:
-        # A child that ends between two pages is found twice, and a set that changes may show a member twice.
+        # Each key once: a child that finishes between two pages is on both, and SSCAN may return a member twice.
         keys = dict.fromkeys(key for kind in KINDS for key in node.keys[kind][: self._most])
         node.children = [self._node(key) for key in keys]
         return node.children
@@ -109,14 +109,14 @@ class FlowReader:
     def _node(self, key: str) -> ReadNode:
         prefix, name, job_id = address_of(key, self._broker().config.prefix)
         base = f"{prefix}:{name}"
-        if base not in self._links:
-            self._links[base] = self._link(prefix, name)
-        return ReadNode(self._links[base], job_id)
+        if base not in self._contexts:
+            self._contexts[base] = self._context(prefix, name)
+        return ReadNode(self._contexts[base], job_id)
 
-    def _link(self, prefix: str, name: str) -> Link:
+    def _context(self, prefix: str, name: str) -> QueueContext:
         broker = self._broker()
         bare = name[1:-1] if name.startswith("{") and name.endswith("}") else name
         for spelling in (bare, name):
             if broker.keys(spelling).base == f"{prefix}:{name}:":
-                return Link(spelling, self._broker, None)
-        return _Elsewhere(QueueKeys(prefix, name), self._broker)
+                return QueueContext(spelling, self._broker, None)
+        return _OtherNamingContext(QueueKeys(prefix, name), self._broker)

@@ -1,4 +1,4 @@
-"""Adding flows, each exactly once and never in part, however often the way to Redis breaks."""
+"""Adding flows, each exactly once and never in part, even if the connection to Redis fails."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _CLOCK_MARGIN_MS: Final = 2_000
 
 @dataclass(slots=True)
 class FlowMemory:
-    """What one producer knows of the server: it is asked once.
+    """What one producer has learned about the server.
 
     Attributes:
-        cluster: whether it is a node of a Redis Cluster; ``None``: not asked yet.
+        cluster: whether it is a node of a Redis Cluster; ``None``: not known yet.
         described: queues whose ``meta`` was written.
     """
 
@@ -52,16 +52,16 @@ class FlowMemory:
 
 
 class FlowSending:
-    """Responsible for adding some flows in one transaction.
+    """Adds some flows in one transaction.
 
-    An attempt whose reply was lost may have succeeded. As a transaction is executed as a whole or not at all, one job
-    that was not there before tells which: adding the flow once more could bind children to a parent that has already
-    counted them.
+    An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
+    job that did not exist before (the witness) shows whether it did. Adding the flow again could attach children to a
+    parent that has counted them already.
 
     Args:
         roots: the flows.
-        broker: keys, clock, settings.
-        memory: kept from one sending to the next.
+        broker: keys, clock and settings.
+        memory: kept from one flow to the next.
     """
 
     def __init__(self, roots: Sequence[Planned], broker: Broker, memory: FlowMemory) -> None:
@@ -72,16 +72,16 @@ class FlowSending:
         self._completed: set[Planned] = set()
 
     def attempt(self) -> Operation[None]:
-        """Add the flows; afterwards each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
+        """Add the flows; then each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
 
         Raises:
-            ConfigError: the server is a Redis Cluster, and the flows' queues are in several of its slots.
+            ConfigError: the server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError, ParentConflictError: a root's parent does not exist, or an existing job belongs to
                 another parent.
             BrokerError: the server refused.
         """
         yield from self._check_slots()
-        if (yield from self._look()):
+        if (yield from self._check_existing()):
             for planned in self._all:
                 planned.result = planned.job.id
             return
@@ -100,68 +100,69 @@ class FlowSending:
             raise
         for planned, result in zip(order, results, strict=True):
             planned.result = result
-        self._judge()
+        self._raise_refusals()
 
-    def _look(self) -> Operation[bool]:
-        """Ask about all that may stand in the way; true when an earlier attempt has added the flows."""
+    def _check_existing(self) -> Operation[bool]:
+        """Check parents and existing jobs; true if an earlier attempt has added the flows."""
         chosen = [planned for planned in self._all if planned.chosen]
         parents = [root for root in self._roots if root.job.parent is not None]
-        questions = _Questions()
+        batch = _Batch()
         queues = {planned.job.queue for planned in self._all} - self._memory.described
         for queue in sorted(queues):
-            questions.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
-        there = questions.add(self._traces())
-        found = questions.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
-        stands = questions.add(
+            batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
+        there = batch.add(self._traces())
+        found = batch.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
+        existing = batch.add(
             [call for planned in chosen for call in existing_job(self._keys(planned.job.queue), planned.job.id)]
         )
-        if questions.calls:
-            results: list[Any] = yield questions.calls
+        if batch.calls:
+            results: list[Any] = yield batch.calls
             self._memory.described |= queues
             if any(there(results)):
                 return True
             for root, exists in zip(parents, found(results), strict=True):
                 if not exists:
                     raise ParentNotFoundError(root.job.id, self._keys(root.job.queue).name, "Nothing was added.")
-            said = stands(results)
-            yield from self._check_standing(dict(zip(chosen, zip(said[::2], said[1::2], strict=True), strict=True)))
+            replies = existing(results)
+            pairs = zip(replies[::2], replies[1::2], strict=True)
+            yield from self._check_chosen(dict(zip(chosen, pairs, strict=True)))
         elif not self._tried_ms:
             self._witness = self._all[0]
         return False
 
     def _traces(self) -> list[Call[bool]]:
-        """What tells of an earlier attempt: the witness, or, if it has ended and is gone, the event of its adding."""
+        """Return calls that find traces of an earlier attempt: the witness, or its ``added`` event if it is gone."""
         if not self._tried_ms or self._witness is None:
             return []
         job = self._witness.job
         keys = self._keys(job.queue)
         return [key_exists(keys.job(job.id)), was_added(keys, job.id, self._tried_ms - _CLOCK_MARGIN_MS)]
 
-    def _check_standing(self, chosen: dict[Planned, tuple[ExistingJob, bool]]) -> Operation[None]:
+    def _check_chosen(self, chosen: dict[Planned, tuple[ExistingJob, bool]]) -> Operation[None]:
         self._completed = {planned for planned, (_, completed) in chosen.items() if completed}
         if not self._tried_ms:
             new = (planned for planned in self._all if planned not in chosen or not chosen[planned][0].exists)
             self._witness = next(new, None)
-        others = [planned for planned, (stands, _) in chosen.items() if _belongs_elsewhere(planned, stands)]
+        others = [planned for planned, (existing, _) in chosen.items() if _has_other_parent(planned, existing)]
         if not others:
             return
-        alive: list[bool] = yield [key_exists(chosen[planned][0].parent_key) for planned in others]
-        for planned, lives in zip(others, alive, strict=True):
-            if lives:
+        exists: list[bool] = yield [key_exists(chosen[planned][0].parent_key) for planned in others]
+        for planned, parent_exists in zip(others, exists, strict=True):
+            if parent_exists:
                 raise ParentConflictError(planned.job.id, self._keys(planned.job.queue).name, "Nothing was added.")
 
     def _order(self) -> list[Planned]:
-        """Level by level; of the children of one job those last that have completed before, under their chosen ids.
+        """Return the jobs level by level; of the children of one job, those last whose chosen id has completed before.
 
-        BullMQ's script lets a parent run as soon as it has no pending child, so one that begins with such a child
-        would run before the next one is added to it.
+        BullMQ's script runs a parent as soon as it has no pending child. If a completed child came first, the parent
+        would run before the next child is added to it.
         """
         for planned in self._all:
             planned.children.sort(key=lambda child: child in self._completed)
         return list(in_order(self._roots))
 
-    def _judge(self) -> None:
-        """Raise the first refusal that is not the consequence of a root that counts as another job."""
+    def _raise_refusals(self) -> None:
+        """Raise the first refusal, except those that follow from a deduplicated root."""
         expected = {
             child
             for root in self._roots
@@ -188,7 +189,7 @@ class FlowSending:
         if self._memory.cluster is None:
             try:
                 self._memory.cluster = yield from execute(is_cluster())
-            except BrokerAuthError:  # INFO is forbidden: the flow itself will tell
+            except BrokerAuthError:  # the ACL forbids INFO: adding the flow will show it
                 self._memory.cluster = False
         if self._memory.cluster:
             raise self._across_slots()
@@ -196,17 +197,17 @@ class FlowSending:
     def _across_slots(self) -> ConfigError:
         queues = ", ".join(sorted({self._keys(planned.job.queue).base[:-1] for planned in self._all}))
         return ConfigError(
-            f"a flow is added in one transaction, and on Redis Cluster that cannot go across slots, but the keys of "
-            f"{queues} are in several; nothing was added. Let all queues share a slot with prefix='{{bull}}' in every "
-            "app and every Node client"
+            f"a flow is added in one transaction, which a Redis Cluster allows only within one slot, but the keys of "
+            f"{queues} are in more than one; nothing was added. Set prefix='{{bull}}' in every app and Node client, so "
+            "that all queues share a slot"
         )
 
     def _keys(self, queue: str) -> QueueKeys:
         return self._broker.keys(queue)
 
 
-class _Questions:
-    """Calls of one round trip, in groups; each group knows its own answers."""
+class _Batch:
+    """Calls of one round trip, in groups; each group knows its own replies."""
 
     def __init__(self) -> None:
         self.calls: list[Call[Any]] = []
@@ -217,6 +218,6 @@ class _Questions:
         return lambda results: results[start : start + len(calls)]
 
 
-def _belongs_elsewhere(planned: Planned, stands: ExistingJob) -> bool:
+def _has_other_parent(planned: Planned, existing: ExistingJob) -> bool:
     own = planned.job.parent
-    return own is not None and stands.parent_key not in {"", own.key}
+    return own is not None and existing.parent_key not in {"", own.key}

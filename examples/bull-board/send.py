@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks import app, send
 
 from bulltask import PermanentError
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob
 
 done = send.delay("ada@example.com")
 failed = send.delay("nobody")

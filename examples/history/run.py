@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "demo"))  # server and worker ar
 from stage import DemoWorker, Interrupted, end_on_signals, forget_settings, ignore_signals, throw_away_server
 
 from bulltask.errors import BulltaskError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 
 HERE = Path(__file__).parent
 QUEUES = ["--queues", "shop,mail"]

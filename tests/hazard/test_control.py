@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bulltask.errors import QueueActiveError
-from bulltask.queue import events_types as types
-from bulltask.queue.events import QueueEvents
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob, QueueEvents
+from bulltask.queue import events as types
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED

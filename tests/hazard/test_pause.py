@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.jobs.states import JobState
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import PINNED, Pausing, pausing

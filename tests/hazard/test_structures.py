@@ -10,7 +10,7 @@ import pytest
 
 from bulltask.errors import InvalidNameError
 from bulltask.jobs.states import JobState
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, PINNED

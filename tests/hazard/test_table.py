@@ -11,7 +11,7 @@ import pytest
 
 from bulltask.jobs.states import JobState
 from bulltask.lua import loader
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from tests.hazard.conftest import PACKAGES, Clients
 from tests.hazard.page import CLIENTS, NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
 from tests.interop.side_by_side import SideBySide

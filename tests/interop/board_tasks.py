@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import Job, Queue
 from tests.interop.board import Board
 from tests.support.stage import Stage
 from tests.support.worker import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
 from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for

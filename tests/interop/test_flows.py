@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.queue.flow import FlowJob, FlowNode, FlowProducer
-from bulltask.queue.job import Job
+from bulltask.queue import FlowJob, FlowProducer, Job
+from bulltask.queue.flow_plan import FlowNode
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeBridge, connection_of
 from tests.support.programs import ROOT
@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 TASKS = """
 from bulltask.errors import PermanentError
-from bulltask.queue.flow import FlowJob, FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob
+from bulltask.queue import FlowProducer
+from bulltask.queue import Queue
 
 URL = os.environ["JOURNAL_URL"]
 
@@ -62,7 +63,7 @@ def expand(self, step=0):
 @app.task(bind=True, name="aexpand")
 async def aexpand(self, step=0):
     if not step:
-        from bulltask.queue.flow import AsyncFlowProducer
+        from bulltask.queue import AsyncFlowProducer
 
         async with AsyncFlowProducer(URL) as flows:
             children = [FlowJob("ok", "parts", {"n": n}, {"delay": 0.3}) for n in (1, 2, 3)]

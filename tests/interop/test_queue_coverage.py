@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from bulltask.queue.flow import AsyncFlowProducer, FlowProducer
-from bulltask.queue.job import Job
-from bulltask.queue.options import AddOptions
-from bulltask.queue.queue import Queue
-from bulltask.queue.repeatables import Repeatables
-from bulltask.queue.schedulers import JobSchedulers
+from bulltask.queue import AddOptions, AsyncFlowProducer, FlowProducer, Job, Queue
+from bulltask.queue.sync.repeatables import Repeatables
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Rule
 from tests.interop.conftest import HERE
 from tests.support.programs import ROOT
@@ -33,7 +30,7 @@ OURS: dict[str, type] = {
     "JobScheduler": JobSchedulers,
     "Repeat": Repeatables,
 }
-NOT_FOR_USERS = {"link", "change", "become"}
+NOT_FOR_USERS = {"assign", "change", "context"}
 """Public to the rest of bulltask."""
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue import events_types as types
-from bulltask.queue.events import QueueEvents
+from bulltask.queue import QueueEvents
+from bulltask.queue import events as types
 from tests.interop.side_by_side import SideBySide
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]

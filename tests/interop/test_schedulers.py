@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue.schedulers import JobSchedulers
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Rule
 from bulltask.testing.wait import wait_until
 from tests.interop.side_by_side import SideBySide, ran

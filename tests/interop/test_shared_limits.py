@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue.answers import Metrics
+from bulltask.queue.responses import Metrics
 from tests.interop.side_by_side import SideBySide
 from tests.support.streams import server_ms
 from tests.support.windows import fullest

@@ -9,10 +9,9 @@ import pytest
 
 from bulltask import events
 from bulltask.config.settings import SETTINGS
-from bulltask.queue import events_types
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.events_reader import EventReader
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncQueueEvents, Queue, QueueEvents
+from bulltask.queue import events as queue_events
+from bulltask.queue.event_reader import EventReaderBase
 from bulltask.testing.worker import WorkerProcess
 from bulltask.worker.supervisor.signals import SIGNAL_METHODS
 from tests.interop.test_queue_coverage import declared, options, without_comments
@@ -74,7 +73,7 @@ def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() ->
     words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
     classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
     assert {"JobFailed", "Drained"} <= classes
-    assert {name for name in classes if not hasattr(events, name) and not hasattr(events_types, name)} == {
+    assert {name for name in classes if not hasattr(events, name) and not hasattr(queue_events, name)} == {
         WorkerProcess.__name__
     }
     settings = {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)+", word)}
@@ -117,7 +116,7 @@ def test_every_event_of_nodes_queue_events_has_its_class_or_a_line(node_client: 
 
 
 @pytest.mark.parametrize("kind", [QueueEvents, AsyncQueueEvents])
-def test_every_method_of_our_queue_events_is_in_the_table_and_exists(kind: type[EventReader]) -> None:
+def test_every_method_of_our_queue_events_is_in_the_table_and_exists(kind: type[EventReaderBase]) -> None:
     tables = ("QueueEvents", "QueueEventsOptions", "QueueEventsProducer")
     cells = [right for name in tables for _, right in rows(EVENTS, name)]
     named = {word for cell in cells for word in re.findall(r"`([a-z_]+)[`(=]", cell)}

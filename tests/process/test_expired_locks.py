@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.queue.options import AddOptions
+from bulltask.queue import AddOptions
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.stage import Stage

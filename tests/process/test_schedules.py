@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from bulltask.lua import loader
-from bulltask.queue.schedulers import JobSchedulers
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.testing.wait import wait_until
 from tests.support.stage import Stage
 from tests.support.streams import server_ms

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from bulltask import App
-from bulltask.queue.answers import Metrics
+from bulltask.queue.responses import Metrics
 from tests.support.stage import Stage
 from tests.support.streams import server_ms
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 from bulltask.app import App
 from bulltask.cli.main import main
 from bulltask.events import Bus, Event
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncQueue, Queue
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from tests.support.driven import Driven
@@ -62,7 +61,7 @@ def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
 @pytest.fixture
 def hand(queue: Queue) -> Iterator[Hand]:
     """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
-    broker: Broker = queue.link.broker
+    broker: Broker = queue.context.broker
     made = Hand(broker, broker.keys("mail"))
     yield made
     made.close()

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from bulltask import App, crontab
-from bulltask.queue.schedulers import JobSchedulers
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
 from bulltask.worker.beat import Changes, reconcile

@@ -26,9 +26,7 @@ from bulltask.errors import (
 )
 from bulltask.jobs.failures import REASON_CHARS
 from bulltask.jobs.states import JobState
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncQueue, Job, Queue
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
 from tests.support.pace import at_this_pace
@@ -185,8 +183,8 @@ def test_a_failure_is_stored_and_told_in_part_where_it_is_long(
     queue.add("a", attempts=1)
     job = taken(queue)
     job.move_to_failed(error)
-    stored: Any = redis_client.hgetall(queue.link.keys.job(job.id))
-    events: Any = redis_client.xrange(queue.link.keys.events)
+    stored: Any = redis_client.hgetall(queue.context.keys.job(job.id))
+    events: Any = redis_client.xrange(queue.context.keys.events)
     told = [fields["failedReason"] for _, fields in events if fields["event"] == "failed"]
     assert [stored["failedReason"]] == told == [job.failed_reason]
     assert len(told[0]) == REASON_CHARS
@@ -213,11 +211,11 @@ def test_the_delay_of_a_retry_may_be_chosen(
 ) -> None:
     made = queue.add("a", attempts=3, backoff=10)
     job = taken(queue)
-    before_ms = int(queue.link.broker.clock.now_ms())
+    before_ms = int(queue.context.broker.clock.now_ms())
     assert job.move_to_failed(error, **said) is None
     assert (job.delay_ms, job.attempts_made) == (delay_ms, 1)
     if delay_ms:
-        due_ms = float(cast(Any, redis_client.zscore(queue.link.keys.delayed, made.id))) / 4096
+        due_ms = float(cast(Any, redis_client.zscore(queue.context.keys.delayed, made.id))) / 4096
         assert before_ms + delay_ms <= due_ms + 1 < before_ms + delay_ms + at_this_pace(5_000)
     else:
         assert made.is_waiting()
@@ -297,7 +295,7 @@ def test_a_job_that_was_read_is_ended_with_the_token_that_is_said(queue: Queue) 
     taken(queue, "mine")
     read = queue.get_job(made.id)
     assert read is not None
-    with pytest.raises(ConfigError, match="say the token"):
+    with pytest.raises(ConfigError, match="pass the token"):
         read.move_to_completed(1)
     read.move_to_completed(1, "mine")
     assert made.is_completed()

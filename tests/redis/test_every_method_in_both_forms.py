@@ -14,14 +14,21 @@ from typing import Any, Final
 
 import pytest
 
-from bulltask.queue.ajob import AsyncJob
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
-from bulltask.queue.repeatables import AsyncRepeatables, Repeatables
-from bulltask.queue.schedulers import AsyncJobSchedulers, JobSchedulers
+from bulltask.queue import (
+    AsyncFlowProducer,
+    AsyncJob,
+    AsyncQueue,
+    AsyncQueueEvents,
+    FlowJob,
+    FlowProducer,
+    Job,
+    Queue,
+    QueueEvents,
+)
+from bulltask.queue.aio.repeatables import AsyncRepeatables
+from bulltask.queue.aio.schedulers import AsyncJobSchedulers
+from bulltask.queue.sync.repeatables import Repeatables
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.result import AsyncResult
 from tests.support.both_forms import HOUR_MS, START_MS, Awaited, Side
 

@@ -23,10 +23,8 @@ from bulltask.errors import (
     ParentNotFoundError,
 )
 from bulltask.jobs.job import JobRef
-from bulltask.queue.ajob import AsyncJob
-from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncFlowProducer, AsyncJob, FlowJob, FlowProducer, Job, Queue
+from bulltask.queue.flow_plan import FlowNode
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
@@ -270,7 +268,7 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         "another parent": (ConfigError, "cannot have another parent"),
         "deduplicated": (ConfigError, "cannot be deduplicated"),
         "twice": (InvalidNameError, "is used twice in queue q by one flow"),
-        "no node": (TypeError, "a flow is made of FlowJob and of calls"),
+        "no node": (TypeError, "a flow consists of FlowJob and of calls"),
         "bad data": (EncodeError, "nan"),
         "bad queue": (InvalidNameError, "queue name"),
         "unknown": (TypeError, "unknown option 'attemptz'"),
@@ -546,7 +544,7 @@ def cluster_url(server_factory: ServerFactory) -> str:
 
 
 SLOTS = (
-    r"on Redis Cluster that cannot go across slots.*bull:\{orders\}, bull:\{parts\}.*nothing was added.*"
+    r"a Redis Cluster allows only within one slot.*bull:\{orders\}, bull:\{parts\}.*nothing was added.*"
     r"prefix='\{bull\}'"
 )
 

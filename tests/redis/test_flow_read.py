@@ -11,8 +11,8 @@ import redis
 
 from bulltask.config.config import Conf
 from bulltask.errors import ConfigError, InvalidNameError
-from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncFlowProducer, FlowJob, FlowProducer, Queue
+from bulltask.queue.flow_plan import FlowNode
 from bulltask.transport.broker import Broker
 from tests.support.driven import Driven
 from tests.support.hand import Hand

@@ -17,9 +17,7 @@ from bulltask import App
 from bulltask.cli.main import main
 from bulltask.config.config import Conf
 from bulltask.errors import BulltaskError
-from bulltask.queue.events import QueueEvents
-from bulltask.queue.flow import FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowProducer, Queue, QueueEvents
 from bulltask.spark.source.options import EventsOptions, read_options
 from bulltask.spark.source.settings import broker_options
 from bulltask.worker.child.spawned import SpawnSpec

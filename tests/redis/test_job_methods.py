@@ -23,8 +23,7 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import Job, Queue
 from bulltask.worker.child.reporter import JobReporter
 from tests.support.hand import Hand
 
@@ -199,7 +198,7 @@ def test_a_delay_is_changed(queue: Queue, redis_client: redis.Redis) -> None:
     job.change_delay(timedelta(hours=1))
     assert job.delay_ms == 3_600_000
     score: Any = redis_client.zscore("bull:{mail}:delayed", job.id)
-    assert score // 4096 == pytest.approx(queue.link.now_ms() + 3_600_000, abs=10_000)
+    assert score // 4096 == pytest.approx(queue.context.now_ms() + 3_600_000, abs=10_000)
     with pytest.raises(JobStateError):
         queue.add("n").change_delay(1)
 

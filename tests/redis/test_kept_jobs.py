@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_kept_job
 
@@ -23,7 +23,7 @@ AddKept = Callable[[], str]
 @pytest.fixture
 def add_kept(broker_url: str) -> Iterator[AddKept]:
     """Call the script as if the job ``first`` had ended."""
-    with Queue("mail", broker_url) as queue, queue.link.broker.pool.client() as client:
+    with Queue("mail", broker_url) as queue, queue.context.broker.pool.client() as client:
         yield lambda: client.run(add_kept_job(KEYS, "d", "first", NOW_MS))
 
 

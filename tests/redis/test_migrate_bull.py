@@ -13,7 +13,7 @@ from bulltask.migrate import BullMigration, QueueLayout
 from bulltask.migrate.check import JobCheck, MigrationOptions
 from bulltask.migrate.inspection import read_jobs
 from bulltask.migrate.outcome import MigrationOutcome
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
@@ -199,14 +199,14 @@ def test_a_job_that_is_not_what_was_read_is_left_alone(
         redis_client.hset(f"bull:mail:{job_id}", mapping={"name": "n", "data": "{}", "opts": opts, "timestamp": "5"})
         redis_client.lpush("bull:mail:wait", job_id)
     source = BullKeys("bull", "mail")
-    with queue.link.broker.pool.client() as client:
+    with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("2", "")])
         found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
         assert found is not None
         for command in MEANWHILE.get(answer, []):
             redis_client.execute_command(*command)
         before = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
-        call = convert_bull_job(source, found[0]) if in_place else move_bull_job(source, queue.link.keys, found[0])
+        call = convert_bull_job(source, found[0]) if in_place else move_bull_job(source, queue.context.keys, found[0])
         assert client.run(call) is answer
     after = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
     assert (before == after) is (answer is not MoveResult.DONE)
@@ -221,12 +221,12 @@ def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Re
     redis_client.hset("bull:mail:1", mapping={"name": "n", "data": "{}", "opts": old, "timestamp": "5"})
     redis_client.lpush("bull:mail:wait", "1")
     source = BullKeys("bull", "mail")
-    with queue.link.broker.pool.client() as client:
+    with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("1", "")])
         found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
         assert found is not None
         redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
-        assert client.run(move_bull_job(source, queue.link.keys, found[0])) is MoveResult.CHANGED
+        assert client.run(move_bull_job(source, queue.context.keys, found[0])) is MoveResult.CHANGED
     assert BullMigration(queue).run().complete
     assert redis_client.hget("bull:{mail}:1", "opts") == '{"attempts":7}'
 

@@ -23,8 +23,7 @@ from bulltask.errors import (
     InvalidNameError,
     PayloadTooLargeError,
 )
-from bulltask.queue.flow_plan import FlowJob
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob, Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport import produce
 from bulltask.transport.async_client import AsyncClient

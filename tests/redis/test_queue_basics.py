@@ -7,8 +7,7 @@ import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, QueueActiveError
 from bulltask.jobs.states import JobState
-from bulltask.queue.answers import JobCounts
-from bulltask.queue.queue import Queue
+from bulltask.queue import JobCounts, Queue
 from tests.support.hand import Hand
 
 BASE = "bull:{mail}:"

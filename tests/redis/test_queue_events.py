@@ -17,9 +17,9 @@ import redis
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerUnavailableError, ConfigError, InvalidNameError
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.queue import events_types as types
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.events_types import KINDS, QueueEvent
+from bulltask.queue import AsyncQueueEvents, QueueEvents
+from bulltask.queue import events as types
+from bulltask.queue.events import KINDS, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -433,7 +433,7 @@ def test_an_event_of_ones_own_is_heard_and_leaves_the_others_in_the_stream(
 def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     for name in ("completed", "events-lost", ""):
-        with pytest.raises(InvalidNameError, match="a name that BullMQ has no event for"):
+        with pytest.raises(InvalidNameError, match="a name that BullMQ does not use"):
             events.publish(name)
     with pytest.raises(InvalidNameError, match="the field 'event'"):
         events.publish("own", {"event": "x"})
@@ -655,7 +655,7 @@ def test_an_outage_is_logged_once(
         wait_until(lambda: events.next(0.05) is None and proxy.connections, what="a connection")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert "events of queue mail cannot be read now, which is tried again" in said[0]
+    assert "cannot read the events of queue mail, trying again" in said[0]
 
 
 def test_a_key_that_is_no_stream_is_an_error(listen: Listen, redis_client: redis.Redis) -> None:

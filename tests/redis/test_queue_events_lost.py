@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from bulltask.config.config import Conf
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.events_types import EventsLost, QueueEvent
+from bulltask.queue import AsyncQueueEvents, QueueEvents
+from bulltask.queue.events import EventsLost, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until

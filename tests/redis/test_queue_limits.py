@@ -10,8 +10,8 @@ import redis
 
 from bulltask import App
 from bulltask.errors import BrokerUnavailableError, ConfigError
-from bulltask.queue.answers import RateLimit
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
+from bulltask.queue.responses import RateLimit
 from tests.support.hand import Hand
 
 META = "bull:{mail}:meta"
@@ -95,7 +95,7 @@ def test_metrics(queue: Queue, redis_client: redis.Redis) -> None:
 
 
 def test_connected_workers_and_listeners(queue: Queue, broker_url: str) -> None:
-    name = queue.link.keys.client_name()
+    name = queue.context.keys.client_name()
     assert queue.get_workers() == []
     with (
         redis.Redis.from_url(broker_url, client_name=name) as plain,

@@ -14,8 +14,7 @@ from bulltask import App
 from bulltask.errors import BulltaskError, ConfigError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.options import Deduplication
-from bulltask.queue.flow_plan import FlowJob
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
 from tests.support.hand import Hand
 
@@ -227,7 +226,7 @@ def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:
 
 
 def test_a_job_of_the_past_is_due_from_its_own_time(queue: Queue, hand: Hand) -> None:
-    sent = queue.add("n", delay=60, timestamp=queue.link.now_ms() / 1000 - 61)
+    sent = queue.add("n", delay=60, timestamp=queue.context.now_ms() / 1000 - 61)
     assert hand.take() == sent.id
 
 

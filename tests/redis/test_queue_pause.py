@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.transport.scripts import queue as queue_scripts
 from tests.support.hand import Hand
 
@@ -114,7 +114,7 @@ def test_jobs_that_are_added_while_others_resume_are_kept(
     started = threading.Barrier(3)
 
     def keep_adding(name: str) -> None:
-        with Queue("mail", queue.link.broker.config.broker_url) as other:
+        with Queue("mail", queue.context.broker.config.broker_url) as other:
             started.wait()
             for number in range(150):
                 other.add(name, job_id=f"{name}{number}")
@@ -141,7 +141,7 @@ def test_resuming_wakes_workers_for_prioritized_and_delayed_jobs(queue: Queue, r
     queue.pause()
     queue.resume()
     due: Any = redis_client.zscore(MARKER, "1")
-    assert due == pytest.approx(queue.link.now_ms() + 3_600_000, abs=30_000)
+    assert due == pytest.approx(queue.context.now_ms() + 3_600_000, abs=30_000)
     queue.add("vip", priority=1)
     queue.pause()
     queue.resume()

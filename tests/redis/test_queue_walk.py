@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import Job, Queue
 from tests.support.hand import Hand
 
 WAIT, COMPLETED, DELAYED = (f"bull:{{mail}}:{name}" for name in ("wait", "completed", "delayed"))

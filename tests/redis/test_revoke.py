@@ -59,7 +59,7 @@ def wait_in_a_paused_queue(queue: Queue) -> str:
 
 
 def wait_for_a_child(queue: Queue) -> str:
-    with FlowProducer(broker=lambda: queue.link.broker) as flows:
+    with FlowProducer(broker=lambda: queue.context.broker) as flows:
         return flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "other")])).job.id
 
 

@@ -11,9 +11,8 @@ import pytest
 import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, SchedulerBusyError, SchedulerCollisionError
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.queue import Queue
-from bulltask.queue.schedulers import JobSchedulers
+from bulltask.queue import AsyncQueue, Queue
+from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Scheduler
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 from tests.support.driven import Driven
@@ -47,7 +46,7 @@ def jobs(broker_url: str) -> Iterator[Queue]:
 
 @pytest.fixture
 def hand(jobs: Queue) -> Iterator[Hand]:
-    made = Hand(jobs.link.broker, jobs.link.keys)
+    made = Hand(jobs.context.broker, jobs.context.keys)
     yield made
     made.close()
 
@@ -58,8 +57,8 @@ def made(scheduler: Scheduler | None) -> Scheduler:
 
 
 def now_ms(jobs: Queue) -> int:
-    jobs.link.connect()
-    return jobs.link.now_ms()
+    jobs.context.connect()
+    return jobs.context.now_ms()
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -80,7 +79,7 @@ def test_an_interval_starts_at_once_and_says_everything_about_itself(
     assert job is not None
     assert (job.name, job.data, job.priority, job.scheduler_id) == ("send", {"to": "ann"}, 3, "beat")
     assert job.opts["repeat"] == {"every": HOUR_MS, "count": 1}
-    assert redis_client.hgetall(jobs.link.keys.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
+    assert redis_client.hgetall(jobs.context.keys.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
 
 
 def test_the_name_is_the_id_and_the_data_is_empty_unless_they_are_said(schedulers: JobSchedulers, jobs: Queue) -> None:
@@ -174,7 +173,7 @@ def test_a_queues_default_options_are_those_of_its_schedulers_as_far_as_they_mak
         ({"cron": "* * * * *", "limit": True}, "limit must be"),
         ({"cron": "* * * * *", "start": FAR, "immediately": True}, "contradict"),
         ({"cron": "* * * * *", "start": FAR, "end": FAR}, "must be later than start"),
-        ({"cron": "* * * * *", "end": datetime(2020, 1, 1, tzinfo=UTC)}, "has passed"),
+        ({"cron": "* * * * *", "end": datetime(2020, 1, 1, tzinfo=UTC)}, "is in the past"),
         ({"cron": "* * * * *", "start": "tomorrow"}, "start must be a datetime"),
     ],
 )
@@ -239,7 +238,7 @@ def test_an_interval_whose_next_two_moments_have_run_is_busy(
         if second.next_ms == first.next_ms:
             second = made(schedulers.upsert("beat", every=3600, start=FAR))
             assert second.next_ms == first.next_ms + HOUR_MS, "the slot after the one that has run"
-    redis_client.zadd(jobs.link.keys.repeat, {"beat": first.next_ms - HOUR_MS})
+    redis_client.zadd(jobs.context.keys.repeat, {"beat": first.next_ms - HOUR_MS})
     with pytest.raises(SchedulerBusyError):
         schedulers.upsert("beat", every=3600, start=FAR)
 
@@ -255,8 +254,8 @@ def test_the_next_job_is_added_once_however_often_it_is_asked_for(
     job = jobs.get_job(first.next_job_id)
     assert job is not None
     options = {**job.opts, "repeat": {**job.opts["repeat"], "count": 2}}
-    call = update_job_scheduler(jobs.link.keys, "beat", job.id, Iteration(None, b'{"n":1}', options), now_ms(jobs))
-    run = jobs.link.broker.pool.run
+    call = update_job_scheduler(jobs.context.keys, "beat", job.id, Iteration(None, b'{"n":1}', options), now_ms(jobs))
+    run = jobs.context.broker.pool.run
     assert run(call) == f"repeat:beat:{first.next_ms + HOUR_MS}"
     assert run(call) is None
     after = made(schedulers.get("beat"))
@@ -271,8 +270,8 @@ def test_ticks_that_nobody_saw_are_one_job(schedulers: JobSchedulers, jobs: Queu
     late = first.next_ms + 10 * 60_000 + 7
     job = jobs.get_job(first.next_job_id)
     assert job is not None
-    call = update_job_scheduler(jobs.link.keys, "beat", job.id, Iteration(None, b"{}", dict(job.opts)), late)
-    jobs.link.broker.pool.run(call)
+    call = update_job_scheduler(jobs.context.keys, "beat", job.id, Iteration(None, b"{}", dict(job.opts)), late)
+    jobs.context.broker.pool.run(call)
     following = made(schedulers.get("beat")).next_ms
     assert (following - first.next_ms) % 60_000 == 0
     assert late < following <= late + 2 * 60_000

@@ -8,7 +8,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailableError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import command
 from bulltask.transport.client import Client

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark import session
 from bulltask.transport.broker import Broker
 from tests.support.certificates import Certificates
@@ -29,7 +29,7 @@ def queue(broker_url: str) -> Iterator[Queue]:
 @pytest.fixture
 def hand(queue: Queue) -> Iterator[Hand]:
     """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
-    broker: Broker = queue.link.broker
+    broker: Broker = queue.context.broker
     made = Hand(broker, broker.keys("mail"))
     yield made
     made.close()

@@ -11,12 +11,18 @@ from typing import Any, Final, cast
 
 import redis
 
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.events import AsyncQueueEvents, QueueEvents
-from bulltask.queue.fields import JobFields
-from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowNode, FlowProducer
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import (
+    AsyncFlowProducer,
+    AsyncQueue,
+    AsyncQueueEvents,
+    FlowJob,
+    FlowProducer,
+    Job,
+    Queue,
+    QueueEvents,
+)
+from bulltask.queue.flow_plan import FlowNode
+from bulltask.queue.job_fields import JobFields
 from bulltask.result import AsyncResult
 from tests.interop.differential.state import State, dump
 from tests.support.driven import Driven
@@ -43,7 +49,7 @@ class Side:
         options: Any = {"attempts": 2, "backoff": None, "remove_on_complete": False}
         kind: Any = Queue if runner is None else AsyncQueue
         self.queue = cast("Queue", self._plain(kind(self.name, url, default_job_options=options, **settings)))
-        self.broker = self.queue.link.broker
+        self.broker = self.queue.context.broker
         self.now_ms = START_MS
         setattr(self.broker.clock, "now_ms", lambda: self.now_ms)  # noqa: B010 - every user of the clock has this one
         flows: Any = FlowProducer if runner is None else AsyncFlowProducer
@@ -121,7 +127,7 @@ class Side:
 
     def worker(self, name: str) -> None:
         """A connection of a worker."""
-        self._opened.append(self.broker.client(self.queue.link.keys.client_name(name)))
+        self._opened.append(self.broker.client(self.queue.context.keys.client_name(name)))
         self._opened[-1].connect()
 
     def key(self, name: str) -> str:

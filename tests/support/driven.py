@@ -8,10 +8,9 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from bulltask.queue.ajob import AsyncJob
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.repeatables import AsyncRepeatables
-from bulltask.queue.schedulers import AsyncJobSchedulers
+from bulltask.queue import AsyncJob, AsyncQueue
+from bulltask.queue.aio.repeatables import AsyncRepeatables
+from bulltask.queue.aio.schedulers import AsyncJobSchedulers
 
 __all__ = ["Driven"]
 

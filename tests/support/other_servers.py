@@ -34,11 +34,11 @@ def give_all_slots(server: RedisServer) -> None:
 
 def admitted(made: T) -> T:
     """Let a queue or flows talk to the node of a cluster that has their keys; users are refused so far."""
-    link = made.link if isinstance(made, Queue) else made._link
-    config, url = link.broker.config, link.broker.endpoint.url
-    link.broker.close()
+    context = made.context if isinstance(made, Queue) else made._context
+    config, url = context.broker.config, context.broker.endpoint.url
+    context.broker.close()
     broker = Broker(config, url, clustered=True)
-    link._broker = lambda: broker
+    context._broker = lambda: broker
     return made
 
 

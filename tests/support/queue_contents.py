@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import redis
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 
 __all__ = ["BASE", "EVERY_STATE", "add", "age", "in_redis"]
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
 from bulltask.events import JobFailed
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
-from bulltask.queue.flow import FlowNode
+from bulltask.queue.flow_plan import FlowNode
 from bulltask.schedule.repeat import Scheduler
 
 app = App("typed", lock_duration=60)

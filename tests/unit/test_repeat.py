@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bulltask.clock import zone_of
 from bulltask.errors import DecodeError
 from bulltask.jobs.job import JobOptions, RunningJob
-from bulltask.queue.following import following
-from bulltask.queue.repeatables import following_repeat
+from bulltask.queue.next_iteration import next_iteration
+from bulltask.queue.repeatables import next_repeat
 from bulltask.schedule.repeat import Repeat, Scheduler
 
 NOON = round(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp() * 1000)
@@ -33,7 +33,7 @@ def job(repeat: object, **options: Any) -> RunningJob:
 
 def test_the_next_job_of_a_pattern_has_the_moment_in_its_id_and_one_more_on_its_count() -> None:
     done = job({"pattern": "0 3 * * *", "count": 4, "tz": "Europe/Berlin"}, prevMillis=1, delay=5, kl=3, own={"a": 1})
-    found = following(done, NOON, UTC)
+    found = next_iteration(done, NOON, UTC)
     assert found is not None
     three = round(datetime(2026, 5, 2, 1, tzinfo=UTC).timestamp() * 1000)
     assert (found.next_ms, found.data) == (three, b'{"n":1}')
@@ -51,7 +51,7 @@ def test_the_next_job_of_a_pattern_has_the_moment_in_its_id_and_one_more_on_its_
 
 
 def test_the_moment_of_an_interval_is_left_to_the_script() -> None:
-    found = following(job({"every": 1000, "count": 1}, prevMillis=NOON), NOON, UTC)
+    found = next_iteration(job({"every": 1000, "count": 1}, prevMillis=NOON), NOON, UTC)
     assert found is not None
     assert found.next_ms is None
     assert "prevMillis" not in found.options
@@ -59,13 +59,13 @@ def test_the_moment_of_an_interval_is_left_to_the_script() -> None:
 
 
 def test_a_pattern_without_a_time_zone_means_that_of_the_settings() -> None:
-    found = following(job({"pattern": "0 3 * * *"}), NOON, zone_of("America/New_York"))
+    found = next_iteration(job({"pattern": "0 3 * * *"}), NOON, zone_of("America/New_York"))
     assert found is not None
     assert found.next_ms == round(datetime(2026, 5, 2, 7, tzinfo=UTC).timestamp() * 1000)
 
 
 def test_a_clock_that_lags_does_not_find_the_same_moment_again() -> None:
-    found = following(job({"pattern": "* * * * *"}, prevMillis=NOON), NOON - 5, UTC)
+    found = next_iteration(job({"pattern": "* * * * *"}, prevMillis=NOON), NOON - 5, UTC)
     assert found is not None
     assert found.next_ms == NOON + 60_000
 
@@ -80,7 +80,7 @@ def test_a_clock_that_lags_does_not_find_the_same_moment_again() -> None:
     ],
 )
 def test_nothing_follows_the_last_one(repeat: dict[str, Any]) -> None:
-    assert following(job(repeat), NOON, UTC) is None
+    assert next_iteration(job(repeat), NOON, UTC) is None
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_nothing_follows_the_last_one(repeat: dict[str, Any]) -> None:
     ],
 )
 def test_one_follows_up_to_the_limit_and_the_end(repeat: dict[str, Any]) -> None:
-    assert following(job(repeat), NOON, UTC) is not None
+    assert next_iteration(job(repeat), NOON, UTC) is not None
 
 
 def test_a_start_that_is_to_come_counts() -> None:
-    found = following(job({"pattern": "0 3 * * *", "startDate": NOON + 10 * DAY}), NOON, UTC)
+    found = next_iteration(job({"pattern": "0 3 * * *", "startDate": NOON + 10 * DAY}), NOON, UTC)
     assert found is not None
     assert found.next_ms == NOON + 10 * DAY + 15 * 3_600_000
 
@@ -122,7 +122,7 @@ def test_dates_of_older_repeatable_jobs_are_texts() -> None:
 )
 def test_what_is_no_rule_is_said_to_be_none(repeat: object) -> None:
     with pytest.raises(DecodeError):
-        following(job(repeat), NOON, UTC)
+        next_iteration(job(repeat), NOON, UTC)
 
 
 JSON = st.recursive(
@@ -136,7 +136,7 @@ NAMES = st.sampled_from(["pattern", "every", "tz", "limit", "count", "startDate"
 @given(st.dictionaries(NAMES, JSON, max_size=6), st.integers(0, 4 * 10**12))
 def test_whatever_a_rule_holds_it_is_read_or_refused(repeat: dict[str, Any], now: int) -> None:
     try:
-        found = following(job({"pattern": "* * * * *", **repeat}), now, UTC)
+        found = next_iteration(job({"pattern": "* * * * *", **repeat}), now, UTC)
     except (ValueError, OverflowError):  # what the worker turns into a pause
         return
     assert found is None or found.next_ms is None or found.next_ms > now
@@ -172,7 +172,7 @@ def test_an_absolute_expiry_stays_one() -> None:
 
 
 def test_an_interval_of_the_older_kind_keeps_to_multiples_of_itself() -> None:
-    found = following_repeat(job({"every": 60_000, "count": 2, "immediately": True, "jobId": "x"}), NOON + 5, UTC)
+    found = next_repeat(job({"every": 60_000, "count": 2, "immediately": True, "jobId": "x"}), NOON + 5, UTC)
     assert found is not None
     assert (found.next_ms, found.key) == (NOON + 60_000, "send:x:::60000")
     assert found.hashed_key == hashlib.md5(found.key.encode()).hexdigest()
@@ -180,17 +180,17 @@ def test_an_interval_of_the_older_kind_keeps_to_multiples_of_itself() -> None:
 
 
 def test_a_rule_may_still_be_called_cron() -> None:
-    found = following_repeat(job({"cron": "0 3 * * *", "tz": "UTC", "endDate": NOON + 9 * DAY}), NOON, UTC)
+    found = next_repeat(job({"cron": "0 3 * * *", "tz": "UTC", "endDate": NOON + 9 * DAY}), NOON, UTC)
     assert found is not None
     assert (found.next_ms, found.key) == (NOON + 15 * 3_600_000, f"send::{NOON + 9 * DAY}:UTC:0 3 * * *")
     assert found.rule["pattern"] == "0 3 * * *"
 
 
 def test_series_of_the_older_kind_end_too() -> None:
-    assert following_repeat(job({"every": 1000, "limit": 2, "count": 2}), NOON, UTC) is None
-    assert following_repeat(job({"pattern": "0 3 * * *", "endDate": NOON + 5}), NOON, UTC) is None
+    assert next_repeat(job({"every": 1000, "limit": 2, "count": 2}), NOON, UTC) is None
+    assert next_repeat(job({"pattern": "0 3 * * *", "endDate": NOON + 5}), NOON, UTC) is None
     with pytest.raises(DecodeError):
-        following_repeat(job([]), NOON, UTC)
+        next_repeat(job([]), NOON, UTC)
 
 
 def test_only_jobs_that_another_one_follows_are_looked_at() -> None:

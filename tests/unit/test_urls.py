@@ -14,7 +14,7 @@ from bulltask import App
 from bulltask.config.config import Conf
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import ConfigError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 
 
 @pytest.mark.parametrize(

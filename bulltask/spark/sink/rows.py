@@ -20,7 +20,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, wire_name
 from bulltask.jobs.options import check_size
-from bulltask.queue.options import build_job
+from bulltask.queue.add_options import build_job
 
 __all__ = [
     "NUMBER",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
-from bulltask.queue.following import add_following, pause_ms
+from bulltask.queue.next_iteration import add_next_iteration, pause_ms
 from bulltask.transport.call import Call
 from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -42,7 +42,7 @@ class Iterations:
 
         While Redis is unavailable this tries again: the job is ours, and the supervisor renews its lock. If Redis
         refuses the call, or the schedule cannot be read, the job becomes delayed and is tried again later
-        (:func:`~bulltask.queue.following.pause_ms`).
+        (:func:`~bulltask.queue.next_iteration.pause_ms`).
         """
         interrupted = False
         while True:
@@ -60,7 +60,9 @@ class Iterations:
                 return Postponed(_LOST_ITERATION_MS, "its lock was lost") if lost else None
 
     def _add(self, acquired: AcquiredJob) -> None:
-        run_sync(self._fetcher.client, add_following(acquired.keys, acquired.job, self._clock.now_ms(), self._zone))
+        run_sync(
+            self._fetcher.client, add_next_iteration(acquired.keys, acquired.job, self._clock.now_ms(), self._zone)
+        )
 
 
 class SyncLoop:

@@ -13,9 +13,8 @@ from bulltask.errors import NoPendingChildrenError, PermanentError
 from bulltask.events import Bus
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
-from bulltask.queue.following import add_following
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import Job, Queue
+from bulltask.queue.next_iteration import add_next_iteration
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.transport.operation import run_sync
@@ -111,9 +110,9 @@ class WorkersHands:
     """
 
     def __init__(self, queue: Queue, client: Client, settings: dict[str, Any]) -> None:
-        link = queue.link
-        self._keys, self._clock, self._client = link.keys, link.broker.clock, client
-        self._app = App("differential", link.broker.endpoint.url, **settings)
+        context = queue.context
+        self._keys, self._clock, self._client = context.keys, context.broker.clock, client
+        self._app = App("differential", context.broker.endpoint.url, **settings)
         self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
 
     def take(self, token: str) -> Held | None:
@@ -157,7 +156,7 @@ class WorkersHands:
             return None
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
-            run_sync(self._client, add_following(self._keys, job, self._clock.now_ms(), UTC))
+            run_sync(self._client, add_next_iteration(self._keys, job, self._clock.now_ms(), UTC))
         return Held(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
 
 

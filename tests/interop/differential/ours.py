@@ -17,10 +17,7 @@ from typing import Any, Final, cast
 import redis
 
 from bulltask.errors import BulltaskError
-from bulltask.queue.aqueue import AsyncQueue
-from bulltask.queue.flow import AsyncFlowProducer, FlowJob, FlowProducer
-from bulltask.queue.job import Job
-from bulltask.queue.queue import Queue
+from bulltask.queue import AsyncFlowProducer, AsyncQueue, FlowJob, FlowProducer, Job, Queue
 from bulltask.transport.replies import JOB_ERRORS
 from bulltask.transport.scripts.job import extend_lock, is_finished
 from bulltask.transport.scripts.move import renew_locks
@@ -82,15 +79,15 @@ class Ours:
         self.ids: list[str] = []
         self._held: list[Held] = []
         self._now_ms = 0
-        link = self.queue.link
-        setattr(link.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - every user of the clock has this one
-        self.keys = link.keys
+        context = self.queue.context
+        setattr(context.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - every user of the clock has this one
+        self.keys = context.keys
         self.flows: FlowProducer = (
-            cast("FlowProducer", Driven(AsyncFlowProducer(broker=lambda: link.broker), runner))
+            cast("FlowProducer", Driven(AsyncFlowProducer(broker=lambda: context.broker), runner))
             if form == "async"
-            else FlowProducer(broker=lambda: link.broker)
+            else FlowProducer(broker=lambda: context.broker)
         )
-        self._client = link.broker.client()
+        self._client = context.broker.client()
         self._hands: Hands = WorkersHands(self.queue, self._client, given) if form == "worker" else OwnHands(self.queue)
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
 

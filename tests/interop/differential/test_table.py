@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError, InvalidNameError, ParentNotFoundError
-from bulltask.queue.flow import FlowJob, FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob, FlowProducer, Queue
 from tests.interop.differential.intended import META
 from tests.interop.differential.pair import HOUR, START_MS, Outcome, Pair
 from tests.interop.differential.state import TTL_UNIT_MS

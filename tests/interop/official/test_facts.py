@@ -10,7 +10,7 @@ import pytest
 
 from bulltask import App, TaskError
 from bulltask.errors import BrokerUnavailableError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
 from tests.interop.official.versions import MENDED, THE_SAME

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask import App, TaskError
 from bulltask.errors import BulltaskError, EncodeError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
 from tests.interop.official.versions import MENDED, THE_SAME

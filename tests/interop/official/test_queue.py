@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from tests.interop.node_bridge import NodeError
 from tests.interop.official.versions import MENDED
 from tests.interop.side_by_side import SideBySide

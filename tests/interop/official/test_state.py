@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.queue.flow import FlowJob, FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob, FlowProducer, Queue
 from tests.interop.differential.intended import apply
 from tests.interop.differential.state import State, difference, dump
 from tests.interop.side_by_side import SideBySide

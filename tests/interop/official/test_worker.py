@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bulltask import JobState, TaskError
-from bulltask.queue.events_types import Completed, Progress
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob
+from bulltask.queue.events import Completed, Progress
 from bulltask.testing.wait import wait_until
 from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran

@@ -17,7 +17,7 @@ import redis
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from tests.spark.cluster.checks import check_three_ways
 from tests.spark.cluster.environments import HERE, environment
 from tests.spark.conftest import need_java, settings

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from bulltask.errors import ConfigError
 from bulltask.lake.gaps import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.pipeline import Pipeline
 from bulltask.spark.tables.backfill import BackfillReport, backfill
 from bulltask.spark.tables.lake_tables import latest, read_table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
 

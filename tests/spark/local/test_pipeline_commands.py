@@ -21,7 +21,7 @@ from bulltask.embedded.launch import pick_port
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import TASK_MINUTE
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.support.event_writing import fill
@@ -47,7 +47,7 @@ def run(spark: SparkSession, broker_url: str) -> Run:
 @pytest.fixture
 def hand(broker_url: str) -> Iterator[Hand]:
     with Queue("mail", broker_url) as queue:
-        broker: Broker = queue.link.broker
+        broker: Broker = queue.context.broker
         made = Hand(broker, broker.keys("mail"))
         yield made
         made.close()

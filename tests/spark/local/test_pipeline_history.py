@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from bulltask.errors import LakeError
 from bulltask.lake.tables import EVENTS, JOBS
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark import Pipeline
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.rebuild import build_silver

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import bulltask.spark
 from bulltask.errors import ConfigError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from tests.support.queue_contents import BASE, add, in_redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

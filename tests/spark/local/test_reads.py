@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from tests.support.queue_contents import BASE, add, in_redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark import enqueue, gather
 from bulltask.spark.acl import READER, WRITER
 from tests.support.certificates import Certificates
@@ -46,7 +46,7 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     report = enqueue(spark.range(20), queues[0], name="send", data=["id"], url=urls["writer"])
     assert (report.rows, report.added) == (20, 20)
     with admitted(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
-        hand = Hand(queue.link.broker, queue.link.broker.keys(queues[0]))
+        hand = Hand(queue.context.broker, queue.context.broker.keys(queues[0]))
         for number in range(15):  # the first ten are those of the write
             hand.complete(number)
         hand.close()

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark import register
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]

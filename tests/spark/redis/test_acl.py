@@ -13,7 +13,7 @@ import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.sink.results import JobLookup

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerConfigError, BrokerError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.sink.results import JobLookup
 from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
@@ -84,7 +84,7 @@ def test_jobs_that_have_ended_are_read_in_parallel(
     name = cluster.queues(1)[2]
     with admitted(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 20)
-        hand = Hand(queue.link.broker, queue.link.broker.keys(name))
+        hand = Hand(queue.context.broker, queue.context.broker.keys(name))
         ended = {hand.complete({"n": 1}) for _ in range(12)} | {hand.fail() for _ in range(8)}
         hand.close()
     options = {"queue": name, "numPartitions": "4", "minRowsPerPartition": "2"}
@@ -129,7 +129,7 @@ def test_what_became_of_jobs_is_gathered(cluster: Cluster, broker_url: str, queu
     name = queues[3]
     with admitted(Queue(name, cluster.url_of(name))) as queue:
         ids = add(queue, 3)
-        hand = Hand(queue.link.broker, queue.link.broker.keys(name))
+        hand = Hand(queue.context.broker, queue.context.broker.keys(name))
         hand.complete(5)
         hand.close()
     options = read_options(WriteOptions, {"url": broker_url, "queue": name})

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask.errors import BrokerAuthError
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options

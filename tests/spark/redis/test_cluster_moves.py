@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerNotReadyError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options

@@ -12,7 +12,7 @@ import redis
 from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.errors import BrokerError, BrokerUnavailableError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from tests.conftest import ServerFactory

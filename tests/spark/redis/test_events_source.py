@@ -12,7 +12,7 @@ import redis
 from pyspark.sql.datasource import DataSourceReader, EqualTo
 
 from bulltask.errors import EventsLostError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.source.events_source import EventsPartition
 from tests.support.hand import Hand
 

@@ -10,7 +10,7 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.source.ranges import EntryRange

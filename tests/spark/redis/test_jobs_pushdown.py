@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.source.jobs_source import JobsPartition, PushdownJobsReader
 from tests.support.hand import Hand
 from tests.support.queue_contents import BASE, EVERY_STATE, add, age

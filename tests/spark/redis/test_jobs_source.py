@@ -17,8 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from bulltask.errors import BrokerError
-from bulltask.queue.flow import FlowJob, FlowProducer
-from bulltask.queue.queue import Queue
+from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.spark.source.columns import hash_fields, job_batch
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema

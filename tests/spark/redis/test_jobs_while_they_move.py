@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from bulltask.clock import mono_ms
-from bulltask.queue.queue import Queue
+from bulltask.queue import Queue
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOBS
 from bulltask.transport.broker import Broker
@@ -42,7 +42,7 @@ def test_reads_while_a_thousand_jobs_a_second_move_miss_none_and_have_none_twice
     for _ in old:
         hand.complete()
     age(redis_client, "completed", lambda number: number + 1)  # they are cut by time
-    broker: Broker = queue.link.broker
+    broker: Broker = queue.context.broker
     reads = moved = took_ms = most = 0
     with Mover(broker, hand.keys) as mover:
         mover.wait_for(500)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask import AsyncResult
-from bulltask.queue.flow import FlowJob
+from bulltask.queue import FlowJob
 from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
 from tests.support.stage import Stage
 

@@ -1,4 +1,4 @@
-"""What ``Queue.add`` may be told about a job, and the job that comes of it."""
+"""The options of ``Queue.add``, and the job that is built from them."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from bulltask.jobs.options import (
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
 
-__all__ = ["AddOptions", "BulkJob", "build_job", "check_options"]
+__all__ = ["AddOptions", "BulkJob", "build_job", "check_options", "check_positive"]
 
 
 class AddOptions(TypedDict, total=False):
-    """Options of a job, as BullMQ has them (PROTOCOL 2.2).
+    """Options of a job, those of BullMQ and a few of bulltask's own.
 
-    Lengths of time are seconds or ``timedelta``; ``None`` is as good as leaving an option out, but for ``backoff``,
-    where it means to retry at once.
+    Durations are seconds or ``timedelta``. ``None`` is the same as leaving an option out, except for ``backoff``, where
+    it means to retry at once.
 
     Attributes:
-        attempts: tries in all; the app's ``task_max_retries`` + 1 (3) if left out, which Node would not write.
-        backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
-            3600}``. ``type`` may be the name of a strategy that the workers know. The app's setting if left out.
+        attempts: maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node it is 1).
+        backoff: delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+            3600}``. ``type`` may be the name of a strategy that the workers have. Default: the app's setting.
         delay: time before the job may run.
-        priority: 0 for none (runs before every other), else 1 (first) to 2,097,151 (last).
-        lifo: take it before the jobs that wait already.
-        timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
-        job_id: its id; adding the same id again adds nothing. Made here (UUIDv7) if left out.
-        remove_on_complete, remove_on_fail: ``True`` removes the job when it ends, a number keeps so many, ``{"age":
-            seconds, "count": n}`` keeps what is younger and at most ``n``, ``False`` keeps all. The app's
-            ``result_expires`` (a day) and ``result_failure_expires`` (for ever) if left out.
-        keep_logs: how many lines its log keeps; 0: all. Left out: the setting ``max_logs``, 1,000.
+        priority: 0 for none (runs before all that have one), otherwise 1 (first) to 2,097,151 (last).
+        lifo: put it in front of the waiting jobs.
+        timestamp: when the job was created: a ``datetime``, or seconds since the epoch.
+        job_id: its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
+        remove_on_complete, remove_on_fail: retention of the finished job: ``True`` removes it, ``False`` keeps it, a
+            number keeps so many, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``. Default:
+            the app's ``result_expires`` (a day) and ``result_failure_expires`` (for ever).
+        keep_logs: how many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
         stack_trace_limit: how many tracebacks of failed attempts it keeps.
-        size_limit: most bytes that its data may have as JSON; checked here, before anything is sent.
+        size_limit: maximum size of its data as JSON, in bytes; checked before anything is sent.
         deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`.
         parent: the job that waits for this one.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
-            remove_dependency_on_failure: what this job's failure means to its parent; at most one of them.
-        telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
-        expires: time, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
-        headers: JSON for ``self.request.headers`` of bulltask's tasks.
-        soft_time_limit, time_limit: time after which a run in a bulltask worker is told, and after which it is ended.
+            remove_dependency_on_failure: how this job's failure affects its parent; at most one of them.
+        telemetry_metadata, omit_context: what bullmq-otel passes from producer to worker.
+        expires: duration, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
+        headers: JSON object for ``self.request.headers`` in bulltask tasks.
+        soft_time_limit, time_limit: time limits of an attempt in a bulltask worker.
     """
 
     attempts: int
@@ -92,17 +92,17 @@ class _Named(TypedDict):
 
 
 class BulkJob(_Named, total=False):
-    """One job of ``add_bulk``: its name, its data, its options."""
+    """One job of ``add_bulk``: name, data and options."""
 
     data: Any
     options: AddOptions
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Find unknown names among options.
+    """Check that all options are known.
 
     Raises:
-        TypeError: there is one; the message lists the known ones.
+        TypeError: one is not; the message lists the known options.
     """
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
@@ -110,18 +110,18 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:
-    """Check everything about a job and return what will be sent; nothing is sent here.
+    """Check a job's name, data and options and return the job as it will be sent; nothing is sent here.
 
     Args:
-        queue: the queue as the user spells it.
-        name: the job's name, which for a bulltask worker is the task's.
+        queue: the queue's name as the user spells it.
+        name: the job's name; a bulltask worker runs the task of that name.
         data: plain JSON.
         options: see :class:`AddOptions`.
-        config: the defaults.
+        config: supplies the defaults.
 
     Raises:
         TypeError: an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: something about the job is wrong.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: data, name or an option is invalid.
     """
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
@@ -140,6 +140,17 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
         chosen=job_id is not None,
     )
+
+
+def check_positive(value: int, name: str) -> int:
+    """Return ``value``.
+
+    Raises:
+        ConfigError: it is not an integer of 1 or more.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be 1 or more, not {value!r}")
+    return value
 
 
 def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, object], config: Config) -> JobOptions:

@@ -1,4 +1,4 @@
-"""What questions about queues and jobs are answered with."""
+"""What the getters of queues and jobs return."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """How many jobs a queue has, by what they wait for (seed 003 section 10).
+    """How many jobs a queue has, in five groups.
 
     Attributes:
-        waiting: ready to run: in ``wait``, ``paused`` or ``prioritized``.
-        active: being worked on.
-        completed: ended well and still kept.
-        failed: ended badly and still kept.
+        waiting: ready to run: ``waiting``, ``paused`` or ``prioritized``.
+        active: acquired by a worker.
+        completed: completed and still kept.
+        failed: failed and still kept.
         delayed: due later.
     """
 
@@ -39,7 +39,7 @@ class JobCounts:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """A queue's global rate limit: at most ``max`` jobs are taken in ``duration`` seconds."""
+    """A queue's global rate limit: at most ``max`` jobs are acquired per ``duration`` seconds."""
 
     max: int
     duration: float
@@ -47,11 +47,11 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How many jobs ended, minute by minute; workers write it when their ``metrics`` are on.
+    """How many jobs completed or failed, per minute; recorded by workers that have ``metrics`` turned on.
 
     Attributes:
-        count: jobs counted so far (BullMQ: without those of the running minute).
-        previous_ms: when a job was counted last, epoch milliseconds.
+        count: jobs counted so far (by BullMQ: without the current minute).
+        previous_ms: when the last job was counted, epoch milliseconds.
         previous_count: the count at the last full minute.
         data: jobs per minute, newest first.
         points: how many minutes are stored.
@@ -69,12 +69,12 @@ class ClientInfo:
     """A connection of a worker or an event listener.
 
     Attributes:
-        name: the worker's own name, ``""`` for one that has none.
+        name: the worker's name, ``""`` if it has none.
         raw_name: the connection's name in ``CLIENT LIST``.
         address: ``host:port`` of the connection.
-        age: seconds since it was made.
-        idle: seconds since it said something.
-        fields: every column of ``CLIENT LIST``, by its Redis name.
+        age: seconds since it was opened.
+        idle: seconds since its last command.
+        fields: all columns of ``CLIENT LIST``, by its Redis name.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobLogs:
-    """Lines of a job's log; ``count`` is how many there are in all."""
+    """Lines of a job's log; ``count`` is the total number of lines."""
 
     lines: tuple[str, ...]
     count: int
@@ -95,13 +95,13 @@ class JobLogs:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """A job's children by what became of them; each is named by the full key of its hash (``bull:{mail}:7``).
+    """A job's children by outcome; each is identified by its full key (``bull:{mail}:7``).
 
     Attributes:
-        processed: completed ones with their return values.
-        unprocessed: those that have not ended.
-        ignored: failed ones whose failure is ignored, with the reasons.
-        failed: failed ones whose failure fails the job.
+        processed: completed children, with their return values.
+        unprocessed: children that have not finished.
+        ignored: failed children whose failure is ignored, with the reasons.
+        failed: failed children whose failure fails the job.
     """
 
     processed: Mapping[str, Any]
@@ -112,11 +112,11 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class DependencyPage:
-    """A part of a job's children.
+    """Some of a job's children.
 
     Attributes:
-        items: full keys of the children, each with its return value, or why it failed; ``None`` where there is none.
-        total: how many there are.
+        items: full keys of the children, each with its return value or failure reason, or ``None``.
+        total: how many children of this kind there are.
     """
 
     items: Mapping[str, Any]
@@ -128,8 +128,8 @@ class ChildFailures:
     """A job's failed children, by full key.
 
     Attributes:
-        ignored: reasons of those whose failure is ignored.
-        failed: those whose failure fails the job.
+        ignored: children whose failure is ignored, with the reasons.
+        failed: children whose failure fails the job.
     """
 
     ignored: Mapping[str, str]

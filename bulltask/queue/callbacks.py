@@ -1,4 +1,4 @@
-"""Who is called for which event of a queue."""
+"""Callbacks for a queue's events."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from bulltask.queue.events_types import KINDS, Custom, JobEvent, QueueEvent
+from bulltask.queue.events import KINDS, Custom, JobEvent, QueueEvent
 
-__all__ = ["Callback", "Callbacks", "report"]
+__all__ = ["Callback", "Callbacks", "log_failure"]
 
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=QueueEvent)
 C = TypeVar("C", bound=Callable[[Any], Any])
 Callback = Callable[[Any], Any]
-"""Takes one event. What it raises is logged and ends nothing."""
+"""Takes one event. An exception that it raises is logged; reading continues."""
 
 _Key = tuple[type[QueueEvent], str, str | None]
-"""Class of events, name of a custom one, and id of the job, ``None`` for all jobs."""
+"""An event class, the name of a custom event, and a job id (``None``: all jobs)."""
 
 
 class Callbacks:
-    """Responsible for finding the callbacks of an event, in the order in which they were given."""
+    """The registered callbacks, in the order of registration."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[_Key, Callback]] = []
@@ -37,18 +37,19 @@ class Callbacks:
     def on(
         self, event: str | type[QueueEvent], callback: Callback | None = None, *, job_id: str | None = None
     ) -> Callback:
-        """Call ``callback`` with every such event; without a callback it is a decorator.
+        """Call ``callback`` for every such event; without a callback, return a decorator.
 
-        The events are read by whoever iterates, or by ``run()`` or ``listen()``, and that is who calls.
+        Callbacks run where events are read: in the loop that iterates, in ``run()``, or in the background after
+        ``listen()``.
 
         Args:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
-                ``bulltask.queue.events_types``; ``QueueEvent`` means all of them.
+                ``bulltask.queue.events``; ``QueueEvent`` stands for all events.
             callback: takes the event.
-            job_id: only those about this job.
+            job_id: only events of this job.
 
         Returns:
-            The callback itself, which is what :meth:`off` takes.
+            The callback itself, for :meth:`off`.
         """
 
         def add(target: Callback) -> Callback:
@@ -60,11 +61,11 @@ class Callbacks:
         return add if callback is None else add(callback)
 
     def off(self, callback: Callback) -> None:
-        """Forget a callback, for whatever it was given; an unknown one is no error."""
+        """Remove a callback from all its events; an unknown one is ignored."""
         self._calls = [(key, known) for key, known in self._calls if known is not callback]
 
     def of(self, event: QueueEvent) -> list[Callback]:
-        """The callbacks that want to hear ``event``."""
+        """Return the callbacks for ``event``."""
         return [callback for key, callback in self._calls if _fits(key, event)]
 
 
@@ -77,7 +78,7 @@ def _fits(key: _Key, event: QueueEvent) -> bool:
     return job_id is None or (isinstance(event, JobEvent | Custom) and event.job_id == job_id)
 
 
-def report(callback: Callback, event: QueueEvent, exc: Exception) -> None:
-    """Log what a callback raised: it is foreign code, and the next event must not pay for it."""
+def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
+    """Log an exception of a callback, which must not keep other callbacks from their events."""
     name = getattr(callback, "__qualname__", type(callback).__name__)
     log.error("callback %s of event %s of queue %s raised", name, event.event, event.queue, exc_info=exc)

@@ -1,4 +1,4 @@
-"""What follows a job that a rule made: whoever takes one adds the next one (PROTOCOL 4.10)."""
+"""The next job of a job scheduler: the worker that acquires one of its jobs adds the next one."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 
-__all__ = ["NOT_ADDED", "add_following", "following", "pause_ms"]
+__all__ = ["NOT_ADDED", "add_next_iteration", "next_iteration", "pause_ms"]
 
 NOT_ADDED: Final = (BulltaskError, ValueError, OverflowError)
-"""What :func:`add_following` may raise; the last two: a moment that no clock or msgpack can hold."""
+"""What :func:`add_next_iteration` may raise; the last two for a time that a clock or msgpack cannot hold."""
 
 _FIRST_PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 300_000
 
 
 def pause_ms(attempts_started: int) -> int:
-    """How long a job is put off whose following one could not be added: 2 s, 4 s … 5 min, as Node.js does.
+    """Return how long a job is delayed if its next one could not be added: 2 s, 4 s … 5 min, as in Node.
 
-    Were the job run, its series would end.
+    If the job ran instead, its series would end.
     """
     return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _LONGEST_PAUSE_MS)
 
 
-def add_following(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the job that follows ``job``; nothing if it was the last one, or if its series was removed.
+def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
+    """Add the next job after ``job``, unless that was the last one or its scheduler was removed.
 
     Args:
         keys: the queue.
         job: made by a job scheduler, or a repeatable one of BullMQ before 5.10.
         now_ms: the server's time.
-        zone: for a pattern that names no time zone.
+        zone: for a pattern without a time zone.
 
     Raises:
-        BrokerError: Redis is away, or refuses; asking again is safe.
-        DecodeError, ConfigError: its rule cannot be read.
+        BrokerError: Redis cannot be reached or refuses; trying again is safe.
+        DecodeError, ConfigError: its rule is malformed.
     """
     if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
         yield from add_next_repeat(keys, job, now_ms, zone)
         return
-    iteration = following(job, now_ms, zone)
+    iteration = next_iteration(job, now_ms, zone)
     if iteration is not None:
         yield from execute(update_job_scheduler(keys, job.scheduler_id, job.id, iteration, now_ms))
 
 
-def following(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
-    """Return the job that follows ``job`` in its series, ``None`` if it was the last one.
+def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
+    """Return the next job after ``job``, ``None`` if that was the last one.
 
     Args:
-        job: made by a scheduler.
+        job: made by a job scheduler.
         now_ms: the server's time.
-        zone: for a pattern that names no time zone.
+        zone: for a pattern without a time zone.
 
     Raises:
-        DecodeError, ConfigError: its rule cannot be read.
+        DecodeError, ConfigError: its rule is malformed.
     """
     stored = job.opts.get("repeat")
     repeat = Repeat.from_wire(stored)
@@ -70,7 +70,7 @@ def following(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
     next_ms = None
     if repeat.pattern is not None:
         previous = job.opts.get("prevMillis")
-        # A clock that lags behind the one that made this job must not find the same moment again.
+        # Otherwise a clock that is behind the one that scheduled this job would find the same time again.
         next_ms = repeat.next_ms(max(now_ms, previous if isinstance(previous, int) else 0), zone)
         if next_ms is None:
             return None

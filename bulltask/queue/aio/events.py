@@ -1,0 +1,116 @@
+"""``AsyncQueueEvents``: the events of a queue as typed values, for iteration and callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Self
+
+from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.queue.event_reader import AsyncEventReader
+from bulltask.queue.events import QueueEvent
+from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
+
+__all__ = ["AsyncQueueEvents"]
+
+
+class AsyncQueueEvents(AsyncEventReader):
+    """The events of one queue.
+
+    ::
+
+        async with AsyncQueueEvents("mail") as events:  # starts here
+            async for event in events:  # waits for the next one; ends when close() is called
+                match event:
+                    case Completed(job_id=job_id, returnvalue=value): ...
+
+        events.on("failed", notify)
+        events.on(Progress, show, job_id=job.id)
+        await events.listen()  # reads in the background and calls the callbacks
+        await events.close()
+
+    After an outage, or a callback that takes long, reading continues where it stopped. If events were trimmed in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
+
+    Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
+    :meth:`close` may be called from any task of the same loop.
+
+    Arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    """
+
+    async def open(self) -> Self:
+        """Connect, and start with the next event from now on.
+
+        Raises:
+            BrokerError: Redis cannot be reached. Later outages are waited out.
+        """
+        if not self._opened:
+            await self._connect()
+        return self
+
+    async def next(self, timeout: Duration | None = None) -> QueueEvent | None:  # noqa: ASYNC109 - the same name in both forms
+        """Return the next event after calling its callbacks; ``None`` if there is none in time.
+
+        Args:
+            timeout: seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
+
+        Raises:
+            BrokerError: Redis could not be reached the first time, or it refuses permanently.
+        """
+        deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
+        asked = False
+        while not self._read:
+            left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
+            if self._closed.is_set() or (asked and left_ms <= 0):
+                return None
+            await self._fill(min(left_ms, LONGEST_BLOCK_MS))
+            asked = True
+        event = self._pop()
+        for callback in self.of(event):
+            await self._call(callback, event)
+        return event
+
+    async def run(self) -> None:
+        """Read events and call the callbacks until :meth:`close`; raises what :meth:`next` raises."""
+        while await self.next() is not None:
+            pass
+
+    async def listen(self) -> Self:
+        """Call :meth:`open`, then :meth:`run` in the background.
+
+        Raises:
+            BrokerError: Redis cannot be reached.
+        """
+        await self.open()
+        await self._spawn(self.run)
+        return self
+
+    async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
+        """Add an event of your own to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+
+        Args:
+            name: a name that BullMQ does not use for its events.
+            fields: strings and numbers; ``jobId`` says which job the event is about.
+
+        Returns:
+            The event's id.
+
+        Raises:
+            InvalidNameError: BullMQ uses the name, or a field is called ``event``.
+            ConfigError: a field is neither a string nor a number.
+        """
+        return await self._context.arun(self._publication(name, fields or {}))
+
+    def __aiter__(self) -> AsyncIterator[QueueEvent]:
+        return self
+
+    async def __anext__(self) -> QueueEvent:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,115 @@
+"""``AsyncFlowProducer``: add and read flows, trees of jobs in which a parent runs after its children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.options import ParentLike
+from bulltask.queue.add_options import AddOptions
+from bulltask.queue.aio.job import AsyncJob
+from bulltask.queue.flow_base import FlowBase
+from bulltask.queue.flow_plan import FlowJob, FlowNode
+from bulltask.registry.task import Signature
+
+__all__ = ["AsyncFlowProducer"]
+
+
+class AsyncFlowProducer(FlowBase):
+    """Adds and reads flows; ``app.aflows()`` makes one.
+
+    ::
+
+        await flows.add(
+            FlowJob("report", "reports", {"month": 5}, children=[
+                FlowJob("load", "loads", {"part": 1}),
+                FlowJob("load", "loads", {"part": 2}, {"ignore_dependency_on_failure": True}),
+            ])
+        )
+
+    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its children have
+    completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
+    """
+
+    async def add(
+        self,
+        flow: FlowJob | Signature[Any],
+        *,
+        parent: ParentLike | None = None,
+        queue_defaults: Mapping[str, AddOptions] | None = None,
+    ) -> FlowNode[AsyncJob]:
+        """Add a flow: all of its jobs, or none of them.
+
+        Args:
+            flow: the tree.
+            parent: another job that waits for the tree's root. In a task, pass ``self.request`` to give the running
+                job children (then call ``self.move_to_waiting_children()``).
+            queue_defaults: options by queue, for jobs that do not set them (Node's ``queuesOptions``).
+
+        Returns:
+            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added: the tree is
+            the existing job alone.
+
+        Raises:
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
+            ConfigError: the server is a Redis Cluster, and the queues are in more than one slot.
+            ParentNotFoundError: ``parent`` does not exist.
+            ParentConflictError: a job with a chosen id exists and belongs to another parent, which still waits for it.
+            BrokerError: after the configured number of retries; it is not known whether the flow was added.
+        """
+        nodes = await self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)
+        return nodes[0]
+
+    async def add_bulk(
+        self,
+        flows: Iterable[FlowJob | Signature[Any]],
+        *,
+        parent: ParentLike | None = None,
+        queue_defaults: Mapping[str, AddOptions] | None = None,
+    ) -> list[FlowNode[AsyncJob]]:
+        """Add several flows in one transaction: all of their jobs, or none. Arguments as for :meth:`add`."""
+        roots = self._plan(flows, parent, queue_defaults)
+        sending, attempt = self._sending(roots), 0
+        while roots:
+            try:
+                await self._context.arun(sending.attempt())
+                break
+            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                await self._context.asleep(self._pause_s(attempt, exc))
+                attempt += 1
+        return self._added(roots, AsyncJob)
+
+    async def get_flow(
+        self, queue: str, job_id: str, depth: int = 10, max_children: int = 20
+    ) -> FlowNode[AsyncJob] | None:
+        """Read a stored flow.
+
+        Args:
+            queue: the queue of its root, which may be any job of a larger flow.
+            job_id: the root's id.
+            depth: number of levels, including the root's.
+            max_children: maximum number of children of each kind (completed, pending, failed, ignored) per job.
+
+        Returns:
+            The tree, ``None`` if there is no such job. Children that were removed are left out.
+
+        Raises:
+            InvalidNameError, ConfigError: the queue's name or a number is invalid.
+        """
+        reader = self._reader(queue, job_id, depth, max_children)
+        return self._tree(await self._context.arun(reader.read()), AsyncJob)
+
+    async def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        await self._context.aconnect()
+
+    async def close(self) -> None:
+        """Close idle connections, unless an app owns them."""
+        await self._context.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

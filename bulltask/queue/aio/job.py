@@ -1,0 +1,349 @@
+"""``AsyncJob``: one job of a queue."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import ConfigError, JobNotFoundError, LockMismatchError
+from bulltask.jobs import codec
+from bulltask.jobs.codec import Json
+from bulltask.jobs.options import check_priority, check_together
+from bulltask.jobs.states import JobState
+from bulltask.queue import manual, read
+from bulltask.queue.job_fields import JobFields
+from bulltask.queue.responses import ChildFailures, Dependencies, JobLogs
+from bulltask.transport.scripts import flow as flow_scripts
+from bulltask.transport.scripts import job as scripts
+
+__all__ = ["AsyncJob"]
+
+_OUTCOMES: Final = {"failed": "failed_reason", "completed": "returnvalue"}
+
+
+class AsyncJob(JobFields):
+    """A job of a queue: its fields as they were read, and methods to change it.
+
+    A method that changes the job in Redis updates the fields as well. Methods have the names of BullMQ's ``Job``.
+    Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
+    ``JobError`` that names job and queue if the operation is refused: ``JobNotFoundError`` if the job no longer exists.
+    """
+
+    __slots__ = ()
+
+    async def refresh(self) -> None:
+        """Read all fields again.
+
+        Raises:
+            JobNotFoundError: the job no longer exists.
+        """
+        stored = await self._context.arun(scripts.read_job(self._context.keys, self.id))
+        if stored is None:
+            raise JobNotFoundError(self.id, self._context.keys.name)
+        self.assign(stored)
+
+    async def update_data(self, data: Any) -> None:
+        """Replace the data (plain JSON); a worker that acquires the job later gets the new data.
+
+        Raises:
+            EncodeError, PayloadTooLargeError: the data is no JSON, or is too large.
+        """
+        limit = self._context.broker.config.max_payload
+        encoded = codec.encode(data, what=f"the data of job {self.id}", limit=limit)
+        check_together(encoded, self.opts, limit, f"the data of job {self.id}")
+        await self._context.arun(scripts.update_data(self._context.keys, self.id, encoded))
+        self.change(data=codec.decode(encoded), data_text=encoded.decode())
+
+    async def update_progress(self, progress: Json) -> None:
+        """Store the job's progress, which is any JSON, and emit a ``progress`` event."""
+        encoded = codec.encode(progress, what=f"progress of job {self.id}")
+        await self._context.arun(scripts.update_progress(self._context.keys, self.id, encoded))
+        self.change(progress=codec.decode(encoded))
+
+    async def log(self, line: str) -> int:
+        """Append a line to the job's log and return how many lines it has.
+
+        The log keeps the newest lines: as many as the job's ``keep_logs`` or the setting ``max_logs`` (1,000) allows.
+        """
+        default = self._context.broker.config.max_logs
+        return await self._context.arun(
+            scripts.add_log(self._context.keys, self.id, str(line), self.opts.get("kl"), default)
+        )
+
+    async def get_logs(self, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
+        """Return lines ``start`` to ``end`` (both included) of the log.
+
+        Args:
+            start: index of the first line, from 0.
+            end: index of the last line, -1 for all.
+            asc: oldest first; otherwise newest first, and the indexes count from the newest line.
+        """
+        return await self._context.arun(read.get_job_logs(self._context, self.id, start, end, asc=asc))
+
+    async def clear_logs(self, keep: int = 0) -> None:
+        """Remove all lines of the log but the newest ``keep``.
+
+        Raises:
+            ConfigError: ``keep`` is negative.
+        """
+        if keep < 0:
+            raise ConfigError(f"keep must be 0 or more, not {keep}")
+        await self._context.arun(scripts.clear_logs(self._context.keys, self.id, keep))
+
+    async def get_state(self) -> JobState:
+        """Return the job's current state, ``UNKNOWN`` if it no longer exists."""
+        return await self._context.arun(scripts.get_state(self._context.keys, self.id))
+
+    async def is_completed(self) -> bool:
+        """True if the job is completed."""
+        return await self.get_state() is JobState.COMPLETED
+
+    async def is_failed(self) -> bool:
+        """True if the job has failed and will not be retried."""
+        return await self.get_state() is JobState.FAILED
+
+    async def is_delayed(self) -> bool:
+        """True if the job is delayed."""
+        return await self.get_state() is JobState.DELAYED
+
+    async def is_active(self) -> bool:
+        """True if a worker has the job."""
+        return await self.get_state() is JobState.ACTIVE
+
+    async def is_waiting(self) -> bool:
+        """True if the job is waiting without a priority, also in a paused queue (as BullMQ's ``isWaiting``)."""
+        return await self.get_state() is JobState.WAITING
+
+    async def is_prioritized(self) -> bool:
+        """True if the job is waiting with a priority."""
+        return await self.get_state() is JobState.PRIORITIZED
+
+    async def is_waiting_children(self) -> bool:
+        """True if the job waits for its children."""
+        return await self.get_state() is JobState.WAITING_CHILDREN
+
+    async def retry(self, state: str = "failed") -> None:
+        """Move the finished job back to waiting; its priority is ignored (as in BullMQ 5).
+
+        Attempts that were made stay counted: the next failure is final unless attempts are left.
+
+        Args:
+            state: the job's current state, ``"failed"`` or ``"completed"``.
+
+        Raises:
+            ConfigError: it is neither of these.
+            JobStateError: the job is not in that state.
+        """
+        if state not in _OUTCOMES:
+            raise ConfigError(f"state must be failed or completed, not {state!r}")
+        keys, lifo = self._context.keys, self.opts.get("lifo") is True
+        if state == "failed" and self.parent_key is not None:
+            await self._context.arun(scripts.retry_child(keys, self.id, lifo=lifo))
+        else:
+            await self._context.arun(scripts.reprocess_job(keys, self.id, state, lifo=lifo))
+        self.change(finished_ms=None, processed_ms=None, **{_OUTCOMES[state]: None})
+
+    async def remove(self, *, children: bool = True) -> None:
+        """Remove the job, in any state.
+
+        Args:
+            children: remove its children too.
+
+        Raises:
+            LockMismatchError: the job, or one of these children, is active.
+            SchedulerJobError: it is the next job of a job scheduler.
+        """
+        keys = self._context.keys
+        if not await self._context.arun(scripts.remove_job(keys, self.id, children=children)):
+            raise LockMismatchError(self.id, keys.name, "It (or a child of it) is active and cannot be removed.")
+
+    async def promote(self) -> None:
+        """Move a delayed job to the waiting ones.
+
+        Raises:
+            JobStateError: the job is not delayed.
+        """
+        await self._context.arun(scripts.promote(self._context.keys, self.id))
+        self.change(delay_ms=0)
+
+    async def change_delay(self, delay: Duration) -> None:
+        """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now.
+
+        Raises:
+            JobStateError: the job is not delayed.
+        """
+        delay_ms = to_ms(delay, "delay")
+        await self._context.aconnect()  # sets the clock
+        call = scripts.change_delay(self._context.keys, self.id, delay_ms, self._context.now_ms())
+        await self._context.arun(call)
+        self.change(delay_ms=delay_ms)
+
+    async def change_priority(self, priority: int, *, lifo: bool = False) -> None:
+        """Change the job's priority. A waiting job moves at once; in any other state the priority is only stored.
+
+        Args:
+            priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
+            lifo: before the other jobs of that priority; otherwise behind them.
+        """
+        wanted = check_priority(priority)
+        await self._context.arun(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))
+        self.change(priority=wanted)
+
+    async def extend_lock(self, token: str, duration: Duration) -> bool:
+        """Renew the job's lock for ``duration`` from now; false if it is not locked with ``token``.
+
+        Raises:
+            ConfigError: ``duration`` is 0 or invalid.
+        """
+        lock_ms = to_ms(duration, "duration")
+        if not lock_ms:
+            raise ConfigError("duration must be longer than 0")
+        return await self._context.arun(scripts.extend_lock(self._context.keys, self.id, token, lock_ms))
+
+    async def move_to_completed(
+        self, value: Any, token: str | None = None, *, fetch_next: bool = False
+    ) -> AsyncJob | None:
+        """Complete the job, which :meth:`AsyncQueue.get_next_job` acquired.
+
+        Args:
+            value: the return value, plain JSON.
+            token: the token of its lock (default: the one with which it was acquired).
+            fetch_next: acquire the next job in the same step, with the same token.
+
+        Returns:
+            The next job; ``None`` without ``fetch_next``, and if there is none.
+
+        Raises:
+            EncodeError, PayloadTooLargeError: the value is no JSON, or is too large; the job is still active.
+            ConfigError: no token is known.
+            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+            PendingChildrenError, FailedChildrenError: it cannot complete because of its children.
+        """
+        stored = await self._context.arun(manual.complete(self, value, token, fetch_next=fetch_next))
+        return None if stored is None else AsyncJob(self._context, stored, self.token if token is None else token)
+
+    async def move_to_failed(
+        self,
+        error: BaseException | str,
+        token: str | None = None,
+        *,
+        countdown: Duration | None = None,
+        fetch_next: bool = False,
+    ) -> AsyncJob | None:
+        """End a failed attempt: as in Node, the job is retried while it has attempts left.
+
+        It fails for good at its last attempt, after :meth:`discard`, or with a ``PermanentError``. A worker also
+        decides by the error's category whether to retry; this method does not.
+
+        Args:
+            error: the reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
+                ``TransientError(retry_after=…)`` can say when the job is retried.
+            token: the token of its lock (default: the one with which it was acquired).
+            countdown: seconds or ``timedelta`` before the next attempt, instead of the job's backoff and of what the
+                error says; 0: at once. It does not give the job another attempt.
+            fetch_next: acquire the next job in the same step, with the same token; not if the job is retried.
+
+        Returns:
+            The next job; ``None`` without ``fetch_next``, and if there is none.
+
+        Raises:
+            DecodeError: the job's ``backoff`` is malformed.
+            ConfigError: no token is known, or ``countdown`` is invalid.
+            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+        """
+        stored = await self._context.arun(manual.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
+        return None if stored is None else AsyncJob(self._context, stored, self.token if token is None else token)
+
+    async def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
+        """Delay the job, which :meth:`AsyncQueue.get_next_job` acquired, by ``delay``; no attempt is counted.
+
+        Raises:
+            ConfigError: no token is known.
+            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+        """
+        await self._context.arun(manual.delay(self, delay, token))
+
+    async def move_to_wait(self, token: str | None = None) -> None:
+        """Release the job, which :meth:`AsyncQueue.get_next_job` acquired; it is next in line, no attempt is counted.
+
+        Raises:
+            ConfigError: no token is known.
+            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+        """
+        await self._context.arun(manual.release(self, token))
+
+    async def move_to_waiting_children(self, token: str | None = None) -> bool:
+        """Let the job, which :meth:`AsyncQueue.get_next_job` acquired, wait for its children; false if none is pending.
+
+        Raises:
+            FailedChildrenError: a child has failed with which its parent fails.
+            ConfigError: no token is known.
+            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+        """
+        return await self._context.arun(manual.wait_for_children(self, token))
+
+    async def get_children_values(self) -> dict[str, Any]:
+        """Return the return values of completed children, by the full key of each child."""
+        return await self._context.arun(flow_scripts.children_values(self._context.keys, self.id))
+
+    async def get_dependencies(self) -> Dependencies:
+        """Return all children by outcome, as of one moment.
+
+        For a job with very many children, ``AsyncQueue.get_dependencies`` returns a part.
+        """
+        return await self._context.arun(read.get_dependencies(self._context, self.id))
+
+    async def get_dependencies_count(self, *kinds: str) -> dict[str, int]:
+        """Count the children of each kind: ``processed``, ``unprocessed``, ``ignored``, ``failed`` (default: all).
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        wanted = list(dict.fromkeys(kinds)) or list(flow_scripts.DEPENDENCY_KINDS)
+        for kind in wanted:
+            if kind not in flow_scripts.DEPENDENCY_KINDS:
+                raise ConfigError(f"kind must be one of {', '.join(flow_scripts.DEPENDENCY_KINDS)}, not {kind!r}")
+        return await self._context.arun(flow_scripts.get_dependency_counts(self._context.keys, self.id, wanted))
+
+    async def get_failed_children(self) -> ChildFailures:
+        """Return the failed children: those whose failure is ignored, with reasons, and those that fail this job."""
+        return await self._context.arun(read.get_failed_children(self._context, self.id))
+
+    async def remove_child_dependency(self) -> bool:
+        """Make the parent no longer wait for this job; it runs if this was its last child. False without a parent.
+
+        Raises:
+            ParentNotFoundError: the parent does not exist.
+        """
+        if self.parent_key is None:
+            return False
+        removed = await self._context.arun(
+            flow_scripts.remove_child_dependency(self._context.keys, self.id, self.parent_key)
+        )
+        if removed:
+            self.change(parent=None, parent_key=None)
+        return removed
+
+    async def remove_unprocessed_children(self) -> None:
+        """Remove the children that have not finished; active ones stay."""
+        await self._context.arun(flow_scripts.remove_unprocessed_children(self._context.keys, self.id))
+
+    async def remove_deduplication_key(self) -> bool:
+        """Free the job's deduplication id, so that another job with it can be added; false if it does not own it."""
+        if self.deduplication_id is None:
+            return False
+        call = scripts.remove_deduplication_key(self._context.keys, self.deduplication_id, self.id)
+        return await self._context.arun(call)
+
+    async def wait_until_finished(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same name in both forms
+        """Wait for the job to finish and return its return value.
+
+        Args:
+            timeout: seconds or ``timedelta``; ``None`` waits for ever.
+
+        Raises:
+            ResultTimeoutError: the job has not finished in time; it continues.
+            JobNotFoundError: the job no longer exists, and no event says how it ended.
+            Exception: the job failed: see :meth:`bulltask.result.AsyncResult.get`.
+        """
+        return await self.result().aget(timeout)

@@ -1,0 +1,355 @@
+"""``AsyncQueue``: add, manage and read the jobs of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self, Unpack
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import ConfigError
+from bulltask.jobs import codec
+from bulltask.jobs.codec import Json
+from bulltask.jobs.states import Revocation
+from bulltask.queue import bulk, manual
+from bulltask.queue.add_options import AddOptions, BulkJob, check_positive
+from bulltask.queue.aio.getters import AsyncQueueGetters
+from bulltask.queue.aio.job import AsyncJob
+from bulltask.queue.aio.repeatables import AsyncRepeatables
+from bulltask.queue.aio.schedulers import AsyncJobSchedulers
+from bulltask.queue.job_fields import sent_job
+from bulltask.queue.manual import Acquisition
+from bulltask.queue.responses import RateLimit
+from bulltask.transport.call import command
+from bulltask.transport.replies import text
+from bulltask.transport.scripts import queue as scripts
+from bulltask.transport.scripts.job import add_log, remove_job, update_progress
+
+__all__ = ["AsyncQueue"]
+
+
+class AsyncQueue(AsyncQueueGetters):
+    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; ``app.aqueue("emails")`` makes one.
+
+    It connects when it is first used. Many tasks and event loops may use it; the tasks of one loop share a connection.
+    Without an app, use ``async with AsyncQueue(…) as queue`` or call :meth:`close`.
+
+    Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
+    ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
+
+    Arguments are those of :class:`bulltask.queue.context.QueueBase`.
+    """
+
+    # ---- adding and removing -------------------------------------------------------------------------------------
+
+    async def add(self, name: str, data: Json = None, **options: Unpack[AddOptions]) -> AsyncJob:
+        """Add a job.
+
+        Args:
+            name: the job's name; a bulltask worker runs the task of that name.
+            data: plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            options: see :class:`bulltask.queue.add_options.AddOptions`.
+
+        Returns:
+            The job as it was sent. If it is deduplicated, its id is that of the existing job (as in Node).
+
+        Raises:
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
+            ParentNotFoundError: the parent does not exist.
+            ParentConflictError: the job exists already and belongs to another parent that is still waiting for it.
+        """
+        jobs = await self.add_bulk([{"name": name, "data": data, "options": options}])
+        return jobs[0]
+
+    async def add_bulk(self, jobs: Iterable[BulkJob]) -> list[AsyncJob]:
+        """Add jobs in order, a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
+
+        All jobs are checked before the first one is sent. They are not added in one transaction.
+        """
+        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        await self._context.aconnect()
+        new = self._context.dated(checked)
+        ids = await self._context.broker.producer.asend(new)
+        return [AsyncJob(self._context, sent_job(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
+
+    async def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
+        """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
+
+        Raises:
+            SchedulerJobError: it is the next job of a job scheduler.
+        """
+        return await self._context.arun(remove_job(self._context.keys, job_id, children=remove_children))
+
+    async def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
+        """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
+
+        Args:
+            job_id: the job.
+            terminate: if the job is running, cancel it. Without this a running job continues.
+
+        Returns:
+            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
+
+        Raises:
+            SchedulerJobError: it is the next job of a job scheduler: remove the scheduler instead.
+        """
+        return await self._context.arun(self._context.broker.revocation(self.name, job_id, terminate=terminate))
+
+    async def drain(self, *, delayed: bool = False) -> None:
+        """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
+
+        Args:
+            delayed: remove delayed jobs too. The next jobs of job schedulers always stay.
+        """
+        await self._context.arun(scripts.drain(self._context.keys, delayed=delayed))
+
+    async def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
+        """Remove jobs of one state that are older than ``grace``.
+
+        Args:
+            grace: minimum age, since the job finished, or since it was created if it has not.
+            limit: maximum number of jobs; 0 for all.
+            state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
+                ``delayed`` or ``prioritized``.
+
+        Returns:
+            The ids of the removed jobs.
+        """
+        return await self._context.arun(bulk.clean(self._context, grace, limit, state))
+
+    async def obliterate(self, *, force: bool = False, count: int = 1000) -> None:
+        """Pause the queue and remove it with all its jobs. This cannot be undone.
+
+        Args:
+            force: also if jobs are active.
+            count: jobs per call.
+
+        Raises:
+            QueueActiveError: jobs are active, and ``force`` is false; the queue stays paused.
+            QueueNotPausedError: another client has resumed the queue.
+        """
+        await self._context.arun(bulk.obliterate(self._context, count, force=force))
+
+    async def retry_jobs(
+        self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None, revoked: bool = False
+    ) -> None:
+        """Move all finished jobs of a state back to waiting; their priorities are ignored (as in BullMQ 5).
+
+        Revoked jobs are failed jobs, too. They stay failed unless you execute for them.
+
+        Args:
+            state: ``"failed"`` or ``"completed"``.
+            count: jobs per call.
+            before_ms: only jobs that had finished at this time (epoch milliseconds; default: now).
+            revoked: retry revoked jobs, too.
+        """
+        await self._context.arun(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
+
+    async def promote_jobs(self, *, count: int = 1000) -> None:
+        """Promote all delayed jobs, ``count`` per call; their priorities are ignored (as in BullMQ 5)."""
+        await self._context.arun(bulk.move_to_wait(self._context, "delayed", count, None))
+
+    # ---- pausing and limits --------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Pause the queue: its workers acquire no further jobs. Running jobs continue."""
+        await self._context.arun(bulk.set_paused(self._context, paused=True))
+
+    async def resume(self) -> None:
+        """Resume the queue.
+
+        Unlike BullMQ 5's, this loses no jobs if clients of BullMQ 6 paused the queue, or added jobs to it while it
+        was paused.
+        """
+        await self._context.arun(bulk.set_paused(self._context, paused=False))
+
+    async def is_paused(self) -> bool:
+        """True if the queue is paused."""
+        return await self._context.arun(command("HEXISTS", self._context.keys.meta, "paused", parse_reply=bool))
+
+    async def is_maxed(self) -> bool:
+        """True if as many jobs are active as the global concurrency allows."""
+        return await self._context.arun(scripts.is_maxed(self._context.keys))
+
+    async def rate_limit(self, duration: Duration) -> None:
+        """Let no worker acquire a job for so long, provided that a rate limit is set, globally or at the worker."""
+        duration_ms = to_ms(duration, "duration")
+        if duration_ms:
+            await self._context.arun(scripts.limit_now(self._context.keys, duration_ms))
+
+    async def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
+        """Return the seconds until the current rate limit ends, 0 if there is none.
+
+        Args:
+            max_jobs: how many jobs the limit allows, if it is set at the workers.
+        """
+        ttl_ms = await self._context.arun(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
+        return max(0, ttl_ms) / 1000
+
+    async def remove_rate_limit_key(self) -> bool:
+        """End the current rate limit now; false if there was none."""
+        return await self._context.arun(command("DEL", self._context.keys.limiter, parse_reply=bool))
+
+    async def set_global_concurrency(self, concurrency: int) -> None:
+        """Set how many jobs of this queue may be active at a time, over all workers."""
+        await self.set_meta({"concurrency": check_positive(concurrency, "concurrency")})
+
+    async def get_global_concurrency(self) -> int | None:
+        """Return how many jobs may be active at a time; ``None``: no limit."""
+        stored: bytes | None = await self._context.arun(command("HGET", self._context.keys.meta, "concurrency"))
+        return int(float(stored)) if stored else None
+
+    async def remove_global_concurrency(self) -> bool:
+        """Remove the global concurrency; false if there was none."""
+        return await self._context.arun(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
+
+    async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
+        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, all workers together."""
+        duration_ms = check_positive(to_ms(duration, "duration"), "duration")
+        await self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
+
+    async def get_global_rate_limit(self) -> RateLimit | None:
+        """Return the global rate limit, ``None`` if there is none."""
+        stored: list[bytes | None] = await self._context.arun(
+            command("HMGET", self._context.keys.meta, "max", "duration")
+        )
+        most, duration_ms = stored
+        return RateLimit(int(float(most)), float(duration_ms) / 1000) if most and duration_ms else None
+
+    async def remove_global_rate_limit(self) -> bool:
+        """Remove the global rate limit; false if there was none."""
+        return await self._context.arun(command("HDEL", self._context.keys.meta, "max", "duration", parse_reply=bool))
+
+    # ---- processing jobs manually --------------------------------------------------------------------------------
+
+    async def get_next_job(
+        self,
+        token: str,
+        *,
+        timeout: Duration | None = 0,  # noqa: ASYNC109 - the same name in both forms
+        lock_duration: Duration | None = None,
+        worker: str = "",
+    ) -> AsyncJob | None:
+        """Acquire the next job without a worker; ``None`` if there is none (Node's ``Worker.getNextJob``).
+
+        A worker is the normal way to run jobs: it renews their locks, handles what their code raises, and releases
+        them when it stops. If you process jobs manually, that is up to you: end the job with ``move_to_completed()``,
+        ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and fail a job that has a
+        ``deferred_failure`` with that text instead of running it.
+
+        Args:
+            token: locks the job; a text that no other client uses, such as a UUID.
+            timeout: how long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            lock_duration: how long the lock lasts (default: the setting ``lock_duration``, 30 s).
+            worker: the name that is stored as :attr:`AsyncJob.processed_by`.
+
+        Raises:
+            DecodeError, ConfigError: the rule of a scheduler's job is malformed; the job is delayed.
+            BrokerUnavailableError: a job may have been acquired; it waits again when its lock has expired.
+        """
+        acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
+        while (stored := await self._context.arun(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
+            if limited_ms := acquisition.limited_ms:
+                await self._context.asleep(limited_ms / 1000)
+            else:
+                await self._context.arun_blocking(acquisition.marker(wait_ms), wait_ms)
+        return None if stored is None else AsyncJob(self._context, stored, token)
+
+    async def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
+        """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
+
+        A first call marks the active jobs, a later one finds those whose lock was not renewed since. Only one call
+        per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
+
+        Args:
+            max_stalled_count: a job that stalls more often fails when it is acquired next (default: the setting).
+        """
+        return await self._context.arun(manual.check_stalled(self._context, max_stalled_count))
+
+    # ---- schedulers, metadata, connection ------------------------------------------------------------------------
+
+    @property
+    def schedulers(self) -> AsyncJobSchedulers:
+        """The queue's job schedulers, which add jobs at an interval or by a cron pattern."""
+        return AsyncJobSchedulers(self._context)
+
+    @property
+    def repeatables(self) -> AsyncRepeatables:
+        """Repeatable jobs that BullMQ's older interface has created: list and remove them."""
+        return AsyncRepeatables(self._context)
+
+    async def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        await self._context.aconnect()
+
+    async def remove_deprecated_priority_key(self) -> bool:
+        """Remove a key of BullMQ 3, once all its clients are gone; false if there was none."""
+        return await self._context.arun(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
+
+    async def update_job_progress(self, job_id: str, progress: Json) -> None:
+        """Store a job's progress and emit a ``progress`` event.
+
+        Raises:
+            JobNotFoundError: the job does not exist.
+        """
+        encoded = codec.encode(progress, what=f"progress of job {job_id}")
+        await self._context.arun(update_progress(self._context.keys, job_id, encoded))
+
+    async def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
+        """Append a line to a job's log and return how many lines the log has.
+
+        Args:
+            job_id: the job.
+            line: the line.
+            keep_logs: how many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+        """
+        default = self._context.broker.config.max_logs
+        return await self._context.arun(add_log(self._context.keys, job_id, line, keep_logs, default))
+
+    async def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
+        """Return the job that owns a deduplication id, ``None`` if no job does."""
+        owner: bytes | None = await self._context.arun(
+            command("GET", self._context.keys.deduplication(deduplication_id))
+        )
+        return None if owner is None else text(owner)
+
+    async def remove_deduplication_key(self, deduplication_id: str) -> bool:
+        """Free a deduplication id, so that another job with it can be added; false if no job owned it."""
+        key = self._context.keys.deduplication(deduplication_id)
+        return await self._context.arun(command("DEL", key, parse_reply=bool))
+
+    async def get_meta(self) -> dict[str, str]:
+        """Return the queue's ``meta``: ``version``, ``opts.maxLenEvents``, ``concurrency``, ``paused`` …"""
+        return await self._context.arun(scripts.get_meta(self._context.keys))
+
+    async def set_meta(self, values: Mapping[str, str | int]) -> None:
+        """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``.
+
+        Raises:
+            ConfigError: ``paused`` is one of them. Pausing moves jobs, too: use :meth:`pause`.
+        """
+        if "paused" in values:
+            raise ConfigError("a queue is not paused by a field of meta alone; use pause() and resume()")
+        if values:
+            words = [word for pair in values.items() for word in pair]
+            await self._context.arun(command("HSET", self._context.keys.meta, *words))
+
+    async def get_version(self) -> str | None:
+        """Return which client described the queue last: ``bullmq:5.62.0``."""
+        meta = await self.get_meta()
+        return meta.get("version")
+
+    async def trim_events(self, max_length: int) -> int:
+        """Trim the event stream to about ``max_length`` events and return how many were removed."""
+        return await self._context.arun(
+            command("XTRIM", self._context.keys.events, "MAXLEN", "~", max_length, parse_reply=int)
+        )
+
+    async def close(self) -> None:
+        """Close idle connections, unless an app owns them. The queue may be used again."""
+        await self._context.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,64 @@
+"""``AsyncRepeatables``: list and remove the repeatable jobs of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from bulltask.clock import Duration
+from bulltask.queue.context import QueueContext
+from bulltask.queue.repeatables import Repeatable, list_all, remove, remove_by_key, repeatable_key
+
+__all__ = ["AsyncRepeatables"]
+
+
+class AsyncRepeatables:
+    """The repeatable jobs of a queue, which :class:`bulltask.queue.aio.schedulers.AsyncJobSchedulers` have replaced.
+
+    New ones cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing ones.
+
+    Args:
+        context: the queue's context.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+
+    async def list(self) -> Sequence[Repeatable]:
+        """Return all repeatable jobs, the one that runs next first, without job schedulers."""
+        return await self._context.arun(list_all(self._context.keys))
+
+    async def count(self) -> int:
+        """Count the repeatable jobs."""
+        return len(await self.list())
+
+    async def remove(
+        self,
+        name: str,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        end: datetime | None = None,
+        job_id: str | None = None,
+    ) -> bool:
+        """Remove the repeatable job with these options, and its next job if that is delayed.
+
+        Args:
+            name: name of its jobs.
+            every: its interval, seconds or ``timedelta``.
+            cron: its pattern, letter for letter.
+            tz, end, job_id: the options with which it was created.
+
+        Returns:
+            False if there is none.
+
+        Raises:
+            ConfigError: neither or both of ``every`` and ``cron`` are given.
+        """
+        key = repeatable_key(name, every, cron, tz, end, job_id)
+        return await self._context.arun(remove(self._context.keys, name, key, job_id))
+
+    async def remove_by_key(self, key: str) -> bool:
+        """Remove the repeatable job with this key, and its next job if that is delayed; false if there is none."""
+        return await self._context.arun(remove_by_key(self._context.keys, key))

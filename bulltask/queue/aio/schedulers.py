@@ -1,0 +1,75 @@
+"""``AsyncJobSchedulers``: create, list and remove the job schedulers of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from bulltask.jobs.codec import Json
+from bulltask.queue.add_options import AddOptions
+from bulltask.queue.schedulers import SchedulersBase, list_all
+from bulltask.schedule.repeat import Rule, Scheduler
+from bulltask.transport.scripts.schedule import count_schedulers, get_job_scheduler, remove_job_scheduler
+
+__all__ = ["AsyncJobSchedulers"]
+
+
+class AsyncJobSchedulers(SchedulersBase):
+    """The job schedulers of a queue. Each adds a job at every interval, or whenever a cron pattern fires.
+
+    The worker that acquires a scheduler's job adds the next one, in Python or in Node.js. Times that passed while no
+    worker was running are not made up for: one job runs as soon as there is a worker, the next one when it is due.
+    """
+
+    async def upsert(
+        self,
+        scheduler_id: str,
+        *,
+        name: str | None = None,
+        data: Json = None,
+        options: AddOptions | None = None,
+        **rule: Unpack[Rule],
+    ) -> Scheduler | None:
+        """Create a scheduler, or update the one with this id (Node's ``upsertJobScheduler``).
+
+        A changed rule or template applies from the next job on; a job that is running is not affected.
+
+        Args:
+            scheduler_id: the scheduler's id, unique in the queue.
+            name: name of its jobs, for a bulltask worker the task's (default: the scheduler's id).
+            data: data of its jobs (default: ``{}``).
+            options: options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
+                ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.
+            rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
+                :class:`bulltask.schedule.repeat.Rule`.
+
+        Returns:
+            The scheduler; ``None`` if there are no further jobs, because the pattern does not fire before ``end``.
+
+        Raises:
+            ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: nothing was changed.
+            SchedulerCollisionError: a job for the next time exists and cannot be replaced, because it has run.
+            SchedulerBusyError: the same for the next two times of an interval.
+        """
+        return await self._context.arun(self._upsert(scheduler_id, rule, name, data, options))
+
+    async def get(self, scheduler_id: str) -> Scheduler | None:
+        """Return a scheduler, ``None`` if there is none with this id."""
+        return await self._context.arun(get_job_scheduler(self._context.keys, scheduler_id))
+
+    async def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
+        """Return schedulers in the order of their next jobs.
+
+        Args:
+            start, end: first and last index, from 0; negative ones count from the end.
+            asc: the scheduler whose job is due next comes first; otherwise last.
+        """
+        return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
+
+    async def remove(self, scheduler_id: str) -> bool:
+        """Remove a scheduler and its next job; false if there is none. A job that is waiting or running stays."""
+        return await self._context.arun(remove_job_scheduler(self._context.keys, scheduler_id))
+
+    async def count(self) -> int:
+        """Count the queue's schedulers."""
+        return await self._context.arun(count_schedulers(self._context.keys))

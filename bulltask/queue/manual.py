@@ -1,0 +1,245 @@
+"""Processing jobs manually, without a worker: operations of ``Queue`` and ``Job``.
+
+They write what a worker writes. They do not renew locks, catch exceptions of your code, or check for stalled jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
+from bulltask.clock import Duration, mono_ms, to_ms, zone_of
+from bulltask.errors import ConfigError, NoPendingChildrenError, Retry
+from bulltask.jobs import codec
+from bulltask.jobs.failures import reason_of, trace_text
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.names import MAX_NAME
+from bulltask.jobs.stored_job import StoredJob
+from bulltask.queue.context import QueueContext
+from bulltask.queue.job_fields import JobFields
+from bulltask.queue.next_iteration import NOT_ADDED, add_next_iteration, pause_ms
+from bulltask.transport.call import Call, command
+from bulltask.transport.operation import Operation, execute
+from bulltask.transport.replies import Fetched, text
+from bulltask.transport.scripts import move as scripts
+from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.move import FetchOptions, FinishOptions
+
+__all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
+
+_NO_LOCK: Final = "0"  # BullMQ's scripts then do not check the lock
+_LONGEST_BLOCK_MS: Final = 5_000  # then asks again, in case a marker was lost
+
+
+class Acquisition:
+    """One wait for the next job.
+
+    Args:
+        context: the queue.
+        token: locks the job.
+        timeout: how long to wait; 0: do not wait, ``None``: wait for ever.
+        lock: how long the lock lasts; ``None``: the setting ``lock_duration``.
+        worker: the worker's name to store in the job, ``""`` for none.
+
+    Raises:
+        ConfigError: the token is empty, or a duration is invalid.
+    """
+
+    def __init__(
+        self, context: QueueContext, token: str, timeout: Duration | None, lock: Duration | None, worker: str
+    ) -> None:
+        if token in {"", _NO_LOCK}:
+            raise ConfigError("invalid token: use a text that no other client uses, and not '0'")
+        lock_ms = None if lock is None else to_ms(lock, "lock_duration")
+        if lock_ms == 0:
+            raise ConfigError("lock_duration must be longer than 0")
+        if len(worker) > MAX_NAME:
+            raise ConfigError(f"a worker's name has at most {MAX_NAME} characters, not {len(worker)}")
+        self._context = context
+        self._fetch = FetchOptions.from_config(context.broker.config, context.keys, token, worker, lock_ms)
+        self._deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
+        self._due_ms = self._limited_ms = 0
+        self._popped: tuple[str, str] | None = None
+
+    def attempt(self) -> Operation[StoredJob | None]:
+        """Acquire the next job, if there is one."""
+        keys, now_ms = self._context.keys, self._context.now_ms()
+        fetched = yield from execute(scripts.move_to_active(keys, self._fetch, now_ms))
+        self._limited_ms = fetched.limited_ms
+        self._due_ms = max(1, fetched.due_ms - now_ms) if fetched.due_ms else 0
+        if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
+            yield from execute(
+                command("ZADD", keys.marker, *self._popped)
+            )  # another client may get the job that it announced
+        return (yield from _acquired(self._context, fetched, self._fetch))
+
+    @property
+    def wait_ms(self) -> int:
+        """Milliseconds to wait for a marker before the next attempt; 0: the timeout is over."""
+        left_ms = _LONGEST_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
+        reasons = [limit for limit in (left_ms, self._due_ms, _LONGEST_BLOCK_MS) if limit]
+        return max(0, min(reasons)) if left_ms > 0 else 0
+
+    @property
+    def limited_ms(self) -> int:
+        """Milliseconds in which a rate limit allows no job; a marker would be no reason to try earlier."""
+        return min(self._limited_ms, self.wait_ms)
+
+    def marker(self, wait_ms: int) -> Call[None]:
+        """Return the call that waits until a job is announced."""
+
+        def parse_reply(reply: Any) -> None:
+            if reply is not None:
+                self._popped = (text(reply[2]), text(reply[1]))
+
+        return command("BZPOPMIN", self._context.keys.marker, f"{wait_ms / 1000:.3f}", parse_reply=parse_reply)
+
+
+def _acquired(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> Operation[StoredJob | None]:
+    """Return the acquired job. If a scheduler made it, add its next job first, as every worker does."""
+    if not fetched.job_id:
+        return None
+    keys, queue = context.keys, context.queue
+    stored = StoredJob.from_hash(queue, fetched.job_id, list(fetched.fields))
+    if stored.scheduler_id is None and "repeat" not in stored.opts:
+        return stored
+    now_ms, zone = context.now_ms(), zone_of(context.broker.config.timezone)
+    try:
+        running = RunningJob.from_hash(queue, fetched.job_id, fetched.fields)
+        yield from add_next_iteration(keys, running, now_ms, zone)
+    except NOT_ADDED:
+        delay_ms = pause_ms(stored.attempts_started)
+        yield from execute(scripts.move_to_delayed(keys, stored.id, fetch.token, delay_ms, failure=None, now_ms=now_ms))
+        raise
+    return stored
+
+
+def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[StoredJob | None]:
+    """Complete a job and return the next one."""
+    limit = job.context.broker.config.max_payload
+    encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
+    running = _running(job)
+    keep = running.keep("removeOnComplete", job.context.broker.config.keep_completed)
+    finish = FinishOptions(True, encoded, keep, running.attempts)
+    found = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
+    job.change(returnvalue=codec.decode(encoded))
+    return found
+
+
+def fail(
+    job: JobFields, error: BaseException | str, token: str | None, *, countdown: Duration | None, fetch_next: bool
+) -> Operation[StoredJob | None]:
+    """End a failed attempt and return the next job."""
+    chosen_ms = None if countdown is None else to_ms(countdown, "countdown")
+    running, now_ms, fetch = _running(job), job.context.now_ms(), _fetch_options(job, token)
+    made, attempts = running.attempts_made + 1, running.attempts
+    if isinstance(error, Retry):  # raised by self.retry() in code that is also a task
+        chosen_ms = error.delay_ms if chosen_ms is None else chosen_ms
+        attempts = attempts if error.max_retries is None else min(attempts, error.max_retries + 1)
+        error = error.exc or error
+    fields = running.failure_fields(*_reason_and_trace(error))
+    if made >= attempts or job.is_discarded or _is_permanent(error):
+        keep = running.keep("removeOnFail", job.context.broker.config.keep_failed)
+        finish = FinishOptions(False, fields[1].encode(), keep, running.attempts, fields)
+        found = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
+    else:
+        found, keys = None, job.context.keys
+        delay_ms = _retry_delay_ms(running, error, now_ms) if chosen_ms is None else chosen_ms
+        if delay_ms:
+            call = scripts.move_to_delayed(keys, job.id, fetch.token, delay_ms, failure=fields, now_ms=now_ms)
+        else:
+            call = scripts.retry_job(keys, job.id, fetch.token, lifo=running.lifo, fields=fields, now_ms=now_ms)
+        yield from execute(call)
+        job.change(attempts_made=made, delay_ms=delay_ms)
+    job.change(failed_reason=fields[1], stacktrace=tuple(codec.decode(fields[3])))
+    return found
+
+
+def delay(job: JobFields, wait: Duration, token: str | None) -> Operation[None]:
+    """Delay a job."""
+    delay_ms, now_ms, fetch = to_ms(wait, "delay"), job.context.now_ms(), _fetch_options(job, token)
+    keys = job.context.keys
+    yield from execute(scripts.move_to_delayed(keys, job.id, fetch.token, delay_ms, failure=None, now_ms=now_ms))
+    job.change(delay_ms=delay_ms)
+
+
+def release(job: JobFields, token: str | None) -> Operation[None]:
+    """Release a job."""
+    yield from execute(scripts.move_from_active_to_wait(job.context.keys, job.id, _fetch_options(job, token).token))
+
+
+def wait_for_children(job: JobFields, token: str | None) -> Operation[bool]:
+    """Let a job wait for its children; false if none is pending."""
+    context, fetch = job.context, _fetch_options(job, token)
+    try:
+        yield from execute(scripts.move_to_waiting_children(context.keys, job.id, fetch.token, context.now_ms()))
+    except NoPendingChildrenError:
+        return False
+    return True
+
+
+def check_stalled(context: QueueContext, most: int | None) -> Operation[list[str]]:
+    """Move jobs whose lock has expired back to waiting and return their ids."""
+    config = context.broker.config
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+        raise ConfigError(f"max_stalled_count must be 0 or more, not {most!r}")
+    allowed = config.max_stalled_count if most is None else most
+    call = scripts.move_stalled_jobs_to_wait(context.keys, allowed, config.stalled_interval_ms, context.now_ms())
+    return (yield from execute(call))
+
+
+def _finish(
+    job: JobFields, running: RunningJob, finish: FinishOptions, token: str | None, *, fetch_next: bool
+) -> Operation[StoredJob | None]:
+    context, fetch = job.context, _fetch_options(job, token)
+    now_ms = context.now_ms()
+    call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
+    fetched = yield from execute(call)
+    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have kept another job back until now
+        yield from execute(add_kept_job(context.keys, dedup_id, job.id, now_ms))
+    job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
+    return (yield from _acquired(context, fetched, fetch))
+
+
+def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
+    """Return the token and worker name of the job, with which the next one is acquired, too."""
+    own = job.token if token is None else token
+    if not own:
+        raise ConfigError(f"job {job.id} was not acquired by get_next_job(): pass the token of its lock")
+    return FetchOptions.from_config(job.context.broker.config, job.context.keys, own, job.processed_by or "")
+
+
+def _running(job: JobFields) -> RunningJob:
+    """Return the job as a worker has it."""
+    known = job.stored
+    return RunningJob(
+        queue=known.queue,
+        id=known.id,
+        name=known.name,
+        data=known.data_text.encode(),
+        opts=known.opts,
+        timestamp_ms=known.timestamp_ms,
+        priority=known.priority,
+        attempts_made=known.attempts_made,
+        attempts_started=known.attempts_started,
+        deferred_failure=known.deferred_failure or "",
+        scheduler_id=known.scheduler_id or "",
+        stacktrace=codec.encode(list(known.stacktrace)),
+    )
+
+
+def _retry_delay_ms(running: RunningJob, error: BaseException | str, now_ms: int) -> int:
+    """Return the job's backoff, or the delay that the error asks for if that is longer; as in a worker."""
+    asked_ms = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
+    return max(running.retry_delay_ms(running.attempts_made + 1), asked_ms or 0)
+
+
+def _reason_and_trace(error: BaseException | str) -> tuple[str, str]:
+    """Return reason and traceback of a failure."""
+    if isinstance(error, str):
+        return error, ""
+    return reason_of(error), trace_text(error, error.__traceback__)
+
+
+def _is_permanent(error: BaseException | str) -> bool:
+    return isinstance(error, BaseException) and explicit_category(error) is ErrorCategory.PERMANENT

@@ -1,0 +1,117 @@
+# Generated from bulltask/queue/aio/events.py by tools/generate_sync.py (make sync): do not edit.
+"""``QueueEvents``: the events of a queue as typed values, for iteration and callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.queue.event_reader import EventReader
+from bulltask.queue.events import QueueEvent
+from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS
+
+__all__ = ["QueueEvents"]
+
+
+class QueueEvents(EventReader):
+    """The events of one queue.
+
+    ::
+
+        with QueueEvents("mail") as events:  # starts here
+            for event in events:  # waits for the next one; ends when close() is called
+                match event:
+                    case Completed(job_id=job_id, returnvalue=value): ...
+
+        events.on("failed", notify)
+        events.on(Progress, show, job_id=job.id)
+        events.listen()  # a thread of its own reads and calls the callbacks
+        events.close()
+
+    After an outage, or a callback that takes long, reading continues where it stopped. If events were trimmed in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
+
+    It has a connection of its own, which does not survive a fork. One thread at a time may read; :meth:`close`
+    may be called from any thread.
+
+    Arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    """
+
+    def open(self) -> Self:
+        """Connect, and start with the next event from now on.
+
+        Raises:
+            BrokerError: Redis cannot be reached. Later outages are waited out.
+        """
+        if not self._opened:
+            self._connect()
+        return self
+
+    def next(self, timeout: Duration | None = None) -> QueueEvent | None:
+        """Return the next event after calling its callbacks; ``None`` if there is none in time.
+
+        Args:
+            timeout: seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
+
+        Raises:
+            BrokerError: Redis could not be reached the first time, or it refuses permanently.
+        """
+        deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
+        asked = False
+        while not self._read:
+            left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
+            if self._closed.is_set() or (asked and left_ms <= 0):
+                return None
+            self._fill(min(left_ms, LONGEST_BLOCK_MS))
+            asked = True
+        event = self._pop()
+        for callback in self.of(event):
+            self._call(callback, event)
+        return event
+
+    def run(self) -> None:
+        """Read events and call the callbacks until :meth:`close`; raises what :meth:`next` raises."""
+        while self.next() is not None:
+            pass
+
+    def listen(self) -> Self:
+        """Call :meth:`open`, then :meth:`run` in a thread of its own, which does not keep the process alive.
+
+        Raises:
+            BrokerError: Redis cannot be reached.
+        """
+        self.open()
+        self._spawn(self.run)
+        return self
+
+    def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
+        """Add an event of your own to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+
+        Args:
+            name: a name that BullMQ does not use for its events.
+            fields: strings and numbers; ``jobId`` says which job the event is about.
+
+        Returns:
+            The event's id.
+
+        Raises:
+            InvalidNameError: BullMQ uses the name, or a field is called ``event``.
+            ConfigError: a field is neither a string nor a number.
+        """
+        return self._context.run(self._publication(name, fields or {}))
+
+    def __iter__(self) -> Iterator[QueueEvent]:
+        return self
+
+    def __next__(self) -> QueueEvent:
+        event = self.next()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,114 @@
+# Generated from bulltask/queue/aio/flow.py by tools/generate_sync.py (make sync): do not edit.
+"""``FlowProducer``: add and read flows, trees of jobs in which a parent runs after its children."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.options import ParentLike
+from bulltask.queue.add_options import AddOptions
+from bulltask.queue.flow_base import FlowBase
+from bulltask.queue.flow_plan import FlowJob, FlowNode
+from bulltask.queue.sync.job import Job
+from bulltask.registry.task import Signature
+
+__all__ = ["FlowProducer"]
+
+
+class FlowProducer(FlowBase):
+    """Adds and reads flows; ``app.flows()`` makes one.
+
+    ::
+
+        flows.add(
+            FlowJob("report", "reports", {"month": 5}, children=[
+                FlowJob("load", "loads", {"part": 1}),
+                FlowJob("load", "loads", {"part": 2}, {"ignore_dependency_on_failure": True}),
+            ])
+        )
+
+    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its children have
+    completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
+    """
+
+    def add(
+        self,
+        flow: FlowJob | Signature[Any],
+        *,
+        parent: ParentLike | None = None,
+        queue_defaults: Mapping[str, AddOptions] | None = None,
+    ) -> FlowNode[Job]:
+        """Add a flow: all of its jobs, or none of them.
+
+        Args:
+            flow: the tree.
+            parent: another job that waits for the tree's root. In a task, pass ``self.request`` to give the running
+                job children (then call ``self.move_to_waiting_children()``).
+            queue_defaults: options by queue, for jobs that do not set them (Node's ``queuesOptions``).
+
+        Returns:
+            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added: the tree is
+            the existing job alone.
+
+        Raises:
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
+            ConfigError: the server is a Redis Cluster, and the queues are in more than one slot.
+            ParentNotFoundError: ``parent`` does not exist.
+            ParentConflictError: a job with a chosen id exists and belongs to another parent, which still waits for it.
+            BrokerError: after the configured number of retries; it is not known whether the flow was added.
+        """
+        nodes = self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)
+        return nodes[0]
+
+    def add_bulk(
+        self,
+        flows: Iterable[FlowJob | Signature[Any]],
+        *,
+        parent: ParentLike | None = None,
+        queue_defaults: Mapping[str, AddOptions] | None = None,
+    ) -> list[FlowNode[Job]]:
+        """Add several flows in one transaction: all of their jobs, or none. Arguments as for :meth:`add`."""
+        roots = self._plan(flows, parent, queue_defaults)
+        sending, attempt = self._sending(roots), 0
+        while roots:
+            try:
+                self._context.run(sending.attempt())
+                break
+            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                self._context.sleep(self._pause_s(attempt, exc))
+                attempt += 1
+        return self._added(roots, Job)
+
+    def get_flow(self, queue: str, job_id: str, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
+        """Read a stored flow.
+
+        Args:
+            queue: the queue of its root, which may be any job of a larger flow.
+            job_id: the root's id.
+            depth: number of levels, including the root's.
+            max_children: maximum number of children of each kind (completed, pending, failed, ignored) per job.
+
+        Returns:
+            The tree, ``None`` if there is no such job. Children that were removed are left out.
+
+        Raises:
+            InvalidNameError, ConfigError: the queue's name or a number is invalid.
+        """
+        reader = self._reader(queue, job_id, depth, max_children)
+        return self._tree(self._context.run(reader.read()), Job)
+
+    def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        self._context.connect()
+
+    def close(self) -> None:
+        """Close idle connections, unless an app owns them."""
+        self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,217 @@
+# Generated from bulltask/queue/aio/getters.py by tools/generate_sync.py (make sync): do not edit.
+"""``QueueGetters``: read the jobs of a queue, their counts and states, and who is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bulltask.errors import ConfigError
+from bulltask.jobs.states import JobState
+from bulltask.queue import read
+from bulltask.queue.context import QueueBase
+from bulltask.queue.iterate import JobPages
+from bulltask.queue.responses import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics
+from bulltask.queue.sync.job import Job
+from bulltask.transport.scripts import queue as scripts
+from bulltask.transport.scripts.job import get_state, read_job
+
+__all__ = ["QueueGetters"]
+
+
+class QueueGetters(QueueBase):
+    """The reading half of :class:`bulltask.queue.sync.queue.Queue`; BullMQ has a class of that name, too."""
+
+    def get_job(self, job_id: str) -> Job | None:
+        """Return a job, ``None`` if there is none with this id."""
+        stored = self._context.run(read_job(self._context.keys, job_id))
+        return None if stored is None else Job(self._context, stored)
+
+    def get_jobs(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[Job]:
+        """Return jobs ``start`` to ``end`` (both included) of each of ``states``.
+
+        Args:
+            states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
+                ``waiting-children``, ``active``, ``completed``, ``failed`` (default: all).
+            start: index of the first job of each state, from 0.
+            end: index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
+            asc: oldest first.
+        """
+        found = self._context.run(read.get_jobs(self._context, states, start, end, asc=asc))
+        return [Job(self._context, stored) for stored in found]
+
+    def get_job_ids(
+        self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
+    ) -> list[str]:
+        """Return only the ids of those jobs; arguments as for :meth:`get_jobs`."""
+        return self._context.run(read.get_job_ids(self._context, states, start, end, asc=asc))
+
+    def iter_jobs(self, states: Iterable[str] | str = (), *, asc: bool = True, page_size: int = 1000) -> Iterator[Job]:
+        """Iterate over any number of jobs, a page at a time, while other clients use the queue.
+
+        A job that stays in its state throughout is returned exactly once. A job that is added, removed or moved
+        during the iteration may or may not be returned; one that moves to a later state is returned at least once.
+        The iteration ends even if jobs are added faster than it reads. Only if a whole page of jobs leaves its state
+        between two reads may some jobs be returned twice.
+
+        Args:
+            states: as in :meth:`get_jobs`; in the order in which jobs pass through them.
+            asc: within a state, the job that is next in line (or finished first) comes first; otherwise last.
+            page_size: jobs in memory at a time.
+        """
+        pages = JobPages(self._context, states, page_size, asc=asc)
+        while (page := self._context.run(pages.next())) is not None:
+            for stored in page:
+                yield Job(self._context, stored)
+
+    def get_job_counts(self, *states: str) -> dict[str, int]:
+        """Count the jobs in each of ``states`` (default: all eight)."""
+        return self._context.run(read.get_job_counts(self._context, states))
+
+    def job_counts(self) -> JobCounts:
+        """Count the jobs that are waiting, active, completed, failed and delayed."""
+        counts = self.get_job_counts()
+        return JobCounts(
+            waiting=counts["waiting"] + counts["paused"] + counts["prioritized"],
+            active=counts["active"],
+            completed=counts["completed"],
+            failed=counts["failed"],
+            delayed=counts["delayed"],
+        )
+
+    def count(self) -> int:
+        """Count the jobs that were not acquired yet: waiting, paused, prioritized, delayed and waiting for children."""
+        counts = self.get_job_counts("waiting", "paused", "delayed", "prioritized", "waiting-children")
+        return sum(counts.values())
+
+    def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
+        """Count the waiting jobs of each of ``priorities``; 0 are those without one."""
+        wanted = list(dict.fromkeys(priorities))
+        if not wanted:
+            return {}
+        return self._context.run(scripts.get_counts_per_priority(self._context.keys, wanted))
+
+    def get_job_state(self, job_id: str) -> JobState:
+        """Return a job's state, ``UNKNOWN`` if there is none with this id."""
+        return self._context.run(get_state(self._context.keys, job_id))
+
+    def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
+        """Return lines of a job's log; see :meth:`bulltask.queue.sync.job.Job.get_logs`."""
+        return self._context.run(read.get_job_logs(self._context, job_id, start, end, asc=asc))
+
+    def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
+        """Return how many jobs completed or failed per minute.
+
+        Args:
+            kind: ``completed`` or ``failed``.
+            start: first minute, from 0, the newest one.
+            end: last minute, -1 for all.
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        if kind not in {"completed", "failed"}:
+            raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
+        found = self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
+        return Metrics(found.count, found.previous_ms, found.previous_count, found.data, found.points)
+
+    def get_workers(self) -> list[ClientInfo]:
+        """Return the connected workers, in Python and Node; one entry per connection."""
+        return self._context.run(read.get_clients(self._context, events=False))
+
+    def get_workers_count(self) -> int:
+        """Count the connected workers."""
+        return len(self.get_workers())
+
+    def get_queue_events(self) -> list[ClientInfo]:
+        """Return the connected ``QueueEvents`` listeners."""
+        return self._context.run(read.get_clients(self._context, events=True))
+
+    def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
+        """Return children ``start`` to ``end`` of a job.
+
+        Args:
+            parent_id: the job.
+            kind: ``"processed"``: completed, with return values; ``"pending"``: not finished; ``"ignored"``: failed,
+                with reasons, and the parent ignores it; ``"failed"``: failed, and the parent fails with it.
+            start: index of the first child, from 0, in Redis' own order.
+            end: index of the last child, -1 for all.
+        """
+        return self._context.run(read.get_dependency_page(self._context, parent_id, kind, start, end))
+
+    def export_prometheus_metrics(self, labels: Mapping[str, str] | None = None) -> str:
+        """Return the counts of all states in Prometheus' text format, as Node exports them.
+
+        Args:
+            labels: added to each line.
+        """
+        counts = self.get_job_counts()
+        more = "".join(f', {name}="{value}"' for name, value in (labels or {}).items())
+        lines = [
+            f'bullmq_job_count{{queue="{self._context.keys.name}", state="{state}"{more}}} {count}'
+            for state, count in counts.items()
+        ]
+        head = ["# HELP bullmq_job_count Number of jobs in the queue by state", "# TYPE bullmq_job_count gauge"]
+        return "\n".join([*head, *lines])
+
+    def get_waiting(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return waiting jobs without a priority, the next one first."""
+        return self.get_jobs("waiting", start, end, asc=True)
+
+    def get_active(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return active jobs, the oldest first."""
+        return self.get_jobs("active", start, end, asc=True)
+
+    def get_delayed(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return delayed jobs, the next one first."""
+        return self.get_jobs("delayed", start, end, asc=True)
+
+    def get_prioritized(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return waiting jobs with a priority, the next one first."""
+        return self.get_jobs("prioritized", start, end, asc=True)
+
+    def get_completed(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return completed jobs, the newest first."""
+        return self.get_jobs("completed", start, end, asc=False)
+
+    def get_failed(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return failed jobs, the newest first."""
+        return self.get_jobs("failed", start, end, asc=False)
+
+    def get_waiting_children(self, start: int = 0, end: int = -1) -> list[Job]:
+        """Return jobs that wait for their children, the oldest first."""
+        return self.get_jobs("waiting-children", start, end, asc=True)
+
+    def get_waiting_count(self) -> int:
+        """Count the waiting jobs without a priority."""
+        return self.get_job_count_by_types("waiting")
+
+    def get_active_count(self) -> int:
+        """Count the active jobs."""
+        return self.get_job_count_by_types("active")
+
+    def get_delayed_count(self) -> int:
+        """Count the delayed jobs."""
+        return self.get_job_count_by_types("delayed")
+
+    def get_prioritized_count(self) -> int:
+        """Count the waiting jobs with a priority."""
+        return self.get_job_count_by_types("prioritized")
+
+    def get_completed_count(self) -> int:
+        """Count the completed jobs."""
+        return self.get_job_count_by_types("completed")
+
+    def get_failed_count(self) -> int:
+        """Count the failed jobs."""
+        return self.get_job_count_by_types("failed")
+
+    def get_waiting_children_count(self) -> int:
+        """Count the jobs that wait for their children."""
+        return self.get_job_count_by_types("waiting-children")
+
+    def get_job_count_by_types(self, *states: str) -> int:
+        """Count the jobs in all of ``states`` together (default: all eight)."""
+        counts = self.get_job_counts(*states)
+        return sum(counts.values())

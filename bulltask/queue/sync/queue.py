@@ -1,0 +1,352 @@
+# Generated from bulltask/queue/aio/queue.py by tools/generate_sync.py (make sync): do not edit.
+"""``Queue``: add, manage and read the jobs of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self, Unpack
+
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import ConfigError
+from bulltask.jobs import codec
+from bulltask.jobs.codec import Json
+from bulltask.jobs.states import Revocation
+from bulltask.queue import bulk, manual
+from bulltask.queue.add_options import AddOptions, BulkJob, check_positive
+from bulltask.queue.job_fields import sent_job
+from bulltask.queue.manual import Acquisition
+from bulltask.queue.responses import RateLimit
+from bulltask.queue.sync.getters import QueueGetters
+from bulltask.queue.sync.job import Job
+from bulltask.queue.sync.repeatables import Repeatables
+from bulltask.queue.sync.schedulers import JobSchedulers
+from bulltask.transport.call import command
+from bulltask.transport.replies import text
+from bulltask.transport.scripts import queue as scripts
+from bulltask.transport.scripts.job import add_log, remove_job, update_progress
+
+__all__ = ["Queue"]
+
+
+class Queue(QueueGetters):
+    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; ``app.queue("emails")`` makes one.
+
+    It connects when it is first used. Many threads may use it.
+    Without an app, use ``with Queue(…) as queue`` or call :meth:`close`.
+
+    Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
+    ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
+
+    Arguments are those of :class:`bulltask.queue.context.QueueBase`.
+    """
+
+    # ---- adding and removing -------------------------------------------------------------------------------------
+
+    def add(self, name: str, data: Json = None, **options: Unpack[AddOptions]) -> Job:
+        """Add a job.
+
+        Args:
+            name: the job's name; a bulltask worker runs the task of that name.
+            data: plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            options: see :class:`bulltask.queue.add_options.AddOptions`.
+
+        Returns:
+            The job as it was sent. If it is deduplicated, its id is that of the existing job (as in Node).
+
+        Raises:
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
+            ParentNotFoundError: the parent does not exist.
+            ParentConflictError: the job exists already and belongs to another parent that is still waiting for it.
+        """
+        jobs = self.add_bulk([{"name": name, "data": data, "options": options}])
+        return jobs[0]
+
+    def add_bulk(self, jobs: Iterable[BulkJob]) -> list[Job]:
+        """Add jobs in order, a thousand per round trip: ``[{"name": …, "data": …, "options": {…}}, …]``.
+
+        All jobs are checked before the first one is sent. They are not added in one transaction.
+        """
+        checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
+        self._context.connect()
+        new = self._context.dated(checked)
+        ids = self._context.broker.producer.send(new)
+        return [Job(self._context, sent_job(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
+
+    def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
+        """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
+
+        Raises:
+            SchedulerJobError: it is the next job of a job scheduler.
+        """
+        return self._context.run(remove_job(self._context.keys, job_id, children=remove_children))
+
+    def revoke(self, job_id: str, *, terminate: bool = False) -> Revocation:
+        """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
+
+        Args:
+            job_id: the job.
+            terminate: if the job is running, cancel it. Without this a running job continues.
+
+        Returns:
+            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
+
+        Raises:
+            SchedulerJobError: it is the next job of a job scheduler: remove the scheduler instead.
+        """
+        return self._context.run(self._context.broker.revocation(self.name, job_id, terminate=terminate))
+
+    def drain(self, *, delayed: bool = False) -> None:
+        """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
+
+        Args:
+            delayed: remove delayed jobs too. The next jobs of job schedulers always stay.
+        """
+        self._context.run(scripts.drain(self._context.keys, delayed=delayed))
+
+    def clean(self, grace: Duration, limit: int = 0, state: str = "completed") -> list[str]:
+        """Remove jobs of one state that are older than ``grace``.
+
+        Args:
+            grace: minimum age, since the job finished, or since it was created if it has not.
+            limit: maximum number of jobs; 0 for all.
+            state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
+                ``delayed`` or ``prioritized``.
+
+        Returns:
+            The ids of the removed jobs.
+        """
+        return self._context.run(bulk.clean(self._context, grace, limit, state))
+
+    def obliterate(self, *, force: bool = False, count: int = 1000) -> None:
+        """Pause the queue and remove it with all its jobs. This cannot be undone.
+
+        Args:
+            force: also if jobs are active.
+            count: jobs per call.
+
+        Raises:
+            QueueActiveError: jobs are active, and ``force`` is false; the queue stays paused.
+            QueueNotPausedError: another client has resumed the queue.
+        """
+        self._context.run(bulk.obliterate(self._context, count, force=force))
+
+    def retry_jobs(
+        self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None, revoked: bool = False
+    ) -> None:
+        """Move all finished jobs of a state back to waiting; their priorities are ignored (as in BullMQ 5).
+
+        Revoked jobs are failed jobs, too. They stay failed unless you execute for them.
+
+        Args:
+            state: ``"failed"`` or ``"completed"``.
+            count: jobs per call.
+            before_ms: only jobs that had finished at this time (epoch milliseconds; default: now).
+            revoked: retry revoked jobs, too.
+        """
+        self._context.run(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
+
+    def promote_jobs(self, *, count: int = 1000) -> None:
+        """Promote all delayed jobs, ``count`` per call; their priorities are ignored (as in BullMQ 5)."""
+        self._context.run(bulk.move_to_wait(self._context, "delayed", count, None))
+
+    # ---- pausing and limits --------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Pause the queue: its workers acquire no further jobs. Running jobs continue."""
+        self._context.run(bulk.set_paused(self._context, paused=True))
+
+    def resume(self) -> None:
+        """Resume the queue.
+
+        Unlike BullMQ 5's, this loses no jobs if clients of BullMQ 6 paused the queue, or added jobs to it while it
+        was paused.
+        """
+        self._context.run(bulk.set_paused(self._context, paused=False))
+
+    def is_paused(self) -> bool:
+        """True if the queue is paused."""
+        return self._context.run(command("HEXISTS", self._context.keys.meta, "paused", parse_reply=bool))
+
+    def is_maxed(self) -> bool:
+        """True if as many jobs are active as the global concurrency allows."""
+        return self._context.run(scripts.is_maxed(self._context.keys))
+
+    def rate_limit(self, duration: Duration) -> None:
+        """Let no worker acquire a job for so long, provided that a rate limit is set, globally or at the worker."""
+        duration_ms = to_ms(duration, "duration")
+        if duration_ms:
+            self._context.run(scripts.limit_now(self._context.keys, duration_ms))
+
+    def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
+        """Return the seconds until the current rate limit ends, 0 if there is none.
+
+        Args:
+            max_jobs: how many jobs the limit allows, if it is set at the workers.
+        """
+        ttl_ms = self._context.run(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
+        return max(0, ttl_ms) / 1000
+
+    def remove_rate_limit_key(self) -> bool:
+        """End the current rate limit now; false if there was none."""
+        return self._context.run(command("DEL", self._context.keys.limiter, parse_reply=bool))
+
+    def set_global_concurrency(self, concurrency: int) -> None:
+        """Set how many jobs of this queue may be active at a time, over all workers."""
+        self.set_meta({"concurrency": check_positive(concurrency, "concurrency")})
+
+    def get_global_concurrency(self) -> int | None:
+        """Return how many jobs may be active at a time; ``None``: no limit."""
+        stored: bytes | None = self._context.run(command("HGET", self._context.keys.meta, "concurrency"))
+        return int(float(stored)) if stored else None
+
+    def remove_global_concurrency(self) -> bool:
+        """Remove the global concurrency; false if there was none."""
+        return self._context.run(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
+
+    def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
+        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, all workers together."""
+        duration_ms = check_positive(to_ms(duration, "duration"), "duration")
+        self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
+
+    def get_global_rate_limit(self) -> RateLimit | None:
+        """Return the global rate limit, ``None`` if there is none."""
+        stored: list[bytes | None] = self._context.run(command("HMGET", self._context.keys.meta, "max", "duration"))
+        most, duration_ms = stored
+        return RateLimit(int(float(most)), float(duration_ms) / 1000) if most and duration_ms else None
+
+    def remove_global_rate_limit(self) -> bool:
+        """Remove the global rate limit; false if there was none."""
+        return self._context.run(command("HDEL", self._context.keys.meta, "max", "duration", parse_reply=bool))
+
+    # ---- processing jobs manually --------------------------------------------------------------------------------
+
+    def get_next_job(
+        self,
+        token: str,
+        *,
+        timeout: Duration | None = 0,
+        lock_duration: Duration | None = None,
+        worker: str = "",
+    ) -> Job | None:
+        """Acquire the next job without a worker; ``None`` if there is none (Node's ``Worker.getNextJob``).
+
+        A worker is the normal way to run jobs: it renews their locks, handles what their code raises, and releases
+        them when it stops. If you process jobs manually, that is up to you: end the job with ``move_to_completed()``,
+        ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and fail a job that has a
+        ``deferred_failure`` with that text instead of running it.
+
+        Args:
+            token: locks the job; a text that no other client uses, such as a UUID.
+            timeout: how long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            lock_duration: how long the lock lasts (default: the setting ``lock_duration``, 30 s).
+            worker: the name that is stored as :attr:`Job.processed_by`.
+
+        Raises:
+            DecodeError, ConfigError: the rule of a scheduler's job is malformed; the job is delayed.
+            BrokerUnavailableError: a job may have been acquired; it waits again when its lock has expired.
+        """
+        acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
+        while (stored := self._context.run(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
+            if limited_ms := acquisition.limited_ms:
+                self._context.sleep(limited_ms / 1000)
+            else:
+                self._context.run_blocking(acquisition.marker(wait_ms), wait_ms)
+        return None if stored is None else Job(self._context, stored, token)
+
+    def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
+        """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
+
+        A first call marks the active jobs, a later one finds those whose lock was not renewed since. Only one call
+        per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
+
+        Args:
+            max_stalled_count: a job that stalls more often fails when it is acquired next (default: the setting).
+        """
+        return self._context.run(manual.check_stalled(self._context, max_stalled_count))
+
+    # ---- schedulers, metadata, connection ------------------------------------------------------------------------
+
+    @property
+    def schedulers(self) -> JobSchedulers:
+        """The queue's job schedulers, which add jobs at an interval or by a cron pattern."""
+        return JobSchedulers(self._context)
+
+    @property
+    def repeatables(self) -> Repeatables:
+        """Repeatable jobs that BullMQ's older interface has created: list and remove them."""
+        return Repeatables(self._context)
+
+    def wait_until_ready(self) -> None:
+        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        self._context.connect()
+
+    def remove_deprecated_priority_key(self) -> bool:
+        """Remove a key of BullMQ 3, once all its clients are gone; false if there was none."""
+        return self._context.run(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
+
+    def update_job_progress(self, job_id: str, progress: Json) -> None:
+        """Store a job's progress and emit a ``progress`` event.
+
+        Raises:
+            JobNotFoundError: the job does not exist.
+        """
+        encoded = codec.encode(progress, what=f"progress of job {job_id}")
+        self._context.run(update_progress(self._context.keys, job_id, encoded))
+
+    def add_job_log(self, job_id: str, line: str, keep_logs: int | None = None) -> int:
+        """Append a line to a job's log and return how many lines the log has.
+
+        Args:
+            job_id: the job.
+            line: the line.
+            keep_logs: how many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+        """
+        default = self._context.broker.config.max_logs
+        return self._context.run(add_log(self._context.keys, job_id, line, keep_logs, default))
+
+    def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
+        """Return the job that owns a deduplication id, ``None`` if no job does."""
+        owner: bytes | None = self._context.run(command("GET", self._context.keys.deduplication(deduplication_id)))
+        return None if owner is None else text(owner)
+
+    def remove_deduplication_key(self, deduplication_id: str) -> bool:
+        """Free a deduplication id, so that another job with it can be added; false if no job owned it."""
+        key = self._context.keys.deduplication(deduplication_id)
+        return self._context.run(command("DEL", key, parse_reply=bool))
+
+    def get_meta(self) -> dict[str, str]:
+        """Return the queue's ``meta``: ``version``, ``opts.maxLenEvents``, ``concurrency``, ``paused`` …"""
+        return self._context.run(scripts.get_meta(self._context.keys))
+
+    def set_meta(self, values: Mapping[str, str | int]) -> None:
+        """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``.
+
+        Raises:
+            ConfigError: ``paused`` is one of them. Pausing moves jobs, too: use :meth:`pause`.
+        """
+        if "paused" in values:
+            raise ConfigError("a queue is not paused by a field of meta alone; use pause() and resume()")
+        if values:
+            words = [word for pair in values.items() for word in pair]
+            self._context.run(command("HSET", self._context.keys.meta, *words))
+
+    def get_version(self) -> str | None:
+        """Return which client described the queue last: ``bullmq:5.62.0``."""
+        meta = self.get_meta()
+        return meta.get("version")
+
+    def trim_events(self, max_length: int) -> int:
+        """Trim the event stream to about ``max_length`` events and return how many were removed."""
+        return self._context.run(
+            command("XTRIM", self._context.keys.events, "MAXLEN", "~", max_length, parse_reply=int)
+        )
+
+    def close(self) -> None:
+        """Close idle connections, unless an app owns them. The queue may be used again."""
+        self._context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
