@@ -1,8 +1,8 @@
-"""Python calls as the plain JSON that a Node developer would write, and back.
+"""Conversion of a Python call to the JSON that a Node developer would write, and back.
 
-``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` keep their
-parameters' names. From other clients a JSON array is taken as positional arguments and any other value that is no
-object as the only argument.
+``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` have their
+parameters' names as keys. If another client stores a JSON array, its items are positional arguments; any other value
+that is not an object is the only argument.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _Kind = inspect.Parameter
 
 
 class Arguments:
-    """The signature of one task's function.
+    """The signature of a task's function.
 
     Args:
         function: the function.
         task: the task's name, for messages.
-        skip_first: the first parameter is the context (``bind=True``) and no argument.
+        skip_first: the first parameter is the context (``bind=True``), not an argument.
     """
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
@@ -44,15 +44,15 @@ class Arguments:
         self._by_name = not self._positional_only and self._more_args is None and self._more_kwargs is None
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the call's arguments by parameter name; parameters left at their default are left out.
+        """Return the call's arguments by parameter name, without those left at their default.
 
         Raises:
-            TypeError: the arguments do not fit the signature, as Python itself would say it.
+            TypeError: the arguments do not match the signature, with Python's own message.
         """
         if self._by_name and not kwargs and len(args) <= len(self._either):
             data = dict(zip(self._either, args, strict=False))
             if self._needed <= data.keys():
-                return data  # as nearly every call: the full check costs several times as much
+                return data  # nearly every call; the full check costs several times as much
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -63,18 +63,18 @@ class Arguments:
         return data
 
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return stored data as positional and keyword arguments that fit the signature.
+        """Return stored data as positional and keyword arguments that match the signature.
 
         Raises:
-            InvalidJobError: they do not fit; the message names task and argument.
+            InvalidJobError: the data does not match; the message names task and argument.
         """
         if self._by_name and type(data) is dict and self._needed <= data.keys() <= self._names:
-            return (), data  # as nearly every job: the full check costs several times as much
+            return (), data  # nearly every job; the full check costs several times as much
         args, kwargs = self._split(data)
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise InvalidJobError(f"the job's data does not fit {self._task}{self._signature}: {exc}") from None
+            raise InvalidJobError(f"the job's data does not match {self._task}{self._signature}: {exc}") from None
         return args, kwargs
 
     def _split(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,7 +90,7 @@ class Arguments:
         names = list(self._positional_only)
         more = left.pop(self._more_args, None) if self._more_args else None
         if more:
-            names += self._either  # they stand before *args, so they can only be given by position
+            names += self._either  # they precede *args, so they can only be passed by position
         while names and not more and names[-1] not in left:
             names.pop()
         args = [left.pop(name) if name in left else self._default(name) for name in names]
@@ -104,10 +104,10 @@ class Arguments:
         return tuple(args), left
 
     def _default(self, name: str) -> Any:
-        """What stands in a place that the data leaves out although it has a later one."""
+        """Return the default of a parameter that the data omits although it has a later one."""
         default = self._signature.parameters[name].default
         if default is _Kind.empty:
             raise InvalidJobError(
-                f"the job's data does not fit {self._task}{self._signature}: missing a required argument: {name!r}"
+                f"the job's data does not match {self._task}{self._signature}: missing a required argument: {name!r}"
             )
         return default

@@ -1,4 +1,4 @@
-"""Finding the app behind ``-A`` and the modules with tasks."""
+"""Discovery of the app that ``-A`` names, and of modules with tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBMODULES: Final = ("app", "bulltask", "tasks", "main", "worker")
 
 
 def work_in(directory: str | None = None) -> None:
-    """Make ``directory`` (default: the current one) importable first, as running a script from there would."""
+    """Put ``directory`` (default: the current one) first on the import path, as for a script in it."""
     path = str(Path(directory or ".").resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
@@ -31,17 +31,17 @@ def work_in(directory: str | None = None) -> None:
 def find_app(spec: str, kind: type[A]) -> A:
     """Return the app that ``-A`` names.
 
-    ``pkg.mod:name`` is exactly that (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the one named
-    ``app``, ``bulltask`` or ``application``, else the only one there is. For a package without one, its submodules
-    ``app``, ``bulltask``, ``tasks``, ``main`` and ``worker`` are tried. ``pkg.mod.name`` works too, as in Celery.
+    ``pkg.mod:name`` is that object (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the one named
+    ``app``, ``bulltask`` or ``application``, or the only one. If a package has none, its submodules ``app``,
+    ``bulltask``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as in Celery.
 
     Args:
-        spec: what the user wrote.
-        kind: the class that an app is an instance of.
+        spec: the value of ``-A``.
+        kind: the class of apps.
 
     Raises:
-        AppNotFoundError: nothing was found, and the message lists what was tried; or there are several. An error inside
-            the user's own modules is not hidden by it.
+        AppNotFoundError: no app was found (the message lists what was tried), or several. Errors raised by the user's
+            own modules are passed on.
     """
     tried: list[str] = []
     if ":" in spec:
@@ -51,7 +51,7 @@ def find_app(spec: str, kind: type[A]) -> A:
         found = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
     if found is None:
         lines = "".join(f"\n  - {line}" for line in tried)
-        raise AppNotFoundError(f"no bulltask App found at {spec!r}; tried, from {Path.cwd()}:{lines}")
+        raise AppNotFoundError(f"no bulltask App found for {spec!r}; tried, from {Path.cwd()}:{lines}")
     return found
 
 
@@ -59,8 +59,8 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     """Import ``package.related_name`` of each package that has it; return what was imported (Celery's autodiscover).
 
     Args:
-        packages: package names, or a function that gives them.
-        related_name: the submodule, ``None`` to import the packages themselves.
+        packages: package names, or a function that returns them.
+        related_name: the submodule; ``None`` imports the packages themselves.
     """
     imported = []
     for package in packages() if callable(packages) else packages:
@@ -101,9 +101,9 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
-    if apps:  # looking further could only find one of these by another name, and choose in the user's place
+    if apps:  # searching on could only find one of these under another name, and pick one arbitrarily
         names = ", ".join(sorted(name for name, _ in apps.values()))
-        raise AppNotFoundError(f"{module_name} has several apps ({names}); say which: -A {module_name}:NAME")
+        raise AppNotFoundError(f"{module_name} has several apps ({names}): choose one with -A {module_name}:NAME")
     tried.append(f"{module_name}: has no App")
     return None
 
@@ -130,7 +130,7 @@ def _dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
 
 def _import(name: str, tried: list[str]) -> ModuleType | None:
     if not all(part.isidentifier() for part in name.split(".")):
-        tried.append(f"{name!r}: is no name of a module")
+        tried.append(f"{name!r}: is not a module name")
         return None
     try:
         return importlib.import_module(name)

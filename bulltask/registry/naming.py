@@ -15,15 +15,15 @@ __all__ = ["task_name", "where"]
 def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
-    A module that is run as a script is called ``__main__`` there and by its own name in the worker; the name it would
-    be imported by is used in both (Celery names such tasks ``__main__.f``, and no worker knows them).
+    A module that runs as a script has the name ``__main__``, but another name in the worker. Both use the name under
+    which it would be imported. (Celery names such tasks ``__main__.f``, and no worker finds them.)
 
     Raises:
-        ConfigError: the function has no usable name of its own (a lambda, or one defined inside a function).
+        ConfigError: the function has no usable name (a lambda, or a function defined inside another).
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
-        raise ConfigError(f"{function!r} has no name to make a task name of; give one: @app.task(name='…')")
+        raise ConfigError(f"{function!r} has no usable name: set one with @app.task(name='…')")
     return f"{_module_name(function.__module__)}.{qualname.replace('<locals>.', '')}"
 
 

@@ -1,4 +1,4 @@
-"""What a task says about its jobs, what one call says, and the job that comes of both."""
+"""Options of tasks and of calls, and the job that results from both."""
 
 from __future__ import annotations
 
@@ -34,57 +34,58 @@ from bulltask.value_class import value_class
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
 ENDLESS: Final = 2**31 - 2
-"""``max_retries=None``: as many as BullMQ can count."""
+"""For ``max_retries=None``: the largest number that BullMQ can count."""
 
 CELERYS_DELAY_S: Final = 180
 
 NOT_HERE: Final[Mapping[str, str]] = {
-    "acks_late": "a job is always acknowledged late, that is, when its outcome is written",
+    "acks_late": "jobs are always acknowledged late: when their outcome is stored",
     "reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
     "task_reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
     "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
     "serializer": "calls are plain JSON",
-    "track_started": "a job that runs is always 'active'",
-    "rate_limit": "give the task a queue of its own, and the worker of that queue --limiter 100/m",
+    "track_started": "a running job is always 'active'",
+    "rate_limit": "use a separate queue for the task, and start its worker with --limiter 100/m",
     "base": "tasks are functions",
-    "throws": "raise PermanentError for a failure that is expected",
+    "throws": "raise PermanentError for expected failures",
     "pydantic": "arguments are plain JSON; validate them in the task",
 }
-"""Options of Celery's that a task cannot have here, and why."""
+"""Celery's options that do not exist in bulltask, with the reason or the alternative."""
 
 Exceptions = tuple[type[BaseException], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Options of ``@app.task``; ``None`` takes the app's setting. Names are Celery's.
+    """Options of ``@app.task``, with Celery's names; ``None`` means the app's setting.
 
     Attributes:
-        queue: the queue of its jobs.
-        priority: 1 (first) to 2,097,151 (last); none runs before every priority (BullMQ's order, not Celery's).
-        expires: seconds, ``timedelta`` or ``datetime`` after which a job is failed instead of run.
-        max_retries: retries after the first try (3 attempts are ``max_retries=2``); see ``endless``.
-        endless: retry without limit.
+        queue: queue of the task's jobs.
+        priority: 1 (first) to 2,097,151 (last); jobs without a priority run before all others (BullMQ's order, not
+            Celery's).
+        expires: seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
+        max_retries: maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
+        endless: retry without a limit.
         retry_backoff: first delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
-            for the fixed ``default_retry_delay``, or a function of (attempts made, exception) to seconds.
-        retry_backoff_max: longest delay.
-        retry_jitter: share by which a delay varies; ``True`` is 0.2.
-        default_retry_delay: a fixed delay instead of the backoff (Celery's name); 180 s where ``retry_backoff`` is
-            ``False`` and this is not given.
-        autoretry_for: exceptions that are retried although they are not transient.
-        dont_autoretry_for: exceptions that are never retried.
-        result_expires, result_failure_expires: how long the finished job is kept; ``None`` takes the app's setting.
-        lifo: take a job before those that wait already.
-        remove_on_complete, remove_on_fail: BullMQ's way to say how finished jobs are kept, instead of the two above:
-            ``True``, ``False``, how many, or ``{"age": seconds, "count": n}``.
-        keep_logs, stack_trace_limit: how many log lines (0: all) and tracebacks a job keeps.
-        size_limit: most bytes that a job's arguments may have as JSON.
+            for the fixed ``default_retry_delay``, or a function from (attempts made, exception) to seconds.
+        retry_backoff_max: maximum delay.
+        retry_jitter: random variation of the delay, as a share; ``True`` is 0.2.
+        default_retry_delay: a fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
+            is ``False``.
+        autoretry_for: exceptions to retry although they are not transient.
+        dont_autoretry_for: exceptions never to retry.
+        result_expires, result_failure_expires: retention of completed and failed jobs.
+        lifo: run a job before those that are already waiting.
+        remove_on_complete, remove_on_fail: retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
+            number of jobs, or ``{"age": seconds, "count": n}``.
+        keep_logs, stack_trace_limit: maximum number of log lines (0: no limit) and tracebacks of a job.
+        size_limit: maximum size of a job's arguments in bytes of JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
-            remove_dependency_on_failure: what a job's failure means to the job that waits for it; one of them.
-        soft_time_limit: seconds or ``timedelta`` after which a run is told (``SoftTimeLimitExceeded``; an async task is
-            cancelled).
-        time_limit: the same after which it is ended, and its attempt has failed (``TimeLimitExceeded``).
-        spark: the task finds a Spark session when a worker calls it (``bulltask.spark.current_session()``).
+            remove_dependency_on_failure: what a job's failure does to its parent; at most one of them.
+        soft_time_limit: seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
+            async task is cancelled).
+        time_limit: seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
+        spark: give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
     """
 
     queue: str | None = None
@@ -115,7 +116,7 @@ class TaskOptions:
     spark: bool = False
 
     def __post_init__(self) -> None:
-        # All of it now: a wrong option must be found where the task is defined, not where it is sent.
+        # Check everything here, so that the error points to the definition of the task, not to a call.
         if self.queue is not None:
             check_queue_name(self.queue)
         check_priority(self.priority)
@@ -128,7 +129,7 @@ class TaskOptions:
                 to_ms(value, name)
         self._check_retries()
         if not isinstance(self.spark, bool):
-            raise ConfigError(f"spark must be True or False, not {self.spark!r}; spark_conf has Spark's settings")
+            raise ConfigError(f"spark must be True or False, not {self.spark!r}; for Spark's settings, use spark_conf")
         self.time_limits.check("a task")
         stored_options(_stored_names(self))
 
@@ -147,7 +148,7 @@ class TaskOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: a name is unknown; the message says which one was meant, or why Celery's has no meaning here.
+            TypeError: a name is unknown; the message has a suggestion, or the alternative to Celery's option.
         """
         known = {field.name for field in fields(cls)}
         for name in given:
@@ -161,16 +162,16 @@ class TaskOptions:
 
     @property
     def time_limits(self) -> TimeLimits:
-        """How long a run may take, where the task says it."""
+        """The task's own time limits."""
         return TimeLimits.of(self.soft_time_limit, self.time_limit)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:
-        """The function that computes delays, where the task has one."""
+        """The task's own function for delays, ``None`` for none."""
         return self.retry_backoff if callable(self.retry_backoff) else None
 
     def backoff(self, config: Config) -> Backoff:
-        """The backoff that is written into the task's jobs."""
+        """Return the backoff that is stored in the task's jobs."""
         most_ms = config.retry_backoff_max_ms
         if self.retry_backoff_max is not None:
             most_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
@@ -184,13 +185,13 @@ class TaskOptions:
         return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, most_ms)
 
     def _first_ms(self) -> int | None:
-        """The first delay where ``retry_backoff`` says one."""
+        """Return the first delay if ``retry_backoff`` sets one."""
         if self.retry_backoff is None or isinstance(self.retry_backoff, bool) or callable(self.retry_backoff):
             return None
         return to_ms(self.retry_backoff, "retry_backoff")
 
     def attempts(self, config: Config) -> int:
-        """Tries in all."""
+        """Return the maximum number of attempts."""
         if self.endless:
             return ENDLESS + 1
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
@@ -198,24 +199,24 @@ class TaskOptions:
 
 @value_class(kw_only=True)
 class CallOptions:
-    """Options of one call (``apply_async``, ``send_task``); they win over the task's.
+    """Options of a call (``apply_async``, ``send_task``), which override the task's.
 
     Attributes:
         countdown: seconds or ``timedelta`` before the job may run.
-        eta: moment before which it must not run; a naive one is UTC.
-        expires: seconds, ``timedelta`` or ``datetime`` after which it is failed instead of run.
+        eta: ``datetime`` before which the job may not run; a naive one is UTC.
+        expires: seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         priority, queue, max_retries: as in :class:`TaskOptions`.
-        job_id: the job's id; sending the same id again adds nothing. Made here (UUIDv7) when left out.
-        headers: JSON for the worker's ``self.request.headers``.
-        lifo: take it before the jobs that wait already.
+        job_id: the job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
+        headers: JSON value for ``self.request.headers`` in the worker.
+        lifo: run the job before those that are already waiting.
         remove_on_complete … time_limit: as in :class:`TaskOptions`.
-        backoff: delay between tries: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
-            3600}``; wins over the task's ``retry_backoff`` unless that is a function.
-        timestamp: when the job was made: a ``datetime``, or seconds since the epoch.
-        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`; the result is then that of the job which
-            counts as the same.
-        parent: the job that waits for this one: in a task ``parent=self.request``.
-        telemetry_metadata, omit_context: what bullmq-otel hands from producer to worker.
+        backoff: delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+            3600}``; overrides the task's ``retry_backoff`` unless that is a function.
+        timestamp: creation time of the job: a ``datetime``, or seconds since the epoch.
+        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
+            existing job if this one is a duplicate.
+        parent: the parent job; in a task, ``parent=self.request``.
+        telemetry_metadata, omit_context: context that bullmq-otel passes from producer to worker.
     """
 
     countdown: Duration | None = None
@@ -254,16 +255,16 @@ class CallOptions:
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
-            raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+            raise TypeError(f"unknown option {unknown[0]!r}: use {', '.join(sorted(known))}")
         return cls(**given)
 
 
 @value_class
 class JobPlan:
-    """All that was said about a call but its arguments; good for any number of jobs.
+    """Everything about a call except its arguments; it can build any number of jobs.
 
     Attributes:
-        max_payload: most bytes of data and options that the app allows, ``None`` for any number.
+        max_payload: maximum size of data and options in bytes, ``None`` for no limit.
     """
 
     name: str
@@ -274,14 +275,15 @@ class JobPlan:
     max_payload: int | None
 
     def job(self, data: Any, job_id: str | None = None) -> NewJob:
-        """The job that will be sent; nothing is sent here.
+        """Return the job to send.
 
         Args:
             data: the arguments.
-            job_id: the job's id; made here (UUIDv7) when left out.
+            job_id: the job's id, default: a new UUIDv7.
 
         Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: the arguments cannot travel, or the id is none.
+            EncodeError, PayloadTooLargeError, InvalidNameError: the arguments have no JSON form or are too large, or
+                the id is invalid.
         """
         what = f"the arguments of task {self.name}"
         encoded = codec.encode(data, what=what, limit=self.max_payload)
@@ -300,10 +302,10 @@ class JobPlan:
 
 
 def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) -> JobPlan:
-    """Merge everything that was said about a call.
+    """Merge the options of a call, its task and the app.
 
     Raises:
-        EncodeError, InvalidNameError, ConfigError: something about the call is wrong; the message names the task.
+        EncodeError, InvalidNameError, ConfigError: an option is invalid; the message names the task.
     """
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")
@@ -340,17 +342,17 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
 
 
 def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
-    """The job of one call; raises what :func:`plan_job` and :meth:`JobPlan.job` raise."""
+    """Return the job of one call; raises what :func:`plan_job` and :meth:`JobPlan.job` raise."""
     return plan_job(name, task, call, config).job(data, call.job_id)
 
 
 def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
-    """What ``options`` say in BullMQ's own terms."""
+    """Return the options that have a name in BullMQ."""
     names = _OF_TASKS if isinstance(options, TaskOptions) else _OF_CALLS
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-# TaskOptions has a method ``backoff``, which is no option.
+# The method ``backoff`` of TaskOptions is not an option.
 _OF_TASKS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
 _OF_CALLS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
 
@@ -362,7 +364,7 @@ def _is_exception(kind: object) -> bool:
 def _why_not(name: str, known: Iterable[str]) -> str:
     if name in NOT_HERE:
         return f" (Celery's): {NOT_HERE[name]}"
-    return did_you_mean(name, known) or f"; known are {', '.join(sorted(known))}"
+    return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"
 
 
 def _retries(value: int) -> int:
@@ -376,7 +378,7 @@ def _keep(own: Duration | None, default_ms: int | None) -> int | None:
 
 
 def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Time from sending, or the moment itself."""
+    """Return the time from sending, or the time itself."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

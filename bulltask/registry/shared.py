@@ -1,7 +1,7 @@
-"""``shared_task``: tasks of libraries that do not know the app.
+"""``shared_task``: tasks of libraries that have no app.
 
-The one piece of process-wide state of the package: Celery users expect the decorator to work in any module, before
-any app exists.
+This is the only process-wide state of the package: as in Celery, the decorator works in any module, before an app
+exists.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from bulltask.registry.tasks import Tasks
 __all__ = ["SHARED", "add_shared", "current_sender", "set_current"]
 
 SHARED = Tasks()
-"""Every shared task of this process; each app's registry looks here too."""
+"""All shared tasks of this process; every app's registry includes them."""
 
 _current: weakref.ref[Any] | None = None
 
 
 def set_current(sender: Sender) -> None:
-    """Make ``sender`` the app that shared tasks send through; the app made last wins, as in Celery."""
-    global _current  # noqa: PLW0603 - see above: the one piece of process-wide state
+    """Make ``sender`` the app that sends shared tasks. As in Celery, it is the app that was created last."""
+    global _current  # noqa: PLW0603 - see above: the only process-wide state
     _current = weakref.ref(sender)
 
 
 def current_sender() -> Sender:
-    """Return the app that shared tasks send through.
+    """Return the app that sends shared tasks.
 
     Raises:
-        ConfigError: no app exists in this process.
+        ConfigError: this process has no app.
     """
     sender: Sender | None = None if _current is None else _current()
     if sender is None:
-        raise ConfigError("a shared task was sent but this process has no App; import the module that makes it first")
+        raise ConfigError("a shared task was sent, but this process has no App: import the module that creates it")
     return sender
 
 

@@ -1,4 +1,4 @@
-"""A task: a function that can also be sent to a worker."""
+"""Tasks: functions that can be called here or sent to a worker."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ R = TypeVar("R")
 FrameT = TypeVar("FrameT")
 
 _SPARK_HOME: Final = {"map_dataframe": "bulltask.spark"}
-"""The module that implements :class:`bulltask.ports.DataFrameMapper`; loaded by name, as it is in a layer above."""
+"""Module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature(Generic[R]):
-    """A call that was not made yet: ``add.s(1, 2)``; arguments are already checked.
+    """A call to be sent later: ``add.s(1, 2)``. Its arguments are already checked.
 
-    ``app.send_many`` sends any number of them, of any tasks, in one round trip per thousand.
+    ``app.send_many`` sends any number of signatures of any tasks, in one round trip per thousand.
     """
 
     task: AnyTask[Any, R]
@@ -42,23 +42,23 @@ class Signature(Generic[R]):
 
     def set(self, **options: Any) -> Signature[R]:
         """Return the same call with options of ``apply_async`` added: ``add.s(1, 2).set(countdown=5)``."""
-        said = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
-        return Signature(self.task, self.data, CallOptions.of({**said, **options}))
+        given = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        return Signature(self.task, self.data, CallOptions.of({**given, **options}))
 
     def job(self) -> NewJob:
-        """The job that this call becomes; a new id each time unless one was set."""
+        """Return the job of this call, with a new id each time unless ``job_id`` is set."""
         return self.task.build(self.data, self.options)
 
 
 class AnyTask(Generic[P, R]):
-    """What sync and async tasks have in common.
+    """Base class of sync and async tasks.
 
     Args:
-        function: the function itself.
+        function: the function.
         name: the task's name, which is the job's name in BullMQ.
-        options: what the decorator said.
-        sender: gives the app that sends; asked at every send, so that shared tasks find theirs late.
-        bind: the function takes a :class:`Context` first.
+        options: the options of the decorator.
+        sender: returns the app that sends; called at every send, because shared tasks get their app late.
+        bind: pass a :class:`Context` as the first argument.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class AnyTask(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         if self.is_async and options.spark:
             raise ConfigError(
-                f"task {name!r} is an async def and cannot have spark=True: a call of Spark's would block the event "
-                "loop, and with it all other tasks; make it a plain function"
+                f"task {name!r} is an async def and cannot have spark=True, because calls to Spark would block the "
+                "event loop and all other tasks; make it a plain function"
             )
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
         self._usual: tuple[Config, JobPlan] | None = None
-        # Without the function's own attributes: one called ``name`` or ``options`` would replace the task's.
+        # Not the function's own attributes: one named ``name`` or ``options`` would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
 
     @property
@@ -90,16 +90,16 @@ class AnyTask(Generic[P, R]):
 
     @property
     def config(self) -> Config:
-        """The settings of the app that sends."""
+        """The configuration of the app that sends."""
         return self._sender().config
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Send the call with the task's own options; returns once Redis has it.
+        """Send a call to a worker, with the task's own options; return once Redis has stored the job.
 
         Raises:
-            TypeError: the arguments do not fit the function.
-            EncodeError, PayloadTooLargeError: they cannot travel. In both cases nothing was sent.
-            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or refused.
+            TypeError: the arguments do not match the function. Nothing was sent.
+            EncodeError, PayloadTooLargeError: the arguments have no JSON form or are too large. Nothing was sent.
+            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or refused the job.
         """
         return self._send(self._plan().job(self.arguments.bind(args, kwargs)))
 
@@ -110,7 +110,7 @@ class AnyTask(Generic[P, R]):
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[R]:
-        """Send the call with options (Celery's name; it is not a coroutine: see :meth:`aapply_async`).
+        """Send a call with options (Celery's name; this is not a coroutine, see :meth:`aapply_async`).
 
         Args:
             args: positional arguments.
@@ -120,7 +120,7 @@ class AnyTask(Generic[P, R]):
                 :class:`bulltask.registry.options.CallOptions`.
 
         Raises:
-            TypeError: an option is unknown; and what :meth:`delay` raises.
+            TypeError: an option is unknown. Also raises what :meth:`delay` raises.
         """
         return self._send(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
 
@@ -142,13 +142,13 @@ class AnyTask(Generic[P, R]):
         return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
     def map_dataframe(self, df: FrameT, columns: Any = None, **more: Any) -> FrameT:
-        """Call the task for every row of a Spark DataFrame, and return the rows with what became of their jobs.
+        """Call the task for every row of a Spark DataFrame, and return the rows with the outcome of their jobs.
 
-        Needs the extra ``spark``; all options are described at :func:`bulltask.spark.map_dataframe`.
+        It needs the extra ``spark``. :func:`bulltask.spark.map_dataframe` describes all options.
 
         Args:
             df: the rows.
-            columns: the columns with the arguments; all columns of ``df`` if left out.
+            columns: the columns with the arguments; default: all columns of ``df``.
             more: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``, ``batch``,
                 ``fence_ttl``.
 
@@ -156,31 +156,32 @@ class AnyTask(Generic[P, R]):
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.
 
         Raises:
-            TypeError: the columns do not fit the function, or there is no such option.
-            ConfigError: an option is wrong, a column is in the way, or the task keeps no results.
+            TypeError: the columns do not match the function, or an option is unknown.
+            ConfigError: an option is invalid, a column of ``df`` has the name of a result column, or the task keeps no
+                results.
         """
         mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_HOME, "spark", SPARK)
         return cast(FrameT, mapper(self, df, columns, **more))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """Return the call without making it (Celery's ``s``); wrong arguments raise ``TypeError`` here."""
+        """Return the call as a signature (Celery's ``s``). Arguments that do not match raise ``TypeError``."""
         return Signature(self, self.arguments.bind(args, kwargs), CallOptions())
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
-        """The job for already bound arguments; sends nothing."""
+        """Return the job for bound arguments."""
         return build_job(self.name, data, self.options, call, self._sender().config)
 
     def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function here, with a context of its own if it is bound."""
+        """Call the function in this process, with a new context if it is bound."""
         if not self.bind:
             return self.function(*args, **kwargs)
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
         return self.function(Context(request), *args, **kwargs)
 
     def _plan(self) -> JobPlan:
-        """What is said about a call without options: the same each time, and half the work of a send."""
+        """Return the plan of calls without options, cached because building it is half the work of a send."""
         config = self._sender().config
-        if self._usual is None or self._usual[0] is not config:  # a shared task may have another app by now
+        if self._usual is None or self._usual[0] is not config:  # a shared task may have got another app
             self._usual = config, plan_job(self.name, self.options, CallOptions(), config)
         return self._usual[1]
 
@@ -200,16 +201,16 @@ class AnyTask(Generic[P, R]):
 
 
 class Task(AnyTask[P, R]):
-    """A task made of a plain function."""
+    """A task from a plain function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now; nothing is sent."""
+        """Call the function in this process, without a worker."""
         return cast(R, self.direct(args, kwargs))
 
 
 class AsyncTask(AnyTask[P, R]):
-    """A task made of an ``async def``; many run at once on a child's event loop."""
+    """A task from an ``async def``; many run concurrently on a child's event loop."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Return the function's coroutine; nothing is sent."""
+        """Return the function's coroutine, without a worker."""
         return cast(Coroutine[Any, Any, R], self.direct(args, kwargs))

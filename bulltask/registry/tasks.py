@@ -12,10 +12,10 @@ __all__ = ["Tasks"]
 
 
 class Tasks(Mapping[str, AnyTask[Any, Any]]):
-    """Responsible for finding a task by its name; a name belongs to one function.
+    """The tasks of an app by name.
 
     Args:
-        shared: tasks of ``shared_task``, which every app has too.
+        shared: tasks of ``shared_task``, which every app includes.
     """
 
     def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
@@ -25,11 +25,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
 
-        A function that is defined again replaces itself, as it does in Python: ``importlib.reload`` of an edited
-        module, a notebook cell that is run twice, a file imported under two names.
+        A function that is defined again replaces itself, as in Python: ``importlib.reload`` of an edited module, a
+        notebook cell that runs twice, a file imported under two names.
 
         Raises:
-            DuplicateTaskError: another function has the name; the message says where both are.
+            DuplicateTaskError: another function has the name; the message has the location of both.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):
@@ -42,11 +42,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         found = self._own.get(name) or self._shared.get(name)
         if found is None:
-            raise UnknownTaskError(f"no task is named {name!r}{did_you_mean(name, self)}")
+            raise UnknownTaskError(f"unknown task {name!r}{did_you_mean(name, self)}")
         return found
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the task, or ``default``; the worker's hot path, so no message is made."""
+        """Return the task, or ``default``. Builds no message, because it is on the worker's hot path."""
         return self._own.get(name) or self._shared.get(name) or default
 
     def __contains__(self, name: object) -> bool:
@@ -61,7 +61,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
 
 def _is_same_function(one: AnyTask[Any, Any], other: AnyTask[Any, Any]) -> bool:
-    """By place, or by name in its module: an edit moves a function, and a file may be imported under two names."""
+    """Compare by location, or by module and name: an edit moves a function, and a file may be imported twice."""
     if one.location == other.location:
         return True
     module, name = one.function.__module__, one.function.__qualname__

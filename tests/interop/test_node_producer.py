@@ -64,7 +64,7 @@ def test_data_that_does_not_fit_fails_at_once_with_a_reason_that_names_task_and_
     misfits = [({}, "'x'"), ({"x": 1, "z": 2}, "'z'"), ([1, 2, 3], "too many"), ({"x": 1, "X": 1}, "'X'")]
     for data, named in misfits:
         job = mail.add("add", data, attempts=5)
-        with pytest.raises(NodeError, match="does not fit add") as failure:
+        with pytest.raises(NodeError, match="does not match add") as failure:
             mail.finished(job)
         assert named in str(failure.value)
         assert mail.seen(job)["attemptsMade"] == 1
@@ -282,7 +282,7 @@ def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideB
 
 def test_a_job_that_nobody_knows_here_fails_if_we_say_so(mail: SideBySide) -> None:
     mail.worker(task_unknown="fail")
-    with pytest.raises(NodeError, match="no task is named 'only-in-node'"):
+    with pytest.raises(NodeError, match="unknown task 'only-in-node'"):
         mail.finished(mail.add("only-in-node", {}, attempts=3))
 
 

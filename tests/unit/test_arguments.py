@@ -188,7 +188,7 @@ def test_data_that_does_not_fit_names_the_task_its_signature_and_the_argument(
 ) -> None:
     with pytest.raises(InvalidJobError, match=why) as refused:
         arguments(function).unbind(data)
-    assert "the job's data does not fit t(" in str(refused.value)
+    assert "the job's data does not match t(" in str(refused.value)
 
 
 def test_a_wrong_call_is_refused_as_python_would_say_it() -> None:

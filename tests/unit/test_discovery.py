@@ -97,7 +97,7 @@ def test_a_package_of_no_file_is_searched_too(write: Write) -> None:
 
 def test_a_module_that_does_not_exist_is_reported_with_the_directory(write: Write, tmp_path: Path) -> None:
     text = problem("shop")
-    assert text.startswith(f"no bulltask App found at 'shop'; tried, from {tmp_path}:")
+    assert text.startswith(f"no bulltask App found for 'shop'; tried, from {tmp_path}:")
     assert "\n  - shop: cannot be imported (No module named 'shop')" in text
 
 
@@ -116,7 +116,7 @@ def test_every_submodule_that_was_tried_is_listed(write: Write) -> None:
 
 def test_several_apps_are_listed_and_none_is_chosen(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", shop__tasks="from shop import one")
-    assert problem("shop") == "shop has several apps (one, two); say which: -A shop:NAME"
+    assert problem("shop") == "shop has several apps (one, two): choose one with -A shop:NAME"
 
 
 def test_a_wrong_name_is_answered_with_the_right_ones(write: Write) -> None:
@@ -134,7 +134,7 @@ def test_a_name_of_something_else_is_answered_with_its_type(write: Write) -> Non
 
 @pytest.mark.parametrize("spec", [":app", "", "..shop", "shop tasks", "shop/tasks.py"])
 def test_what_cannot_be_a_module_is_said_to_be_none(write: Write, spec: str) -> None:
-    assert "is no name of a module" in problem(spec)
+    assert "is not a module name" in problem(spec)
 
 
 # --- errors of the user's own code ------------------------------------------------------------------------------------

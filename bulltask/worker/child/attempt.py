@@ -139,7 +139,7 @@ class Attempts:
 
     def _unknown(self, job: RunningJob) -> Outcome:
         if self._config.unknown_task == "fail":
-            raise InvalidJobError(f"no task is named {job.name!r} in app {self._app.name} (task_unknown='fail')")
+            raise InvalidJobError(f"unknown task {job.name!r} in app {self._app.name} (task_unknown='fail')")
         pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return Postponed(min(pause_ms, _LONGEST_PAUSE_MS))
 
