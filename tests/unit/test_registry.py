@@ -103,7 +103,7 @@ def test_a_function_inside_a_function_has_a_name_too() -> None:
 
 
 def test_what_has_no_name_must_be_given_one(app: App) -> None:
-    with pytest.raises(ConfigError, match=r"give one: @app\.task\(name='…'\)"):
+    with pytest.raises(ConfigError, match=r"set one with @app\.task\(name='…'\)"):
         app.task(lambda: None)
     with pytest.raises(ConfigError, match=r"'mail\.send' has no name"):
         app.task(cast(Any, "mail.send"))
