@@ -17,13 +17,13 @@ from bulltask.transport.acl_advice import advice
 from bulltask.transport.call import Call
 from bulltask.transport.endpoint import DeadlineParser
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.produce import Producer, RetryBudget
+from bulltask.transport.produce import Producer, RetryBudget, _parts
 from bulltask.transport.results import RECHECK_MS, _Patience
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
-from bulltask.transport.scripts.queue import state_size
+from bulltask.transport.scripts.queue import served_queues, state_size
 from bulltask.transport.scripts.schedule import read_repeatable
 from bulltask.transport.scripts.stream import is_retained, read_blocking
 
@@ -161,6 +161,39 @@ def test_a_producer_connects_before_it_reads_the_servers_clock() -> None:
     producer._add = lambda part, now_ms: added.append(now_ms) or []  # type: ignore[method-assign,func-returns-value]
     producer.send([NewJob("mail", "7", "send", b"{}", JobOptions())])
     assert added == [NOW_MS]
+
+
+def test_connections_of_workers_name_the_queues_that_are_served() -> None:
+    lines = [
+        "id=1 name=bull:bWFpbA== db=0",
+        "id=2 name=bull:c21z:w:worker db=0",
+        "id=3 name=other:bWFpbA==",
+        "id=4 name=",
+    ]
+    assert served_queues("bull").parse_reply("\n".join([*lines, "id=5 name=bull:mail", "id=6"]).encode()) == {
+        "mail",
+        "sms",
+    }
+
+
+def jobs_of(sizes: list[int]) -> list[NewJob]:
+    return [NewJob("mail", str(size), "send", b"x" * size, JobOptions()) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([1] * 1_000, [1_000]),
+        ([1] * 2_001, [1_000, 1_000, 1]),
+        ([2_000_000] * 5, [2, 2, 1]),
+        ([4_000_001, 1, 4_000_000, 4_000_000], [1, 1, 1, 1]),
+        ([], []),
+    ],
+)
+def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list[int], parts: list[int]) -> None:
+    found = list(_parts(jobs_of(sizes)))
+    assert [len(part) for part in found] == parts
+    assert [len(job.data) for part in found for job in part] == sizes
 
 
 def budget(**settings: Any) -> RetryBudget:

@@ -10,7 +10,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from bulltask.config.config import Conf
-from bulltask.events import Bus
+from bulltask.errors import BrokerError, BrokerNotReadyError
+from bulltask.events import Bus, Event, RedisRecovered, RedisRefused
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker import preflight
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -28,8 +29,11 @@ class Server:
 
     def __init__(self) -> None:
         self.waiting = {}
+        self.faults: list[BrokerError] = []
 
     def run_many(self, calls: list[Any]) -> list[Any]:
+        if self.faults:
+            raise self.faults.pop()
         return [None for _ in calls]
 
 
@@ -84,4 +88,17 @@ def test_a_queue_of_bullmq_6_is_reported(server: Server, described: str, count: 
 
 @pytest.mark.parametrize(("renew", "count"), [(15, 0), (15.1, 1)])
 def test_a_lock_that_two_failed_renewals_lose_is_reported(server: Server, renew: float, count: int) -> None:
-    assert len(warnings(server, lock_duration=30, lock_renew_time=renew)) == count
+    lines = warnings(server, lock_duration=30, lock_renew_time=renew)
+    assert [(line.lock_renew_time, line.lock_duration) for line in lines] == [(renew, 30)] * count
+
+
+def test_a_server_that_serves_after_a_fault_ends_the_outage(server: Server) -> None:
+    server.faults.append(BrokerNotReadyError("LOADING"))
+    bus, emitted, config = Bus(), list[Event](), Conf({}, {}).freeze()
+    bus.subscribe(Event, emitted.append)
+    client: Any = server
+    looking = preflight.Preflight(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))
+    pauses: list[float] = []
+    assert looking.run(pauses.append, lambda: False) is None
+    assert len(pauses) == 1
+    assert [type(event) for event in emitted] == [RedisRefused, RedisRecovered]

@@ -110,6 +110,13 @@ def test_a_marker_opens_its_queue(time: Time) -> None:
     assert list(turns.candidates()) == [1]
 
 
+def test_a_marker_of_a_job_that_is_due_this_millisecond_opens_its_queue(time: Time) -> None:
+    turns = round_robin(time, 1)
+    turns.record_empty(0, NO_JOB)
+    turns.record_marker(0, time.mono_ms + SERVER_AHEAD_MS)
+    assert list(turns.candidates()) == [0]
+
+
 def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) -> None:
     turns = round_robin(time, 1)
     turns.record_empty(0, NO_JOB)

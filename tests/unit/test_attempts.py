@@ -1,0 +1,158 @@
+"""One attempt at a job: what is checked before the task runs, and what its return value or error makes of the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from bulltask import App
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.states import REVOKED
+from bulltask.worker.child import attempt as module
+from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.cancellation import TaskRun
+from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed
+from bulltask.worker.slots import Deadlines, Slot
+from bulltask.worker.states import CancelReason
+
+NOW_MS = 1_700_000_000_000
+MONO_MS = 5_000
+
+
+class Ordered:
+    """A slot whose run the supervisor has cancelled, or not."""
+
+    token = "7:1"
+    cancel_reason = CancelReason.NONE
+
+    def acknowledge(self) -> None:
+        pass
+
+
+class Cancellation:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.deadlines: list[Deadlines] = []
+        self.runs: list[TaskRun] = []
+
+    def limit(self, _: Slot, deadlines: Deadlines) -> None:
+        self.deadlines.append(deadlines)
+
+    def enter(self, run: TaskRun) -> None:
+        self.runs.append(run)
+
+    def raise_if_cancelled(self) -> None:
+        for run in self.runs:
+            run.take_request()
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.setattr(App, "now_ms", lambda _: NOW_MS)
+    monkeypatch.setattr(module, "mono_ms", lambda: MONO_MS)
+    made = App("tested")
+
+    @made.task(name="double")
+    def double(number: int) -> int:
+        return 2 * number
+
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cancellation() -> Cancellation:
+    return Cancellation()
+
+
+def attempts(app: App, cancellation: Cancellation) -> Attempts:
+    nothing: Any = None
+    return Attempts(app, lambda _: nothing, nothing, cast("Any", cancellation))
+
+
+def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:
+    fields = {
+        "name": name,
+        "data": json.dumps({"number": 4} if data is None else data),
+        "opts": json.dumps({"attempts": 3, **opts}),
+        "timestamp": str(NOW_MS),
+        "ats": str(started),
+    }
+    flat = [text.encode() for pair in fields.items() for text in pair]
+    return RunningJob.from_hash("mail", "7", flat)
+
+
+def begin(app: App, cancellation: Cancellation, taken: RunningJob) -> Attempt | Outcome:
+    return attempts(app, cancellation).begin(taken)
+
+
+def run(app: App, cancellation: Cancellation, taken: RunningJob, reason: CancelReason = CancelReason.NONE) -> Outcome:
+    made = attempts(app, cancellation)
+    attempt = made.begin(taken)
+    assert isinstance(attempt, Attempt)
+    slot: Any = Ordered()
+    slot.cancel_reason = reason
+    return made.call(attempt, slot)
+
+
+def test_a_task_runs_with_the_arguments_of_its_job(app: App, cancellation: Cancellation) -> None:
+    outcome = run(app, cancellation, job())
+    assert isinstance(outcome, Completed)
+    assert (outcome.value, outcome.result) == (b"8", 8)
+    assert cancellation.deadlines == []
+
+
+@pytest.mark.parametrize(("late_ms", "runs"), [(-1, True), (0, True), (1, False)])
+def test_a_job_expires_with_the_first_millisecond_after_its_time(
+    app: App, cancellation: Cancellation, late_ms: int, runs: bool
+) -> None:
+    begun = begin(app, cancellation, job(bulltask={"expires": NOW_MS - late_ms}))
+    assert isinstance(begun, Attempt) == runs
+    if isinstance(begun, Failed):
+        assert begun.reason.startswith("the job expired 0.001 s before")
+
+
+@pytest.mark.parametrize(("started", "runs"), [(2, True), (3, False)])
+def test_a_job_that_was_started_too_often_fails(app: App, cancellation: Cancellation, started: int, runs: bool) -> None:
+    app.conf.max_started_attempts = 2
+    assert isinstance(begin(app, cancellation, job(started=started)), Attempt) == runs
+
+
+@pytest.mark.parametrize(
+    ("started", "pause_ms"), [(0, 1_000), (1, 1_000), (2, 2_000), (6, 32_000), (7, 60_000), (99, 60_000)]
+)
+def test_a_job_of_an_unknown_task_waits_longer_each_time(
+    app: App, cancellation: Cancellation, started: int, pause_ms: int
+) -> None:
+    assert begin(app, cancellation, job("triple", started=started)) == Postponed(pause_ms)
+
+
+@pytest.mark.parametrize(
+    ("limits", "deadlines"),
+    [
+        ({"softTimeLimit": 2_000}, (MONO_MS + 2_000, 0, 0)),
+        ({"timeLimit": 3_000}, (0, MONO_MS + 3_000, 3_000)),
+        ({"softTimeLimit": 2_000, "timeLimit": 3_000}, (MONO_MS + 2_000, MONO_MS + 3_000, 3_000)),
+    ],
+)
+def test_the_supervisor_learns_the_deadlines_of_a_run(
+    app: App, cancellation: Cancellation, limits: dict[str, int], deadlines: tuple[int, int, int]
+) -> None:
+    run(app, cancellation, job(bulltask=limits))
+    (found,) = cancellation.deadlines
+    assert (found.soft_at_ms, found.hard_at_ms, found.hard_ms) == deadlines
+    assert not found.is_async
+
+
+def test_a_revoked_run_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:
+    outcome = run(app, cancellation, job(), CancelReason.REVOKED)
+    assert isinstance(outcome, Failed)
+    assert outcome.category == REVOKED
+
+
+def test_the_repr_of_an_outcome_does_not_show_the_exception() -> None:
+    assert "secret" not in repr(Failed("no", "", "permanent", ValueError("secret")))
