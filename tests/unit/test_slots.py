@@ -156,6 +156,7 @@ def test_a_write_that_was_never_ended_leaves_only_the_token() -> None:
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 0, "", 0)
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> None:
     slot = one_slot()
     slot.activate(0, "0", 0)
