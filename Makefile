@@ -39,8 +39,8 @@ test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all te
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
-# pytest puts more into the tests' own modules, for 15 s in each process unless it is there.
-$(VENV)/collected.stamp: $(VENV)/dev.stamp
+# pytest puts more into the tests' own modules, for up to 15 s in each process unless it is there.
+$(VENV)/collected.stamp: $(VENV)/dev.stamp $(shell find tests -name '*.py' -not -path '*/node_modules/*')
 	@echo "make: compiling the tests, once for all processes"
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
