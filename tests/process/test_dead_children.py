@@ -33,7 +33,7 @@ def leave(self, code):
 NO_RECOVERY = """
 from bulltask.worker.supervisor.recovery import Recovery
 
-Recovery.take = lambda *_: None
+Recovery.recover = lambda *_: None
 """
 
 
