@@ -1,11 +1,11 @@
-"""Put new files in the place of old ones so that a ``kill -9`` at any moment neither loses nor doubles a row.
+"""Replace directories of files atomically: a ``kill -9`` at any moment neither loses nor duplicates a row.
 
-A file system can rename one directory at a time. So the new files are written where no reader looks; what is to happen
-is written down (an intent); then the old directories are moved away, the new one is moved to its place, and the intent
-is taken back. Whoever is killed in between leaves the intent, and the next one who writes finishes it.
+A file system renames one directory at a time. So the new files are written where no reader looks; an intent file
+describes the swap; the old directories are moved away, the new one is moved to its place, and the intent is removed. A
+process that is killed in between leaves the intent, and the next writer completes it.
 
-Between the two moves a reader may miss the rows of that one partition; after a kill that lasts until the next command
-that writes. Who cannot look again reads in a :func:`hold_swaps` block, for which replacements wait.
+Between the two moves a reader can miss the rows of that partition; after a kill, until the next command that writes.
+Readers that cannot read again use a :func:`hold_swaps` block, for which swaps wait.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from bulltask.lake.layout import Layout
 __all__ = ["STEPS", "AtomicSwap", "OnStep", "finish_intents", "hold_swaps", "ignore_step"]
 
 STEPS: Final = ("written", "intended", "moved-away", "in-place", "cleared")
-"""Where a test may end the process, in their order: what comes next has not happened yet."""
+"""The steps of a swap, in order; tests kill the process after each of them."""
 
 OnStep = Callable[[str], None]
 
 
 def ignore_step(_: str) -> None:
-    """Nothing happens between the steps, but in tests."""
+    """Do nothing; only tests act on steps."""
 
 
 class AtomicSwap:
-    """Responsible for one command's replacements; a context, which first finishes what others have left.
+    """The swaps of one command; a context manager, which first completes the swaps of killed processes.
 
     Args:
         layout: the lake.
-        on_step: is called with each of :data:`STEPS`.
+        on_step: called with each of :data:`STEPS`.
     """
 
     def __init__(self, layout: Layout, on_step: OnStep = ignore_step) -> None:
@@ -51,7 +51,7 @@ class AtomicSwap:
     def __enter__(self) -> Self:
         finish_intents(self._layout)
         self._drafts.parent.mkdir(parents=True, exist_ok=True)
-        # While this is locked, what is in the drafts has an owner who lives.
+        # The lock shows that the process which owns the drafts is alive.
         self._held = _lock_of(self._drafts).open("wb")
         fcntl.flock(self._held, fcntl.LOCK_EX)
         self._drafts.mkdir()
@@ -64,17 +64,17 @@ class AtomicSwap:
         self._held.close()
 
     def new_directory(self) -> Path:
-        """Return a directory for new files, which does not exist yet and is in the lake's file system."""
+        """Return a path for new files in the lake's file system; it does not exist yet."""
         self._count += 1
         return self._drafts / str(self._count)
 
     def swap(self, new: Path | None, place: Path | None, old: Sequence[Path]) -> None:
-        """Move a directory of new files to its place, instead of old ones.
+        """Replace old directories by a new one.
 
         Args:
-            new: from :meth:`new_directory`, completely written; ``None``: nothing comes instead of the old ones.
-            place: where it goes; may be one of the old ones, and may not exist otherwise.
-            old: the directories that go.
+            new: a path from :meth:`new_directory`, completely written; ``None`` to only remove the old directories.
+            place: the new directory's place; it must not exist unless it is one of the old directories.
+            old: the directories to remove.
         """
         self._reached("written")
         self._count += 1
@@ -98,10 +98,10 @@ class AtomicSwap:
 
 
 def finish_intents(layout: Layout) -> int:
-    """Finish what killed commands had begun, and clear away what they had not; whoever writes does this first.
+    """Complete the swaps of killed commands and remove their unfinished files; every writer does this first.
 
     Returns:
-        How many replacements were finished.
+        The number of completed swaps.
     """
     if not _intents(layout) and not _all_drafts(layout):
         return 0
@@ -123,11 +123,11 @@ def _all_drafts(layout: Layout) -> list[Path]:
 
 
 def _finish(layout: Layout, path: Path, on_step: OnStep) -> None:
-    """Do what an intent says, or the rest of it."""
+    """Carry out an intent, or the rest of it."""
     intent = json.loads(path.read_text())
     trash = layout.own("trash", path.stem)
     new = None if intent["new"] is None else layout.root / intent["new"]
-    # Once the new directory has left its first place, it may be at that of an old one, which is gone by then.
+    # If the new directory has already been moved, it may be at the place of an old one, which must not be removed.
     if new is None or new.exists():
         trash.mkdir(parents=True, exist_ok=True)
         for number, one in enumerate(intent["old"]):
@@ -144,12 +144,12 @@ def _finish(layout: Layout, path: Path, on_step: OnStep) -> None:
 
 
 def _clear_if_abandoned(drafts: Path) -> None:
-    """Take away the new files of a command that died before it wrote an intent."""
+    """Remove the new files of a command that died before it wrote an intent."""
     with _lock_of(drafts).open("ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody is still at it
+            return  # its process is alive
         shutil.rmtree(drafts, ignore_errors=True)
         _lock_of(drafts).unlink(missing_ok=True)
 
@@ -160,9 +160,9 @@ def _lock_of(drafts: Path) -> Path:
 
 @contextmanager
 def hold_swaps(layout: Layout) -> Iterator[None]:
-    """Keep directories where they are while a block reads them: replacements wait until it has ended.
+    """Hold back swaps while a block reads directories.
 
-    Nothing may be replaced inside of it, as that would wait for itself.
+    Do not swap inside the block: it would wait for itself.
     """
     while True:
         with _locked(layout, fcntl.LOCK_SH):
@@ -174,14 +174,14 @@ def hold_swaps(layout: Layout) -> Iterator[None]:
 
 @contextmanager
 def _exclusive(layout: Layout) -> Iterator[None]:
-    """One process at a time moves directories."""
+    """Let one process at a time move directories."""
     with _locked(layout, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
 def _locked(layout: Layout, how: int) -> Iterator[None]:
-    """A process that dies is out of the way at once."""
+    """Hold a file lock, which the kernel releases if the process dies."""
     place = layout.own("intents")
     place.mkdir(parents=True, exist_ok=True)
     with (place / ".lock").open("ab") as held:
@@ -190,7 +190,7 @@ def _locked(layout: Layout, how: int) -> Iterator[None]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
+    """Write a file that readers see whole or not at all."""
     temporary = path.with_suffix(".temporary")
     with temporary.open("w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""How many workers a queue needs: from its minutes in gold, by a model of queues, with the reasons in words."""
+"""Recommend a number of workers for queues, from gold tables and a queueing model, with the reasoning in words."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["Choice", "Recommendation", "recommend"]
 Row = Mapping[str, Any]
 
 _BESIDE: Final = 3
-"""How many numbers of workers below and above the recommended one are told of."""
+"""How many smaller and larger numbers of workers are listed beside the recommended one."""
 
 _ASSUMPTIONS: Final = (
     "A worker runs one job at a time: a worker process with a concurrency of 8 counts as 8.",
-    "Every worker takes every job of these queues, in the order of arrival; within the busiest minute jobs come at"
-    " random. Priorities, rate limits, pauses and the mean_and_variance in which workers restart are not in the model.",
-    "More workers make no job run longer: what the jobs share (a database, the CPU) has room for them.",
+    "Every worker serves all of these queues, in order of arrival, and jobs arrive at random within the busiest minute."
+    " Priorities, rate limits, pauses and restarts of workers are not part of the model.",
+    "More workers do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",
     "A delayed job counts in the minute in which it was added.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to expect of a number of workers in the busiest minute, peak factor included.
+    """The expected effect of a number of workers in the busiest minute, including the peak factor.
 
     Attributes:
-        workers: the number.
-        share: part of the attempts, 0 to 1, that wait no longer than asked for; 0 when the queue only grows.
-        utilisation: part of the workers that is busy, 0 to 1; 1 when the queue only grows.
+        workers: the number of workers.
+        share: share of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
+        utilisation: share of workers that are busy, 0 to 1; 1 if the queue grows without bound.
     """
 
     workers: int
@@ -47,21 +47,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How many workers, and why.
+    """A recommended number of workers, with its reasoning.
 
     Attributes:
-        workers: as many that ``share`` of the attempts wait no longer than ``within_s`` in the busiest minute.
-        within_s: seconds that an attempt may wait.
-        share: part of the attempts that may not wait longer, 0 to 1.
-        peak_minute: the first moment of the busiest minute: of that in which the most work arrived.
-        attempts_per_s: attempts that arrived in a second of it, on average.
-        run_s: seconds that one of them runs, on average.
-        load: workers that this keeps busy, times the peak factor.
-        choices: what to expect of this and of some other numbers of workers, the fewest first.
-        busy_seen: attempts that ran at a time, on average over the minutes given; none without ``capacity_minutes``.
-        peak_seen: the most that ran at one moment; none without ``capacity_minutes``.
-        reasoning: the way to the number, a sentence or two each.
-        assumptions: what must hold for it to be right.
+        workers: the fewest with which ``share`` of the attempts wait at most ``within_s`` in the busiest minute.
+        within_s: the target wait in seconds.
+        share: the target share of attempts, 0 to 1.
+        peak_minute: the start of the busiest minute, in which the most work arrived.
+        attempts_per_s: attempts per second that arrived in it.
+        run_s: their mean run time in seconds.
+        load: the workers that these attempts keep busy, times the peak factor.
+        choices: the effect of this and other numbers of workers, in ascending order.
+        busy_seen: mean number of running attempts over the given minutes; ``None`` without ``capacity_minutes``.
+        peak_seen: maximum number of running attempts; ``None`` without ``capacity_minutes``.
+        reasoning: how the number was computed, in sentences.
+        assumptions: the assumptions of the model.
     """
 
     workers: int
@@ -79,7 +79,7 @@ class Recommendation:
 
     @property
     def expected(self) -> Choice:
-        """What to expect of the recommended number."""
+        """The effect of the recommended number."""
         return next(choice for choice in self.choices if choice.workers == self.workers)
 
 
@@ -91,21 +91,21 @@ def recommend(
     share: float = 0.99,
     peak_factor: float = 1.2,
 ) -> Recommendation | None:
-    """Say how many workers are needed so that jobs do not wait too long.
+    """Recommend the fewest workers with which jobs do not wait too long.
 
     Args:
-        task_minutes: rows of ``gold.task_minute``, some days of them, of one queue or of all queues that the same
-            workers serve. ``run_counts`` may be a mapping or, as Arrow gives it, pairs.
-        capacity_minutes: rows of ``gold.capacity_minute`` of the same queues and days, for what was seen.
+        task_minutes: rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
+            serve. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
+        capacity_minutes: rows of ``gold.capacity_minute`` for the same queues and days.
         within: how long an attempt may wait for a worker (seconds or ``timedelta``).
-        share: part of the attempts that may not wait longer, more than 0 and less than 1.
-        peak_factor: by how much more may come than in the busiest minute seen, 1 or more.
+        share: the share of attempts that wait no longer, between 0 and 1 (exclusive).
+        peak_factor: safety factor on the load of the busiest minute, at least 1.
 
     Returns:
-        The recommendation; none when no job was added, or none of those has run yet.
+        The recommendation; ``None`` if no jobs were added, or none of them has run yet.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is out of range.
     """
     within_s = to_ms(within, "within") / 1000
     _check(share, peak_factor)
@@ -113,7 +113,7 @@ def recommend(
     tasks = _tasks(rows)
     minutes = _minutes([row for row in rows if row["complete"]], tasks)
     left_out = {row["minute"] for row in rows if not row["complete"]}
-    if not minutes:  # better than nothing
+    if not minutes:  # incomplete minutes are better than none
         minutes, left_out = _minutes(rows, tasks), set()
     if not minutes:
         return None
@@ -125,9 +125,9 @@ def recommend(
     peak_seen = max(at_most) if at_most else None
     choices = _choices(load, workers, within_s)
     why = [
-        *_load_told(peak, len(minutes), load, peak_factor),
-        *_choice_told(choices, workers, within_s, load),
-        *_seen_told(len(busy), busy_seen, peak_seen, len(left_out)),
+        *_explain_load(peak, len(minutes), load, peak_factor),
+        *_explain_choice(choices, workers, within_s, load),
+        *_explain_observed(len(busy), busy_seen, peak_seen, len(left_out)),
     ]
     return Recommendation(
         workers, within_s, share, peak.at, load.per_s / peak_factor, load.run_s, load.workers, choices, busy_seen,
@@ -144,7 +144,7 @@ def _check(share: float, peak_factor: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one job of a task asks for: its attempts, and the mean run in ms and its variance."""
+    """The work of one job: attempts, and the mean and variance of their runs in ms."""
 
     attempts: float
     mean_ms: float
@@ -153,13 +153,13 @@ class _Task:
 
 @dataclass(slots=True)
 class _Minute:
-    """What arrived in one minute."""
+    """The work that arrived in one minute."""
 
     at: datetime
     jobs: int = 0
     attempts: float = 0.0
-    busy_ms: float = 0.0  # that its attempts run, whenever
-    squares: float = field(default=0.0)  # of their runs, added up
+    busy_ms: float = 0.0  # total run time of its attempts, whenever they run
+    squares: float = field(default=0.0)  # sum of the squares of the run times
 
     def load(self, factor: float) -> Load:
         mean_ms = self.busy_ms / self.attempts
@@ -168,7 +168,7 @@ class _Minute:
 
 
 def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
-    """Tell of each task that has run what a job of it asks for, from all minutes."""
+    """Return the work of one job for each task that has run, from all minutes."""
     of_task = defaultdict(list)
     for row in rows:
         of_task[row["queue"], row["name"]].append(row)
@@ -183,7 +183,7 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
 
 
 def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[datetime, _Minute]:
-    """Tell what arrived in each minute in which jobs were added that will run, as far as that is known."""
+    """Return the work that arrived in each minute, for tasks whose work is known."""
     minutes: dict[datetime, _Minute] = {}
     for row in rows:
         task = tasks.get((row["queue"], row["name"]))
@@ -199,7 +199,7 @@ def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[da
 
 
 def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
-    """Add up a column of several queues' rows, minute by minute."""
+    """Return the sums of a column over all queues, per minute."""
     sums: dict[datetime, Any] = defaultdict(int)
     for row in rows:
         sums[row["minute"]] += row[column]
@@ -211,45 +211,44 @@ def _choices(load: Load, workers: int, within_s: float) -> tuple[Choice, ...]:
     return tuple(Choice(n, 1 - load.late_share(n, within_s), min(load.workers / n, 1.0)) for n in numbers)
 
 
-def _load_told(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
+def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
     seen = peak.load(1.0)
     return [
         f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {pluralize(peak.jobs, 'job')}, {significant(peak.jobs / 60)} in a second, of"
+        f" {pluralize(peak.jobs, 'job')} ({significant(peak.jobs / 60)} per second) with"
         f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
-        f"An attempt of them runs {_seconds(seen.run_s)} on average: that keeps"
+        f"An attempt runs for {_seconds(seen.run_s)} on average, which keeps"
         f" {pluralize(seen.workers, 'worker', significant)} busy all the time.",
-        f"With the peak factor {factor:g}, for what comes in bursts and for growth:"
-        f" {pluralize(load.workers, 'worker', significant)}.",
+        f"With the peak factor {factor:g}, for bursts and growth: {pluralize(load.workers, 'worker', significant)}.",
     ]
 
 
-def _choice_told(choices: tuple[Choice, ...], workers: int, within_s: float, load: Load) -> list[str]:
+def _explain_choice(choices: tuple[Choice, ...], workers: int, within_s: float, load: Load) -> list[str]:
     of = {choice.workers: choice for choice in choices}
     chosen, one_less = of[workers], of.get(workers - 1)
-    told = (
+    text = (
         f"With {pluralize(workers, 'worker')}, {_percent(chosen.share)} of the attempts start within"
         f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the workers are busy"
     )
     if one_less is not None:
         grows = "the queue would only grow" if one_less.utilisation >= 1 else f"it would be {_percent(one_less.share)}"
-        told += f"; with {workers - 1:,}, {grows}"
-    lines = [f"{told} (Erlang C)."]
+        text += f"; with {workers - 1:,}, {grows}"
+    lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
         lines.append(
-            f"Runs vary much (variance {significant(load.variation)} times the square of the mean; 1 is what the model"
-            " assumes), so long waits were taken to be longer in proportion."
+            f"Run times vary widely (the variance is {significant(load.variation)} times the square of the mean; the"
+            " model assumes 1), so long waits were estimated longer in proportion."
         )
     return lines
 
 
-def _seen_told(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
+def _explain_observed(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
     lines = []
     if busy is not None:
         ran = pluralize(busy, "attempt", significant)
-        lines.append(f"Seen in {pluralize(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
+        lines.append(f"Observed in {pluralize(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
     if left_out:
-        lines.append(f"Left out: {pluralize(left_out, 'minute')} with lost events, which may have been busier.")
+        lines.append(f"Not counted: {pluralize(left_out, 'minute')} with lost events, which may have been busier.")
     return lines
 
 
@@ -258,5 +257,5 @@ def _seconds(seconds: float) -> str:
 
 
 def _percent(share: float) -> str:
-    percent = min(share * 100, 99.99)  # what is not all must not look so
+    percent = min(share * 100, 99.99)  # less than all must not look like all
     return f"{percent:.4g} %" if percent >= 1 else f"{significant(percent)} %"

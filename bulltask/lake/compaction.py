@@ -1,7 +1,7 @@
-"""Few large files instead of many small ones, and days that are not kept any longer; needs no JVM.
+"""Compact past days: rewrite many small files into few large ones; needs no JVM.
 
-Each batch of a stream writes a file for each queue. Of a day that is over, these become a few files of about the size
-that is wanted. In silver the rows that others have superseded are left out.
+Each batch of a stream writes a file for each queue. Compaction rewrites those of a past day into files of about the
+target size, and drops superseded rows of silver tables.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from bulltask.lake.tables import TABLES, Table
 __all__ = ["COMPACTED", "CompactReport", "compact"]
 
 COMPACTED: Final = tuple(table.full_name for table in TABLES.values() if "ingest_id" in table.partitions)
-"""The tables that batches write to; those of gold are written a day at a time."""
+"""The tables that batches write to. Gold tables are written a day at a time and need no compaction."""
 
 _ROWS: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What became of a table.
+    """The result for a table.
 
     Attributes:
         table: its full name.
-        partitions: days of queues that were written anew.
-        files_before, files_after: of these, how many files.
-        rows_before, rows_after: how many rows; fewer in silver, where superseded ones are left out.
+        partitions: rewritten partitions (days of queues).
+        files_before, files_after: the number of their files.
+        rows_before, rows_after: the number of their rows; fewer in silver, where superseded rows are dropped.
         bytes_before, bytes_after: their size.
     """
 
@@ -58,21 +58,21 @@ class CompactReport:
 def compact(
     layout: Layout, table: str, *, before: date, target_mb: float = 128, on_step: OnStep = ignore_step
 ) -> CompactReport:
-    """Write the days of a table that are over into few files; one that has no more files than it needs stays.
+    """Rewrite past days of a table into few files; partitions with few files are left as they are.
 
     Args:
         layout: the lake.
-        table: by its full name, one of :data:`COMPACTED`.
-        before: days before this one.
-        target_mb: megabytes of a file, about.
+        table: its full name, one of :data:`COMPACTED`.
+        before: rewrite days before this one.
+        target_mb: target size of a file in megabytes.
         on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
-        ConfigError: there is no such table, or the size is none.
+        ConfigError: the table does not exist, or the size is invalid.
         LakeError: there is no lake.
     """
     if table not in COMPACTED:
-        raise ConfigError(f"table {table!r} cannot be compacted; these can: {', '.join(COMPACTED)}")
+        raise ConfigError(f"table {table!r} cannot be compacted: use one of {', '.join(COMPACTED)}")
     if not target_mb > 0:
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
     layout.check()
@@ -115,9 +115,9 @@ def _compact_queue(
 
 
 def _done(layout: Layout, directory: Path) -> list[Path]:
-    """What was written by those who are done: of a batch that is not, the files may be taken away again."""
+    """Return the directories of finished batches; the files of an unfinished one may be removed again."""
     found = listed(directory)
-    # Asked behind the list: a batch of which files are there says so until it is done.
+    # Read after the list: a batch whose files are there is announced until it is finished.
     open_one = Ledger(layout).publishing()
     return [one for one in found if partition_value(one.name) != open_one]
 
@@ -125,14 +125,14 @@ def _done(layout: Layout, directory: Path) -> list[Path]:
 def _batches(table: Table, files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     found = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
     if table.layer != "silver":
-        # Not more of it in memory than is needed: a day of events may be larger than that.
+        # Little read-ahead, as a day of events can exceed the memory.
         yield from found.scanner(batch_size=_ROWS, batch_readahead=2, fragment_readahead=2).to_batches()
         return
     yield from latest_rows(found.to_table(), table).to_batches(max_chunksize=_ROWS)
 
 
 def _write(place: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, wanted: int) -> int:
-    """Write files of about the wanted size; how many rows there were."""
+    """Write files of about the wanted size; return the number of rows."""
     place.mkdir()
     rows = 0
     filled = (batch for batch in batches if batch.num_rows)

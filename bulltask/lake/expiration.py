@@ -1,4 +1,4 @@
-"""Days that are not kept any longer; needs no JVM."""
+"""Remove old days from tables; needs no JVM."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Expired", "expire", "tables_named"]
+__all__ = ["ExpiredDay", "expire", "tables_named"]
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """A day of a table that goes, or has gone.
+class ExpiredDay:
+    """A day of a table that was removed, or would be.
 
     Attributes:
-        table: its full name.
+        table: the table's full name.
         day: the day, ``dt``.
-        files: how many it has.
+        files: the number of its files.
         size: their bytes.
     """
 
@@ -35,28 +35,28 @@ def tables_named(names: Iterable[str]) -> list[Table]:
     """Return tables by their full names, or all of a layer by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no table or layer with that name.
     """
     found: dict[str, Table] = {}
     for name in names:
         some = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
         if not some:
             known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
-            raise ConfigError(f"there is no table {name!r}{did_you_mean(name, known)}")
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
         found |= some
     return list(found.values())
 
 
 def expire(
     layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, on_step: OnStep = ignore_step
-) -> list[Expired]:
-    """Take away the days of tables before a day. What the pipeline itself needs (checkpoint, carry) always stays.
+) -> list[ExpiredDay]:
+    """Remove old days from tables. What the pipeline itself needs (its checkpoint, open jobs) is always kept.
 
     Args:
         layout: the lake.
-        tables: which.
-        before: days before this one.
-        dry_run: only say which they are.
+        tables: the tables.
+        before: remove days before this one.
+        dry_run: only return the days.
         on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
@@ -76,6 +76,6 @@ def expire(
     return [one for _, one in found]
 
 
-def _measured(layout: Layout, table: Table, day: date) -> Expired:
+def _measured(layout: Layout, table: Table, day: date) -> ExpiredDay:
     sizes = [file.stat().st_size for file in layout.day(table, day).rglob("[!_.]*.parquet")]
-    return Expired(table.full_name, day, len(sizes), sum(sizes))
+    return ExpiredDay(table.full_name, day, len(sizes), sum(sizes))

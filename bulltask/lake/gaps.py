@@ -1,4 +1,4 @@
-"""What is known to be missing: the gaps, and what backfills have found of them; needs no JVM."""
+"""Gaps: lost events, and the jobs that backfills have found for them; needs no JVM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bulltask.lake.tables import GAPS, REPAIRS, Table
 __all__ = ["CLOCKS", "GapRow", "days_in_gaps", "find_gaps"]
 
 CLOCKS: Final = timedelta(seconds=10)
-"""By so much the clock of a worker, which says in a job's hash when it ended, may differ from Redis'."""
+"""How much the clock of a worker, whose time of a job's end is in the job's hash, can differ from Redis' clock."""
 
 Key = tuple[str, str, datetime]
 
@@ -23,10 +23,10 @@ _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """Lost events of one queue; the names are those of ``bronze.gaps``.
+    """Lost events of one queue, with the columns of ``bronze.gaps``.
 
     Attributes:
-        repaired_rows: jobs that backfills have found of it; ``None`` where none was made.
+        repaired_rows: jobs that backfills have found for it; ``None`` if there was no backfill.
     """
 
     queue: str
@@ -41,14 +41,14 @@ class GapRow:
     repaired_rows: int | None
 
     def touches(self, since: datetime | None, until: datetime | None) -> bool:
-        """Whether events of this time may be among the lost ones."""
+        """Whether lost events can be from this time."""
         ended_at = self.first_at or self.detected_at
         late = until is not None and self.after_at is not None and self.after_at >= until
         return not late and (since is None or ended_at >= since)
 
     @property
     def ends(self) -> tuple[datetime, datetime]:
-        """From when and until when a job ended, by its worker's clock, whose end may be among the lost events."""
+        """The time, by workers' clocks, in which a job ended if its end is among the lost events."""
         begin = _BEGINNING if self.after_at is None else self.after_at - CLOCKS
         return begin, (self.first_at or self.detected_at) + CLOCKS
 
@@ -60,13 +60,13 @@ def find_gaps(
     until: datetime | None = None,
     queues: Collection[str] | None = None,
 ) -> list[GapRow]:
-    """Return the gaps that touch a time, in the order in which they were found.
+    """Return the gaps of a time, in the order in which they were detected.
 
     Args:
         layout: the lake.
-        since: this time and later.
-        until: before this time.
-        queues: only of these.
+        since: gaps that reach this time or later.
+        until: gaps that begin before this time.
+        queues: only gaps of these queues.
 
     Raises:
         LakeError: there is no lake.
@@ -80,9 +80,9 @@ def find_gaps(
 
 
 def days_in_gaps(layout: Layout, days: Iterable[date]) -> list[date]:
-    """Return those of some days on which jobs may have ended whose ends are among lost events.
+    """Return the days on which jobs can have ended whose ends are among lost events.
 
-    A backfill writes its rows to these days, and to no others.
+    A backfill writes rows to these days only.
 
     Raises:
         LakeError: there is no lake.
@@ -92,7 +92,7 @@ def days_in_gaps(layout: Layout, days: Iterable[date]) -> list[date]:
 
 
 def _key(row: dict[str, Any]) -> Key:
-    """Names a gap: a stream that is deleted and made anew begins at ``0-0`` each time."""
+    """Return the key of a gap; it has the time, as every new stream of a queue begins at ``0-0``."""
     return row["queue"], row["after_id"], row["detected_at"]
 
 

@@ -1,13 +1,13 @@
-"""Where everything of a lake is on disk.
+"""The directories of a lake.
 
 ::
 
     ROOT/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
     ROOT/silver/jobs/dt=…/queue=…/ingest_id=…/
     ROOT/gold/task_minute/dt=…/
-    ROOT/_pipeline/                    what the pipeline itself needs; readers pass over names with _ or . in front
+    ROOT/_pipeline/                    the pipeline's own files; readers skip names that begin with _ or .
 
-``ingest_id`` names the writing that made the files, so that the same writing done again can take away what it had left.
+``ingest_id`` identifies the write that made the files, so that a repeated write can remove what it had left.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\
 
 
 def ingest_id(query_id: str, batch_id: int) -> str:
-    """Return the name of what one batch of a stream writes; it is the same when the batch is run again.
+    """Return the id of a batch's write; a batch that is run again has the same id.
 
     Args:
-        query_id: Spark's id of the query. A new checkpoint has another one, and counts its batches from 0 again.
+        query_id: Spark's id of the query. A new checkpoint has a new id, and numbers its batches from 0 again.
         batch_id: the number of the batch.
     """
     return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
 
 
 def batch_of(ingest: str) -> tuple[str, int]:
-    """Return what `ingest_id` made a name of: the beginning of the query's id, and the number of the batch."""
+    """Return the parts of an ``ingest_id``: the beginning of the query's id, and the number of the batch."""
     query, _, number = ingest.rpartition("-")
     return query, int(number)
 
 
 def check_local(root: str | Path) -> None:
-    """See to it that a lake's root is a directory of a file system.
+    """Check that a lake's root is a directory of a file system.
 
     Raises:
         ConfigError: it is a URL.
     """
     if _URL.match(str(root)):
         raise ConfigError(
-            f"{root} is a URL, and a lake is a directory of a file system so far: object stores are not supported yet. "
-            "Name a directory that the driver and all executors share"
+            f"{root} is a URL, but a lake must be a directory of a file system: object stores are not supported yet. "
+            "Use a directory that the driver and all executors share"
         )
 
 
 class Layout:
-    """Responsible for the names of a lake's directories.
+    """The paths of a lake.
 
     Args:
-        root: the directory of the lake, which all that write or read it see under this name.
+        root: the directory of the lake; it must have this path for all readers and writers.
 
     Raises:
         ConfigError: it is a URL.
@@ -77,57 +77,57 @@ class Layout:
         self.root = Path(root)
 
     def check(self) -> None:
-        """See to it that there is a lake.
+        """Check that there is a lake.
 
         Raises:
             LakeError: there is none.
         """
         if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _OWN)):
             raise LakeError(
-                f"there is no lake in {self.root}: a directory with bronze/ and silver/ in it, which "
-                "'bulltask pipeline run' makes; name the directory that it was given"
+                f"there is no lake in {self.root}, no bronze/ or silver/: use the --root of 'bulltask pipeline run', "
+                "which creates them"
             )
 
     def table(self, table: Table) -> Path:
-        """The directory of a table; it need not exist."""
+        """Return the directory of a table; it need not exist."""
         return self.root / table.layer / table.name
 
     def own(self, *parts: str) -> Path:
-        """A place of the pipeline's own, which no reader of the tables looks into."""
+        """Return a path of the pipeline's own files, which readers of the tables skip."""
         return self.root.joinpath(_OWN, *parts)
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark keeps how far the stream of events was read."""
+        """Spark's checkpoint of the event stream."""
         return self.own("checkpoint")
 
     @property
     def carry(self) -> Path:
-        """Where the events of open jobs wait for the next batch."""
+        """The events of open jobs, for the next batch."""
         return self.own("carry")
 
     def days(self, table: Table) -> list[date]:
-        """The days that a table has directories for, in order."""
+        """Return the days that a table has directories for, in order."""
         names = (path.name for path in listed(self.table(table)) if path.name.startswith("dt="))
         return sorted(date.fromisoformat(name.removeprefix("dt=")) for name in names)
 
     def day(self, table: Table, day: date) -> Path:
-        """The directory of a table's day."""
+        """Return the directory of a table's day."""
         return self.table(table) / f"dt={day.isoformat()}"
 
     def written(self, table: Table, ingest: str) -> Iterator[Path]:
-        """The directories that one writing has made in a table with ``ingest_id``."""
+        """Yield the directories that one write has made in a table with ``ingest_id``."""
         for day in listed(self.table(table)):
             for queue in listed(day):
                 if (found := queue / f"ingest_id={ingest}").is_dir():
                     yield found
 
     def forget(self, ingest: str, tables: Iterable[Table] | None = None) -> None:
-        """Take away what one writing has left, before it is done again.
+        """Remove the files of a write, before it is repeated.
 
         Args:
             ingest: its ``ingest_id``.
-            tables: where; in all that are partitioned by it unless given.
+            tables: the tables; default: all that are partitioned by ``ingest_id``.
         """
         for table in TABLES.values() if tables is None else tables:
             if "ingest_id" in table.partitions:
@@ -146,7 +146,7 @@ def partition_value(directory: str) -> str:
 
 
 def listed(path: Path) -> list[Path]:
-    """The directories of data in a directory, in order; none where it does not exist."""
+    """Return the directories of data in a directory, in order; an empty list if it does not exist."""
     if not path.is_dir():
         return []
     return sorted(one for one in path.iterdir() if one.is_dir() and one.name[0] not in "_.")

@@ -1,15 +1,14 @@
-"""What each batch of a lake's stream has written: the ledger that makes a batch done.
+"""The ledger: records of the batches that a lake's stream has committed.
 
 ::
 
-    ROOT/_pipeline/head.json                the last batch that is done
-    ROOT/_pipeline/batches/<ingest>.json    the last batches, as they were done
-    ROOT/_pipeline/publishing.json          the batch whose files are being put into the tables just now
+    ROOT/_pipeline/head.json                the last committed batch
+    ROOT/_pipeline/batches/<ingest>.json    the last committed batches
+    ROOT/_pipeline/publishing.json          the batch whose files are being moved into the tables
 
-A batch is done when it is the head, and not before: files of one that is being published and is not the head are
-taken away before anything else is written. A batch that Spark asks for again, as it had no time to note that it was
-done, has nothing to do: events that were read before may be gone by now. Each file is replaced whole, so a reader sees
-it old or new.
+A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
+before anything else is written. A committed batch that Spark repeats, because it was killed before it stored that the
+batch had ended, does nothing: its events may be gone from Redis by now. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ _VERSION: Final = 1
 
 _KEPT: Final = 2_000
 _SPARE: Final = 200
-"""So many records more than are kept may be there, so that they need not be looked through for each batch."""
+"""Old records are removed when there are this many too many, not after each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """What one batch read of one queue.
+    """What a batch read of one queue.
 
     Attributes:
-        events: how many rows it added to ``bronze.events``.
-        first: id of the first of them; ``None`` for none.
-        last: id of the last of them.
-        lost: events that were gone, by its rows in ``bronze.gaps``.
-        gaps: how many rows those are.
+        events: rows added to ``bronze.events``.
+        first: id of the first of these events; ``None`` if there are none.
+        last: id of the last of these events.
+        lost: lost events, by its rows in ``bronze.gaps``.
+        gaps: the number of these rows.
     """
 
     events: int = 0
@@ -55,26 +54,25 @@ class QueueRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch that is done.
+    """A committed batch.
 
     Attributes:
         ingest: the ``ingest_id`` of its files.
-        previous: that of the batch before, whose carry it read; ``None`` for the first of a lake.
-        number: 1 for the first batch of a lake, whatever checkpoints it has had since.
-        written_ms: when it was done, by this machine's clock.
-        clock_ms: time of the newest event that was ever read, by Redis' clock; 0 before the first.
-        queues: what it read of each queue, by the user's spelling.
-        ends: id of the last event that was ever read of each queue.
-        lost: how many events were ever lost of each queue.
-        attempts: rows it added to ``silver.attempts``.
-        jobs: rows it added to ``silver.jobs``.
-        carry: the ``ingest_id`` of the batch that wrote the events of jobs which are open behind this one; ``None``
+        previous: that of the previous batch, whose open jobs it read; ``None`` for the first batch of a lake.
+        number: counts the batches of a lake from 1, across checkpoints.
+        written_ms: when it was committed, by this machine's clock.
+        clock_ms: time of the newest event ever read, by Redis' clock; 0 before the first.
+        queues: what it read of each queue, by names without BullMQ's braces.
+        ends: id of the last event ever read of each queue.
+        lost: the number of events ever lost of each queue.
+        attempts: rows added to ``silver.attempts``.
+        jobs: rows added to ``silver.jobs``.
+        carry: the ``ingest_id`` of the batch that wrote the events of the jobs that are open after this one; ``None``
             for none.
-        carried: how many events those are.
+        carried: the number of these events.
         oldest_ms: time of the oldest of them; 0 for none.
-        steps_ms: how long each of its steps took.
-        queries: of each query of Spark's that ever fed the lake, by the beginning of its id, the number of its last
-            batch.
+        steps_ms: how long each step took.
+        queries: the last batch number of each Spark query that has written to the lake, by the beginning of its id.
     """
 
     ingest: str
@@ -95,31 +93,31 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` returned.
+        """Decode the result of :meth:`to_json`.
 
         Raises:
-            DecodeError: it is something else, or was written by a newer bulltask.
+            DecodeError: it has another version.
         """
         if stored.get("version") != _VERSION:
             raise DecodeError(
-                f"the record of a batch has version {stored.get('version')!r}, and this bulltask reads {_VERSION}: the "
-                "lake was fed by another bulltask; use one that is as new"
+                f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads {_VERSION}: the "
+                "lake was written by another version of bulltask; use that version or a newer one"
             )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
-        fields["queries"] = stored.get("queries", {})  # records of before have none
+        fields["queries"] = stored.get("queries", {})  # old records have none
         fields["queues"] = {queue: QueueRecord(**one) for queue, one in fields["queues"].items()}
         return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values of JSON."""
+        """Return the record as JSON values."""
         return {"version": _VERSION, **asdict(self)}
 
 
 class Ledger:
-    """Responsible for the records of a lake's batches.
+    """The records of a lake's batches.
 
     Args:
-        layout: of the lake.
+        layout: the lake.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -127,38 +125,38 @@ class Ledger:
         self._head, self._publishing = layout.own("head.json"), layout.own("publishing.json")
 
     def head(self) -> BatchRecord | None:
-        """The last batch that is done; ``None`` before the first."""
+        """Return the last committed batch; ``None`` before the first."""
         return _record(self._head)
 
     def get(self, ingest: str) -> BatchRecord | None:
-        """The record of one batch; ``None`` where there is none (any more)."""
+        """Return the record of a batch; ``None`` if there is none, or no longer."""
         return _record(self._file(ingest))
 
     def has(self, ingest: str) -> bool:
-        """Whether a batch is done: the head says it, as the record of one that is not may be there, and old ones go."""
+        """Whether a batch is committed, by the head: an uncommitted batch can have a record, and old ones have none."""
         head, (query, number) = self.head(), batch_of(ingest)
         if head is None:
             return False
         return number <= head.queries.get(query, -1) if head.queries else self._file(ingest).exists()
 
     def records(self) -> Iterator[BatchRecord]:
-        """The last batches, the last one first: all of them, or some thousands."""
+        """Yield the last batches, newest first: all of them, or some thousands."""
         record = self.head()
         while record is not None:
             yield record
             record = None if record.previous is None else self.get(record.previous)
 
     def publishing(self) -> str | None:
-        """The ``ingest_id`` of which files may be in the tables though its batch is not done."""
+        """Return the ``ingest_id`` of an uncommitted batch whose files may be in the tables."""
         stored = _read(self._publishing)
         return None if stored is None else str(stored["ingest"])
 
     def announce(self, ingest: str) -> None:
-        """Say that files of a batch are going to be put into the tables."""
+        """Record that the files of a batch will be moved into the tables."""
         _write(self._publishing, {"ingest": ingest})
 
     def finish(self, record: BatchRecord) -> None:
-        """Make a batch done."""
+        """Commit a batch."""
         _write(self._file(record.ingest), record.to_json())
         _write(self._head, record.to_json())
         self._publishing.unlink(missing_ok=True)
@@ -189,7 +187,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file whole: whoever reads it, also after a crash, finds the old content or the new one."""
+    """Replace a file atomically: readers see the old content or the new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"_{path.name}")
     with new.open("w") as file:

@@ -18,17 +18,17 @@ from bulltask.lake.tables import Table
 __all__ = ["listed_files"]
 
 _LOOKS = 50
-"""So often a day is listed anew because something was replaced meanwhile."""
+"""How often a day is listed again because directories were swapped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Intent:
-    """A replacement that has begun: its new directory is not in its place yet.
+    """A swap whose new directory is not in its place yet.
 
     Attributes:
-        new: the new directory, where it is now; ``None`` when nothing comes instead of the old ones.
-        place: where it goes.
-        old: the directories that go.
+        new: the current path of the new directory; ``None`` if the old ones are only removed.
+        place: its future path.
+        old: the directories that are removed.
     """
 
     new: Path | None
@@ -37,16 +37,16 @@ class _Intent:
 
 
 def listed_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
-    """Return the files of a table's day, each with the directory whose names say its partitions.
+    """Return the files of a table's day, each with the directory whose path has its partitions.
 
     Args:
-        layout: of the lake.
-        table: which.
-        day: which.
-        queue: only this queue's.
+        layout: the lake.
+        table: the table.
+        day: the day.
+        queue: only files of this queue.
 
     Raises:
-        FileNotFoundError: directories were replaced again and again while they were listed.
+        FileNotFoundError: directories were swapped each time they were listed.
     """
     for _ in range(_LOOKS):
         before, intents = _moment(layout), _intents(layout)
@@ -54,11 +54,11 @@ def listed_files(layout: Layout, table: Table, day: date, queue: str | None = No
         moved = any(one.new is not None and not one.new.exists() for one in intents)
         if not moved and _moment(layout) == before:
             return found
-    raise FileNotFoundError(f"{layout.day(table, day)}: its directories are replaced again and again")
+    raise FileNotFoundError(f"{layout.day(table, day)}: its directories are swapped too often")
 
 
 def _moment(layout: Layout) -> int:
-    """Changes whenever a replacement begins or ends."""
+    """Return a value that changes whenever a swap begins or ends."""
     try:
         return layout.own("intents").stat().st_mtime_ns
     except FileNotFoundError:
@@ -71,9 +71,9 @@ def _intents(layout: Layout) -> list[_Intent]:
         try:
             said = json.loads(path.read_text())
         except FileNotFoundError:
-            continue  # done: the moment has changed
+            continue  # completed: the value of _moment has changed
         new, place = (None if said[name] is None else layout.root / said[name] for name in ("new", "place"))
-        if new is None or new.exists():  # else it is in its place, which may be that of an old one
+        if new is None or new.exists():  # else it is in its place, which can be that of an old one
             found.append(_Intent(new, place, frozenset(layout.root / one for one in said["old"])))
     return found
 
@@ -98,7 +98,7 @@ def _listed(
 def _walk(
     directory: Path, place: Path, partitions: tuple[str, ...], queue: str | None, gone: Collection[Path]
 ) -> Iterator[tuple[Path, Path]]:
-    """The files below a directory that counts as one at ``place``."""
+    """Yield the files below a directory, which counts as if it were at ``place``."""
     if directory in gone:
         return
     if not partitions:

@@ -1,4 +1,4 @@
-"""One writer of a lake's stream at a time: a lock that ends with the process that has it."""
+"""A lock that lets one stream at a time write to a lake; it ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NAME: Final = "lock"
 
 
 class RunLock:
-    """Responsible for a lake being fed by one stream only. Taken when made; ``kill -9`` gives it back, too.
+    """The lock of a lake's stream, acquired by the constructor; ``kill -9`` releases it, too.
 
     Args:
-        layout: of the lake; its directories are made.
+        layout: the lake, whose directories are created.
 
     Raises:
         LakeInUseError: another stream feeds it.
@@ -35,14 +35,13 @@ class RunLock:
             other = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
             raise LakeInUseError(
-                f"the lake {layout.root} is fed by process {other} already; stop that one, or give this one a root of "
-                "its own"
+                f"process {other} already writes to the lake {layout.root}: stop it, or use another root"
             ) from exc
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others feed the lake; again does nothing."""
+        """Release the lock; further calls do nothing."""
         file, self._file = self._file, -1
         if file >= 0:
             with suppress(OSError):
@@ -56,7 +55,7 @@ class RunLock:
 
 
 def writer_pid(layout: Layout) -> int | None:
-    """Return the process whose stream feeds a lake, on this machine; ``None`` when none does."""
+    """Return the id of the process on this machine whose stream writes to a lake; ``None`` if there is none."""
     try:
         file = os.open(layout.own(_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""How long jobs wait for a worker, by the model of queues with several servers (M/M/c, Erlang C).
+"""Estimate how long jobs wait for a worker, with the queueing model M/M/c (Erlang C).
 
-Jobs come at random, one by one, and the first worker that is free takes the one that waits longest. What is told here
-is what textbooks have tables of.
+Jobs arrive at random, one by one, and the next free worker takes the job that has waited longest. The results are those
+of textbook tables.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["Load", "fewest_workers", "waiting_share"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What comes to the workers.
+    """The load on the workers.
 
     Attributes:
-        per_s: attempts that are to begin in a second, on average.
-        run_s: seconds that one runs, on average.
-        variation: squared coefficient of variation of the runs: variance / mean². It is 1 for exponential ones, for
-            which the model is exact.
+        per_s: attempts that arrive per second.
+        run_s: their mean run time in seconds.
+        variation: squared coefficient of variation of the run times: variance / mean². It is 1 for exponential run
+            times, for which the model is exact.
     """
 
     per_s: float
@@ -29,14 +29,14 @@ class Load:
 
     @property
     def workers(self) -> float:
-        """How many workers it keeps busy on average, in Erlang; with no more than that the queue grows for ever."""
+        """The mean number of busy workers, in Erlang; with no more workers than that, the queue grows without bound."""
         return self.per_s * self.run_s
 
     def late_share(self, workers: int, within_s: float) -> float:
         """Return the share, 0 to 1, of attempts that wait longer than ``within_s`` seconds.
 
-        Runs that vary more than exponential ones make the long waits longer in proportion (heavy-traffic approximation
-        of M/G/c); those that vary less are taken for exponential, which is the cautious side.
+        Run times that vary more than exponential ones make long waits longer in proportion (heavy-traffic approximation
+        of M/G/c); those that vary less are treated as exponential, which errs on the safe side.
         """
         spare = workers - self.workers
         if spare <= 0:
@@ -50,8 +50,8 @@ def waiting_share(workers: int, load: float) -> float:
     """Return the share of attempts, 0 to 1, that find all workers busy: Erlang's formula C.
 
     Args:
-        workers: how many there are, each for one job at a time.
-        load: how many are busy on average, in Erlang.
+        workers: the number of workers, each for one job at a time.
+        load: the mean number of busy workers, in Erlang.
     """
     if load >= workers:
         return 1.0

@@ -35,10 +35,10 @@ _PARQUET: Final = ds.ParquetFileFormat()
 
 
 class TableReader:
-    """Responsible for the rows of tables, as they are on disk at one moment.
+    """Reads the rows of tables as they are on disk at one moment.
 
     Args:
-        layout: of the lake.
+        layout: the lake.
 
     Raises:
         LakeError: there is no lake.
@@ -49,11 +49,11 @@ class TableReader:
         self._layout, self._files = layout, LocalFileSystem()
 
     def days(self, table: Table) -> list[date]:
-        """The days that a table has directories for, in order."""
+        """Return the days that a table has directories for, in order."""
         return self._layout.days(table)
 
     def queues(self, table: Table) -> list[str]:
-        """The queues that a table has directories for, in order."""
+        """Return the queues that a table has directories for, in order."""
         days = (self._layout.day(table, day) for day in self.days(table))
         return sorted({partition_value(queue.name) for day in days for queue in listed(day)})
 
@@ -67,18 +67,18 @@ class TableReader:
         columns: Sequence[str] | None = None,
         queue: str | None = None,
     ) -> T:
-        """Return what ``reduce`` makes of a table's rows in some days; they are read batch by batch.
+        """Return the result of ``reduce`` for a table's rows, which are read batch by batch.
 
-        When files vanish meanwhile, because they were compacted or their batch is written anew, ``reduce`` is called
-        once more with the rows that are there now.
+        If files vanish during that, because they were compacted or their batch is rewritten, ``reduce`` is called again
+        with the rows that are there now.
 
         Args:
-            table: which.
-            days: which; the rest is not looked at.
-            reduce: is given an iterator of record batches, in any order.
-            where: an expression of Arrow that chooses rows.
-            columns: the columns of the batches; all, partitions included, if left out.
-            queue: only this queue's.
+            table: the table.
+            days: its days; others are not read.
+            reduce: a function of an iterator over record batches, in any order.
+            where: a filter, as an Arrow expression.
+            columns: the columns of the batches; default: all, including partitions.
+            queue: only rows of this queue.
 
         Raises:
             LakeError: a file cannot be read.
@@ -91,13 +91,13 @@ class TableReader:
                 continue
             except (pa.ArrowException, OSError) as exc:
                 raise LakeError(f"{self._layout.table(table)} cannot be read: {exc}") from exc
-        raise LakeError(f"{self._layout.table(table)} cannot be read: its files vanish again and again")
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are replaced too often")
 
     def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
-        """How many rows a table has in some days, from the files' own notes; some may be superseded.
+        """Return the number of rows in some days, from the files' metadata; some may be superseded.
 
         Raises:
-            LakeError: its files vanish again and again.
+            LakeError: its files are replaced too often.
         """
         wanted = list(days)
         for _ in range(_MAX_RETRIES):
@@ -105,7 +105,7 @@ class TableReader:
                 return int(self._dataset(table, wanted, queue).count_rows())
             except FileNotFoundError:
                 continue
-        raise LakeError(f"{self._layout.table(table)} cannot be read: its files vanish again and again")
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are replaced too often")
 
     def _batches(
         self, table: Table, days: list[date], queue: str | None, where: Any, columns: Sequence[str] | None
@@ -126,7 +126,7 @@ class TableReader:
 
 
 def known_queues(reader: TableReader) -> set[str]:
-    """Return the queues that bronze and silver have something of; gold may have been kept for longer."""
+    """Return the queues in bronze and silver tables; gold tables may be kept for longer."""
     return {name for table in (EVENTS, ATTEMPTS, JOBS, SNAPSHOTS, GAPS) for name in reader.queues(table)}
 
 
@@ -137,15 +137,15 @@ def normalize_queue(queue: str, known: Collection[str]) -> str:
 
 
 def check_queues(root: Path, asked: Iterable[str], known: Collection[str]) -> None:
-    """See to it that a lake has something of each queue, as a misspelled name would look like one without jobs.
+    """Check that a lake has something of each queue, as a misspelled name looks like a queue without jobs.
 
     Args:
         root: the lake's directory.
-        asked: names, in the lake's spelling.
-        known: the queues that it has; a lake of none has nothing to compare with.
+        asked: names in the lake's spelling.
+        known: the queues that it has; an empty lake accepts all names.
 
     Raises:
-        ConfigError: it has nothing of one; the message names those that it has, the most alike first.
+        ConfigError: it has nothing of a queue; the message lists those that it has, the most similar first.
     """
     for queue in asked if known else ():
         if queue not in known:

@@ -17,30 +17,30 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """One life of a job: a row of ``silver.jobs``. An id that was used again has another life.
+    """One incarnation of a job: a row of ``silver.jobs``. An id that is used again has several.
 
     Attributes:
-        id: of the job.
-        queue: its queue as the user spells it.
-        name: of its task; ``None`` when the event that added the job was not seen.
-        state: ``completed``, ``failed``, ``removed`` (before it was done), or the last that was seen of a job that the
-            pipeline has given up.
-        created_at: when it was added; ``None``, as the next two, when that was not seen.
-        started_at: when a worker took it first.
-        finished_at: when it was done.
-        seen_at: when it was done; of one that was never, when it was last seen. Searches go by it.
-        attempts: how many there were; jobs given back to the queue count as well.
-        stalls: how many of them stalled.
+        id: the job's id.
+        queue: the queue, without BullMQ's braces.
+        name: the task's name; ``None`` if the event that added the job is missing.
+        state: ``completed``, ``failed``, ``removed`` (before it ended), or the last known state of a job that the
+            pipeline no longer follows.
+        created_at: when it was added; ``None`` if that is unknown, like the next two.
+        started_at: when a worker first acquired it.
+        finished_at: when it ended.
+        seen_at: when it ended; for jobs that never ended, their last event. Searches use this time.
+        attempts: the number of attempts, including released ones.
+        stalls: the number of stalled attempts.
         wait: seconds that it waited for a worker, in all attempts.
         run: seconds that it ran, in all attempts.
         total: seconds from ``created_at`` to ``finished_at``.
-        reason: why it failed.
+        reason: the failure reason.
         error_key: first line of the reason with ``#`` for quotes, numbers and hex.
-        parent_key: Redis key of its parent job, where a snapshot knows it.
-        data_bytes: size of its data, where a snapshot knows it.
+        parent_key: Redis key of its parent job, from a snapshot.
+        data_bytes: size of its data, from a snapshot.
         source: ``events`` or ``snapshot``.
-        as_of: what is known ends here.
-        life: id of the event that added it.
+        as_of: the time of the last event that the row contains.
+        life: id of the event that added it, which identifies the incarnation.
     """
 
     id: str
@@ -66,7 +66,7 @@ class PastJob:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Read a row."""
+        """Build it from a table row."""
         row = _in_utc(row)
         return cls(
             id=row["job_id"],
@@ -97,17 +97,18 @@ class PastAttempt:
     """One attempt of a job: a row of ``silver.attempts``.
 
     Attributes:
-        attempt: from 1.
-        life: which life of the job; see :class:`PastJob`.
-        queued_at: since when it waited; ``None`` when that was not seen, as for the next two.
-        started_at: when a worker took it.
+        attempt: its number, from 1.
+        life: the incarnation of the job; see :class:`PastJob`.
+        queued_at: since when it waited; ``None`` if that is unknown, like the next two.
+        started_at: when a worker acquired it.
         ended_at: when it ended.
         wait: seconds that it waited.
         run: seconds that it ran.
-        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open``: no end was seen.
-        reason: why it failed for good; events do not have the reason of an attempt that is made again.
+        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its end is
+            unknown.
+        reason: the reason of a final failure; events do not contain the reason of a retried attempt.
         error_key: as in :class:`PastJob`.
-        worker: name of the worker, where a snapshot knows it.
+        worker: the worker's name, from a snapshot.
         source: ``events`` or ``snapshot``.
     """
 
@@ -126,7 +127,7 @@ class PastAttempt:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Read a row."""
+        """Build it from a table row."""
         row = _in_utc(row)
         same = ("attempt life queued_at started_at ended_at outcome reason error_key worker source").split()
         return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in same})
@@ -134,18 +135,18 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastEvent:
-    """One event of a job, as it was in its queue's stream: a row of ``bronze.events``.
+    """One event of a job in its queue's stream: a row of ``bronze.events``.
 
     Attributes:
-        id: of the entry in the stream.
-        at: when, by Redis' clock.
+        id: id of the stream entry.
+        at: its time, by Redis' clock.
         event: ``added``, ``active``, ``completed`` … as BullMQ writes it.
-        name: the task; only ``added`` has it.
-        prev: the state that the job left.
-        delay_until: of ``delayed``: when it is due.
-        reason: of ``failed``: the reason as it was written.
-        return_value: of ``completed``: the result as JSON.
-        attempts_made: of ``retries-exhausted``.
+        name: the task's name; only ``added`` has it.
+        prev: the previous state of the job.
+        delay_until: when a ``delayed`` job is due.
+        reason: the failure reason of ``failed``.
+        return_value: the result of ``completed`` as JSON.
+        attempts_made: the number of attempts of ``retries-exhausted``.
         extra: all other fields as a JSON object.
     """
 
@@ -162,7 +163,7 @@ class PastEvent:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Read a row."""
+        """Build it from a table row."""
         row = _in_utc(row)
         same = "event name prev delay_until return_value attempts_made extra".split()
         return cls(
@@ -172,21 +173,21 @@ class PastEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSnapshot:
-    """A job's hash as it was when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
+    """A job's hash when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
 
     Attributes:
         at: when it was read.
-        state: where it was then.
-        name: of its task.
+        state: its state then.
+        name: the task's name.
         data_text: its data as JSON; :attr:`data` is the value.
         opts_text: its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
         return_value_text: its result as JSON; :attr:`returnvalue` is the value.
-        reason: why its last attempt failed.
-        stacktrace_text: a JSON list of texts; :attr:`stacktrace` has them.
-        priority: 0 is none, 1 the highest.
-        delay: seconds that it waits before it is due.
-        attempts_made: attempts that ended by themselves.
-        attempts_started: attempts that began.
+        reason: the failure reason of its last attempt.
+        stacktrace_text: the stack traces as a JSON list; :attr:`stacktrace` is the value.
+        priority: 1 is the highest, 0 is none.
+        delay: its delay in seconds.
+        attempts_made: BullMQ's count of attempts that ended.
+        attempts_started: BullMQ's count of attempts that started.
         worker: name of the worker that ran it last.
         parent_key: Redis key of its parent job.
     """
@@ -208,7 +209,7 @@ class PastSnapshot:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Read a row."""
+        """Build it from a table row."""
         row = _in_utc(row)
         same = "state name priority attempts_made attempts_started worker parent_key".split()
         return cls(
@@ -224,37 +225,37 @@ class PastSnapshot:
 
     @property
     def data(self) -> Any:
-        """Its data; ``None`` also for malformed JSON."""
+        """Its data; ``None`` for malformed JSON, too."""
         return _value(self.data_text)
 
     @property
     def opts(self) -> Any:
-        """Its options; ``None`` also for malformed JSON."""
+        """Its options; ``None`` for malformed JSON, too."""
         return _value(self.opts_text)
 
     @property
     def returnvalue(self) -> Any:
-        """Its result; ``None`` also for malformed JSON."""
+        """Its result; ``None`` for malformed JSON, too."""
         return _value(self.return_value_text)
 
     @property
     def stacktrace(self) -> tuple[str, ...]:
-        """One traceback for each failed attempt."""
+        """The tracebacks of its failed attempts."""
         found = _value(self.stacktrace_text)
         return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """All that the lake knows of a job.
+    """The history of a job id in the lake.
 
     Attributes:
-        id: of the job.
-        queue: its queue as the user spells it.
-        lives: what became of it, the newest first; none while it is not done. More than one when its id was used again.
-        attempts: of all lives, in order.
-        events: in order, those of all lives.
-        snapshot: the newest one; ``None`` when there is none.
+        id: the job's id.
+        queue: the queue, without BullMQ's braces.
+        lives: the ended jobs with this id, newest first; empty until it ends, several if the id was used again.
+        attempts: the attempts of all of them, in order.
+        events: the events of all of them, in order.
+        snapshot: the newest snapshot; ``None`` if there is none.
     """
 
     id: str
@@ -266,17 +267,17 @@ class JobHistory:
 
     @property
     def job(self) -> PastJob | None:
-        """What became of it, the newest life; ``None`` while it is not done."""
+        """The newest job with this id; ``None`` until it has ended."""
         return self.lives[0] if self.lives else None
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some of the jobs that a search has found.
+    """A page of the jobs that a search has found.
 
     Attributes:
-        jobs: the newest first.
-        cursor: where the next page begins; ``None`` on the last one.
+        jobs: the jobs, newest first.
+        cursor: the cursor of the next page; ``None`` on the last page.
     """
 
     jobs: tuple[PastJob, ...]
@@ -284,7 +285,7 @@ class JobPage:
 
 
 def _in_utc(row: Row) -> Row:
-    """Arrow names a zone that is looked up by its name."""
+    """Return the row with times in ``datetime.UTC`` instead of Arrow's named zone."""
     return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""The history as JSON over HTTP, for programs on this machine that are not written in Python."""
+"""Serve the history as JSON over HTTP, for programs on this machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ __all__ = ["HOST", "HistoryServer"]
 HOST: Final = "127.0.0.1"
 
 _TIMEOUT_S: Final = 10
-"""A client that says nothing for so long is left."""
+"""Idle connections are closed after this time."""
 
-Asked = Mapping[str, str]
+Parameters = Mapping[str, str]
 
 
 class HistoryServer(ThreadingHTTPServer):
-    """Responsible for answering questions about a lake, one at a time, on 127.0.0.1 alone.
+    """An HTTP server for a lake's history, on 127.0.0.1 only; it answers one request at a time.
 
     ``GET /search``, ``/job``, ``/counts``, ``/rate`` and ``/latency`` are the methods of
-    :class:`bulltask.lake.history.History`; their arguments are query parameters, times in ISO 8601. What makes no sense
-    is answered with 400, an unknown job with 404, a lake that cannot be read with 503; each is ``{"error": "…"}``.
+    :class:`bulltask.lake.history.History`; their arguments are query parameters, with times in ISO 8601. The status is
+    400 for invalid parameters, 404 for an unknown job, 503 for a lake that cannot be read; the body of an error is
+    ``{"error": "…"}``.
 
     Args:
-        history: what is asked.
-        port: where it listens; 0 for any free one.
+        history: the history to serve.
+        port: the port to listen on; 0 for any free one.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port is not available.
     """
 
     daemon_threads = True
@@ -47,65 +48,65 @@ class HistoryServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as exc:
-            raise ConfigError(f"port {port} of {HOST} cannot be had: {exc.strerror}; choose another one") from exc
+            raise ConfigError(f"port {port} of {HOST} is not available: {exc.strerror}; choose another one") from exc
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"http://{HOST}:{self.server_port}/"
 
-    def answer(self, path: str, asked: Asked) -> Any:
-        """Return what a question is answered with, as values of JSON; ``None`` when there is no such thing.
+    def respond(self, path: str, parameters: Parameters) -> Any:
+        """Return the response as JSON values; ``None`` for an unknown job or path.
 
         Args:
-            path: of the URL.
-            asked: its parameters.
+            path: the URL's path.
+            parameters: the URL's parameters.
 
         Raises:
-            ConfigError, TypeError: it makes no sense.
+            ConfigError, TypeError: a parameter is invalid.
             LakeError: the lake cannot be read.
         """
-        questions: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+        handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
             "/search": lambda given: self._history.search(**given),
             "/job": lambda given: self._history.job(given["id"], given.get("queue")),
             "/counts": lambda given: self._history.counts(**given),
             "/rate": lambda given: self._history.rate(**given),
             "/latency": lambda given: self._history.latency(**given),
         }
-        if path not in questions:
+        if path not in handlers:
             return None
         with self._one_at_a_time:
-            given: dict[str, Any] = {name: _READ.get(name, str)(value) for name, value in asked.items()}
+            given: dict[str, Any] = {name: _PARSERS.get(name, str)(value) for name, value in parameters.items()}
             if path == "/job" and "id" not in given:
-                raise ConfigError("which job? Say ?id=…")
-            return to_json(questions[path](given))
+                raise ConfigError("the parameter id is missing: /job?id=…")
+            return to_json(handlers[path](given))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one request."""
 
     server: HistoryServer
     timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
-        """Answer."""
-        # A page of somebody else, open in a browser here, could have its name lead to 127.0.0.1.
+        """Respond to a request."""
+        # DNS rebinding: a foreign page in a browser on this machine can let its host name resolve to 127.0.0.1.
         if self.headers.get("Host", "").partition(":")[0] not in {HOST, "localhost"}:
-            self._send(HTTPStatus.FORBIDDEN, {"error": f"this answers to {HOST} alone"})
+            self._send(HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"})
             return
-        said = urlsplit(self.path)
+        url = urlsplit(self.path)
         try:
-            found = self.server.answer(said.path, _parameters(said.query))
+            found = self.server.respond(url.path, _parameters(url.query))
         except (ValueError, TypeError) as exc:  # ConfigError is one
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
         except BulltaskError as exc:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})
         else:
-            missing = {"error": "there is no such job or question"}
+            missing = {"error": "there is no such job or path"}
             self._send(HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK, missing if found is None else found)
 
     def log_message(self, *_: Any) -> None:
-        """Write no line for each request."""
+        """Log nothing."""
 
     def _send(self, status: HTTPStatus, body: Any) -> None:
         data = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
@@ -125,18 +126,18 @@ def _time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no time; one looks like 2026-11-22T14:00:00Z") from None
+        raise ConfigError(f"invalid time {text!r}: write it like 2026-11-22T14:00:00Z") from None
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
     return tuple(float(one) for one in text.split(","))
 
 
-_READ: Final[Mapping[str, Callable[[str], Any]]] = {
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "since": _time,
     "until": _time,
     "limit": int,
     "percentiles": _percentiles,
     "every": lambda text: text or None,
 }
-"""How parameters are read that are no texts; an empty ``every`` asks for one point of the whole time."""
+"""Parsers of parameters that are not text; an empty ``every`` requests one point for the whole time."""

@@ -1,6 +1,6 @@
-"""What the days are measured by: objectives, prices and capacities, which no event tells.
+"""The configuration of gold tables that events do not contain: objectives, prices and capacities.
 
-In a file they are TOML::
+As a TOML file::
 
     price_per_hour = 0.12          # of one worker that runs one job at a time; or a table with prices by queue
     capacity = 16                  # jobs that can run at a time; or a table by queue
@@ -30,13 +30,13 @@ from bulltask.errors import ConfigError, did_you_mean
 __all__ = ["EVERY", "Metric", "Objective", "SLOConfig", "read_slo_config"]
 
 EVERY: Final = "*"
-"""Stands for the queues that are not named."""
+"""Matches every queue or task; as a key of prices and capacities, all queues that are not listed."""
 
 _HIGHEST_PRICE: Final = 1_000_000
 
 
 class Metric(StrEnum):
-    """What an objective is about."""
+    """The duration that an objective limits."""
 
     WAIT = "wait"  # from a job's being due to the start of its first attempt
     RUN = "run"  # of each attempt, whatever it ended with
@@ -45,20 +45,20 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How long something may take, and for which part of all.
+    """A service level objective: how long something may take, and for which share.
 
-    Every objective that matches a task counts for it, for each day. Of those with the same metric and time, the first
-    one does.
+    Each day of a task is measured against all objectives that match it; of those with the same metric and time, only
+    the first one applies.
 
     Args:
         metric: ``"wait"``, ``"run"`` or ``"total"``.
-        within: what is still good (seconds or ``timedelta``), at least a millisecond.
-        target: the part that is to be good, more than 0 and less than 1.
-        queue: its queues, as their user spells them; ``*`` stands for any text.
-        name: its tasks, in the same way.
+        within: the longest good duration (seconds or ``timedelta``), at least a millisecond.
+        target: the share that should be good, between 0 and 1 (exclusive).
+        queue: pattern of queues, without BullMQ's braces; ``*`` matches any text.
+        name: pattern of task names.
 
     Raises:
-        ConfigError: one of them is something else.
+        ConfigError: an argument is invalid.
     """
 
     metric: Metric | str
@@ -73,29 +73,29 @@ class Objective:
         if self.within_ms < 1:
             raise ConfigError(f"within must be at least 0.001 s, not {self.within!r}")
         if isinstance(self.target, bool) or not isinstance(self.target, int | float) or not 0 < self.target < 1:
-            raise ConfigError(f"target must be a part of more than 0 and less than 1, as 0.99, not {self.target!r}")
+            raise ConfigError(f"target must be more than 0 and less than 1, like 0.99, not {self.target!r}")
         plain_text(self.queue, "queue")
         plain_text(self.name, "name")
 
     @property
     def within_ms(self) -> int:
-        """What is still good, in milliseconds."""
+        """The longest good duration in milliseconds."""
         return to_ms(self.within, "within")
 
 
 @dataclass(frozen=True, slots=True)
 class SLOConfig:
-    """What the days are measured by.
+    """Objectives, prices and capacities.
 
     Args:
-        objectives: for ``gold.slo_day``; there is none by default, and that table is empty.
-        price_per_hour: what an hour of a worker costs, one that runs one job at a time: one number, or numbers by
-            queue, where ``*`` is every other queue. Queues without a price have no costs.
-        capacity: how many jobs of a queue can run at a time, in the same way; by default the most that ran at one
-            moment of the day.
+        objectives: for ``gold.slo_day``, which is empty without any.
+        price_per_hour: the price of an hour of a worker that runs one job at a time: a number, or numbers by queue,
+            with ``*`` for all others. Queues without a price have no costs.
+        capacity: how many jobs of a queue can run at a time, in the same form; the default is the maximum that ran at
+            one moment of the day.
 
     Raises:
-        ConfigError: one of them is something else.
+        ConfigError: an argument is invalid.
     """
 
     objectives: Iterable[Objective] = ()
@@ -105,14 +105,14 @@ class SLOConfig:
     def __post_init__(self) -> None:
         objectives = tuple(self.objectives)
         if any(not isinstance(one, Objective) for one in objectives):
-            raise ConfigError(f"objectives must be some of bulltask.lake.slo_config.Objective, not {objectives!r}")
+            raise ConfigError(f"objectives must be instances of bulltask.lake.slo_config.Objective, not {objectives!r}")
         object.__setattr__(self, "objectives", objectives)
         _by_queue(self.price_per_hour, "price_per_hour", _price)
         _by_queue(self.capacity, "capacity", integer(1))
 
     @property
     def prices(self) -> dict[str, Decimal]:
-        """What an hour of a worker costs, by queue and ``*``."""
+        """The price of a worker's hour, by queue and ``*``."""
         return _by_queue(self.price_per_hour, "price_per_hour", _price)
 
     @property
@@ -138,11 +138,10 @@ def _price(value: Any, name: str) -> Decimal:
 
 
 def read_slo_config(path: str | Path) -> SLOConfig:
-    """Read what the days are measured by from a TOML file, as the text at the top of this module shows it.
+    """Read the configuration from a TOML file; the docstring of this module has an example.
 
     Raises:
-        ConfigError: the file cannot be read, is no TOML, or says something that is unknown or wrong; the message says
-            what, and in which objective.
+        ConfigError: the file cannot be read, is not TOML, or a value is unknown or invalid; the message names it.
     """
     try:
         found = tomllib.loads(Path(path).read_text("utf-8"))
@@ -154,7 +153,7 @@ def read_slo_config(path: str | Path) -> SLOConfig:
 
 def _objectives(entries: Any) -> list[Objective]:
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError("objectives are written as [[objective]], with two brackets")
+        raise ConfigError("objectives must be tables: write [[objective]], with two brackets")
     return [_objective(entry, f"objective {number}") for number, entry in enumerate(entries, 1)]
 
 
@@ -172,4 +171,4 @@ def _known(found: Mapping[str, Any], names: Iterable[str], where: str = "") -> N
     known = tuple(names)
     for name in found:
         if name not in known:
-            raise ConfigError(f"{where}{name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
+            raise ConfigError(f"{where}{name!r} is unknown, use {', '.join(known)}{did_you_mean(name, known)}")

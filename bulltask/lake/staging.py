@@ -1,8 +1,8 @@
-"""Files on their way into a lake's tables: written where no reader looks, and put into place all at once.
+"""Staging: write a batch's files where no reader looks, then move all of them into the tables.
 
-What a batch writes becomes visible when all of it is there, by renames; a process that is killed before leaves nothing
-in the tables. One that is killed between the renames leaves what the ledger knows how to take away. Each try has a
-directory of its own: the JVM of a driver that was killed may go on writing for a moment.
+The files become visible by renames when all of them are written. A process that is killed before leaves nothing in the
+tables; files of one that is killed between the renames are removed with the ledger's help. Each try has its own
+directory, as the JVM of a killed driver may write for a little longer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Staging", "write_file"]
 
 
 class Staging:
-    """Responsible for the files of one batch until they are in the tables. Made empty.
+    """The files of one batch until they are in the tables; empty at first.
 
     Args:
-        layout: of the lake.
+        layout: the lake.
         ingest: the ``ingest_id`` of the batch.
     """
 
@@ -35,19 +35,19 @@ class Staging:
         self._root = layout.own("staging", f"{ingest}-{secrets.token_hex(4)}")
 
     def place(self, name: str) -> Path:
-        """A directory for files of any kind; it need not exist."""
+        """Return a directory for files of any kind; it need not exist."""
         return self._root / name
 
     def table(self, table: Table) -> Path:
-        """Where a table's rows are written, under ``dt=…/queue=…``."""
+        """Return the directory for a table's rows, which are written to ``dt=…/queue=…`` in it."""
         return self.place(table.full_name)
 
     def write(self, table: Table, rows: pa.Table) -> None:
-        """Write rows for a table, a file for each of their partitions.
+        """Write rows of a table, one file per partition.
 
         Args:
-            table: which.
-            rows: with all columns of the table but ``ingest_id``, in any order.
+            table: the table.
+            rows: rows with all columns of the table except ``ingest_id``, in any order.
         """
         partitions = [name for name in table.partitions if name != "ingest_id"]
         columns = [column.name for column in table.columns]
@@ -60,7 +60,7 @@ class Staging:
             place += group["count_all"]
 
     def publish(self, tables: tuple[Table, ...]) -> None:
-        """Put what is there for these tables into them."""
+        """Move the files of these tables into them."""
         for table in tables:
             root = self.table(table)
             for day in listed(root):
@@ -70,11 +70,11 @@ class Staging:
                     queue.rename(place)
 
     def clear(self) -> None:
-        """Take away what is left, also by other tries."""
+        """Remove all staged files, including those of other tries."""
         shutil.rmtree(self._layout.own("staging"), ignore_errors=True)
 
 
 def write_file(directory: Path, rows: pa.Table) -> None:
-    """Write the file of a directory, which is made."""
+    """Write the only file of a directory, which is created."""
     directory.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, directory / "part-0.parquet")

@@ -1,4 +1,4 @@
-"""How a pipeline is doing: what its ledger says, beside what Redis has."""
+"""The status of a pipeline, from its ledger and from Redis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Lag", "PipelineStatus", "QueueStatus", "SkippedQueue", "status_of"]
 
 @dataclass(frozen=True, slots=True)
 class SkippedQueue:
-    """A queue whose events are not recorded, so that it does not keep those of others from being recorded.
+    """A queue that cannot be recorded and is skipped, so that the others are recorded.
 
     Attributes:
-        queue: BullMQ's spelling of its name, with escapes for what cannot be printed.
+        queue: BullMQ's spelling of its name, with unprintable characters escaped.
         reason: why, and what to do.
     """
 
@@ -27,11 +27,11 @@ class SkippedQueue:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What Redis says of one queue.
+    """How far the lake is behind a queue in Redis.
 
     Attributes:
-        ring: its stream.
-        events: how many it has that are not in the lake.
+        ring: the queue's event stream.
+        events: events in the stream that are not in the lake.
         seconds: how much older the lake's last event is than the stream's last, by Redis' clock.
     """
 
@@ -42,16 +42,16 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue.
+    """The status of one queue.
 
     Attributes:
-        queue: as the user spells it.
-        last_id: the last event that is in the lake; ``None`` for none.
-        lost: events that were lost, in all.
-        lag_events, lag_s: how far the lake is behind; ``None`` where Redis was not asked.
-        ring_length, ring_limit: events in the queue's stream, and the most that there can be.
-        headroom_s: seconds until the stream drops what is not read, at its busiest rate; ``None`` where that is not
-            known, 0 where it is dropping.
+        queue: the queue, without BullMQ's braces.
+        last_id: the last event in the lake; ``None`` if there is none.
+        lost: events ever lost.
+        lag_events, lag_s: how far the lake is behind; ``None`` if Redis was not read.
+        ring_length, ring_limit: the number of events in the stream, and its maximum.
+        headroom_s: seconds until the stream trims events that were not read, at its busiest rate; ``None`` if that is
+            unknown, 0 if it is already trimming them.
     """
 
     queue: str
@@ -66,20 +66,20 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A pipeline.
+    """The status of a pipeline.
 
     Attributes:
         root: directory of the lake.
-        feeder: process id of the stream that feeds it, on this machine; ``None`` when none does.
-        batches: how many were written.
-        written_at: when the last one was.
-        batch_s: how many seconds that one took.
+        feeder: id of the process on this machine whose stream writes to it; ``None`` if there is none.
+        batches: the number of batches.
+        written_at: when the last one was written.
+        batch_s: how many seconds it took.
         events: how many events it read.
-        carried: how many events of jobs that are not done wait for the next batch.
-        lost: events that were lost, in all.
-        queues: each queue, by name.
-        redis_error: why Redis could not be asked; ``None`` when it was.
-        set_aside: queues that are not recorded.
+        carried: events of open jobs that are kept for the next batch.
+        lost: events ever lost.
+        queues: the queues, by name.
+        redis_error: why Redis could not be read; ``None`` if it was.
+        set_aside: queues that are skipped.
     """
 
     root: str
@@ -104,15 +104,15 @@ def status_of(
     redis_error: str | None = None,
     set_aside: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Put the two halves together.
+    """Combine the ledger's data and that of Redis.
 
     Args:
         root: directory of the lake.
-        head: the last batch that is done; ``None`` before the first.
-        lags: what Redis says of each queue, by the user's spelling.
-        feeder: the process that feeds the lake.
+        head: the last committed batch; ``None`` before the first.
+        lags: how far the lake is behind each queue, by names without BullMQ's braces.
+        feeder: id of the process whose stream writes to the lake.
         redis_error: why there are no lags.
-        set_aside: queues that are not recorded.
+        set_aside: queues that are skipped.
     """
     last = head or BatchRecord("", number=0)
     names = sorted({*last.ends, *last.lost, *lags})

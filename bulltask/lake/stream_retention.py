@@ -1,8 +1,8 @@
-"""How long a queue's stream of events holds what nobody has read yet, and how long it should be.
+"""How long Redis keeps a queue's events, and how long its event stream should be.
 
-A stream of events is a ring: Redis keeps the newest ``maxLen`` entries (10,000 unless the queue says otherwise). What
-a reader has not read before the ring has gone round once is lost. The figures here are those of the documentation and
-of ``bulltask pipeline doctor``.
+An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 unless the queue sets it). Events that are
+trimmed before they were read are lost. The documentation and ``bulltask pipeline doctor`` use the figures of this
+module.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ DEFAULT_LENGTH: Final = 10_000
 """BullMQ's ``streams.events.maxLen``."""
 
 EVENTS_PER_JOB: Final = 4.15
-"""``added``, ``waiting``, ``active``, ``completed``, and what 4 of 100 jobs tell that are tried again; measured."""
+"""``added``, ``waiting``, ``active``, ``completed``, and the events of retries, of 4 jobs in 100; measured."""
 
 BYTES_PER_EVENT: Final = 61
-"""What an event takes in Redis, without its return value; measured."""
+"""The memory of an event in Redis without its return value; measured."""
 
 _STEP: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionNeed:
-    """How long a ring must hold what was written.
+    """How long a stream must keep events.
 
     Attributes:
         trigger_s: seconds between two batches.
         batch_s: seconds that a batch takes.
-        outage_s: seconds for which nobody may read, without a loss.
+        outage_s: the longest pause of the pipeline, in seconds, that must lose no events.
     """
 
     trigger_s: float
@@ -52,19 +52,19 @@ class RetentionNeed:
 
     @property
     def seconds(self) -> float:
-        """Two rounds, as an event may come just behind a batch and the next one may be slow; or the outage."""
+        """Two rounds, as an event can arrive just after a batch and the next batch can be slow; or the outage."""
         return max(2 * (self.trigger_s + self.batch_s), self.outage_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRetention:
-    """One queue's ring.
+    """A queue's event stream and its retention.
 
     Attributes:
-        queue: as the user spells it.
-        length: entries that are there.
-        limit: the most that Redis keeps: ``opts.maxLenEvents`` of the queue's ``meta``.
-        rate: events a second, at the busiest that the ring shows; ``None`` where it does not show any time.
+        queue: the queue, without BullMQ's braces.
+        length: the number of its entries.
+        limit: the maximum number: ``opts.maxLenEvents`` of the queue's ``meta``.
+        rate: events per second at the busiest time in the stream; ``None`` if that is unknown.
     """
 
     queue: str
@@ -74,44 +74,44 @@ class StreamRetention:
 
     @property
     def headroom_s(self) -> float | None:
-        """For how many seconds the ring holds what is written at this rate; ``None`` where the rate is not known."""
+        """How many seconds of events at this rate the stream keeps; ``None`` if the rate is unknown."""
         return self.limit / self.rate if self.rate else None
 
     def is_enough(self, need: RetentionNeed) -> bool | None:
-        """Whether that is long enough; ``None`` where the rate is not known."""
+        """Whether that is long enough; ``None`` if the rate is unknown."""
         return None if self.headroom_s is None else self.headroom_s >= need.seconds
 
     def advice(self, need: RetentionNeed) -> int | None:
-        """The ``maxLen`` that would be enough; ``None`` where the rate is not known."""
+        """Return the ``maxLen`` that is long enough; ``None`` if the rate is unknown."""
         return None if self.rate is None else recommended_length(self.rate, need)
 
 
 def recommended_length(rate: float, need: RetentionNeed) -> int:
-    """Return the least ``maxLen``, in thousands, that holds events of this many a second for as long as needed."""
-    # A ring of 29,999.99999 by floating point is one of 30,000.
+    """Return the smallest ``maxLen``, in whole thousands, that keeps events at this rate for as long as needed."""
+    # Rounded first, as floating point can turn 30,000 into 30,000.00001.
     return max(DEFAULT_LENGTH, math.ceil(round(rate * need.seconds / _STEP, 6)) * _STEP)
 
 
 def busiest_rate(spans: Iterable[tuple[int, int]]) -> float | None:
-    """Return events a second of the busiest of some spans of time.
+    """Return the events per second of the busiest span of time.
 
     Args:
-        spans: how many events, in how many ms; one under a second counts as a second.
+        spans: the number of events and the milliseconds of each span; a span under a second counts as a second.
     """
     return max((count * 1_000 / max(ms, 1_000) for count, ms in spans if count), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionExample:
-    """A line of the table of retention_examples.
+    """A row of the table of stream lengths.
 
     Attributes:
-        jobs_per_s: jobs a second.
-        events_per_s: the events that these make.
-        default_holds_s: seconds that the default ring holds them.
-        near_live: ``maxLen`` for batches of 10 s that take 5 s.
-        quarter_hour: ``maxLen`` to survive 15 minutes without a reader.
-        quarter_hour_mb: what that takes in Redis.
+        jobs_per_s: jobs per second.
+        events_per_s: their events per second.
+        default_holds_s: for how many seconds a stream of the default length keeps them.
+        near_live: ``maxLen`` for a trigger of 10 s and batches of 5 s.
+        quarter_hour: ``maxLen`` for an outage of 15 minutes.
+        quarter_hour_mb: the memory of that stream in Redis.
     """
 
     jobs_per_s: int
@@ -123,7 +123,7 @@ class RetentionExample:
 
 
 def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> list[RetentionExample]:
-    """Return the table of retention_examples, a line for each number of jobs a second."""
+    """Return the table of stream lengths, a row for each load in jobs per second."""
     found: list[RetentionExample] = []
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB

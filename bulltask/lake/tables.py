@@ -1,10 +1,11 @@
-"""The tables of the lake: their columns, what each one means, and in which unit.
+"""The tables of the lake: their columns with meaning and unit.
 
-This is the one place that says so. Spark's and Arrow's types are made from it, the documentation's tables are compared
-with it, and what the lake's readers need not know (a JVM, Redis) is not imported here.
+Spark's and Arrow's schemas and the documentation's tables are generated from this module, which imports neither Spark
+nor Arrow.
 
-``bronze`` is what was read, ``silver`` what it says of jobs and attempts, ``gold`` what people ask. Times are UTC. A
-time of an event is Redis' clock; one of a job's hash is the clock of the client that wrote it.
+``bronze`` tables have the events as they were read, ``silver`` tables the jobs and attempts derived from them, ``gold``
+tables figures for people. Times are UTC. The time of an event is from Redis' clock, a time of a job's hash from the
+clock of the client that wrote it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """What a column holds; each has one type in Spark and one in Arrow."""
+    """The type of a column, with one type in Spark and one in Arrow."""
 
     TEXT = "string"
     INT = "int"
@@ -43,13 +44,13 @@ class Kind(StrEnum):
     FLAG = "boolean"
     TIME = "timestamp"  # microseconds, UTC
     TEXTS = "array<string>"
-    COUNTS = "map<int,bigint>"  # how many there are of each size class: bulltask.lake.log_histogram
+    COUNTS = "map<int,bigint>"  # a histogram: bulltask.lake.log_histogram
     MONEY = "decimal(18,6)"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, its kind, what it means."""
+    """A column: its name, type and meaning."""
 
     name: str
     kind: Kind
@@ -58,16 +59,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table.
+    """A table.
 
     Attributes:
         layer: ``bronze``, ``silver`` or ``gold``.
-        name: in its layer.
-        doc: one row of it.
-        partitions: the columns that are not in the files but in the names of their directories, outermost first.
-            They hold texts, and are not among ``columns``.
-        key: the columns of which no two rows have the same. In silver, the row with the latest ``as_of`` counts.
-        columns: all others.
+        name: its name in the layer.
+        doc: the meaning of a row.
+        partitions: the text columns that are in the names of directories instead of in files, outermost first.
+        key: the columns that identify a row. In silver, of several rows with one key the latest ``as_of`` counts.
+        columns: all other columns.
     """
 
     layer: str
@@ -84,7 +84,7 @@ class Table:
 
 
 def _columns(kinds: Mapping[str, Kind], lines: str) -> tuple[Column, ...]:
-    """Read a table of ``name kind meaning``, a line each."""
+    """Parse lines of ``name kind meaning``."""
     rows = (line.split(maxsplit=2) for line in lines.strip().splitlines())
     return tuple(Column(name, kinds[kind], doc) for name, kind, doc in rows)
 
@@ -105,15 +105,15 @@ EVENTS: Final = Table(
         event_id text the entry's id in its stream
         event_ms long first part of event_id: milliseconds since 1970 by Redis' clock
         event_seq long second part of event_id: numbers the entries of a millisecond
-        event_at time event_ms as a time; the end of the year 9999 where it is later
+        event_at time event_ms as a time; at most the end of the year 9999
         event text added, waiting, active, completed, failed, delayed, stalled, ... as BullMQ writes it
-        job_id text the job it is about; none for drained, paused, resumed, cleaned
+        job_id text the job; none for drained, paused, resumed, cleaned
         name text name of the task; only added has it
-        prev text the state that the job left
-        delay_until time of delayed: when the job is due
-        failed_reason text of failed: the reason as it was written
-        return_value text of completed: the result as JSON
-        attempts_made int of retries-exhausted: how many attempts there were
+        prev text previous state of the job
+        delay_until time when a delayed job is due
+        failed_reason text reason of failed
+        return_value text result of completed as JSON
+        attempts_made int number of attempts of retries-exhausted
         extra text all other fields as a JSON object
         """,
     ),
@@ -121,50 +121,50 @@ EVENTS: Final = Table(
 GAPS: Final = Table(
     "bronze",
     "gaps",
-    "events of one queue that were gone before they were read; dt is the day of detected_at",
+    "events of one queue that were trimmed before they were read; dt is the day of detected_at",
     _BY_BATCH,
     ("queue", "after_id", "detected_at"),
     _columns(
         _KINDS,
         """
         after_id text id of the last event before the gap
-        first_id text id of the first event behind it; none when there is none yet
-        lost long how many events are lost
-        exact flag whether lost is the count, or the least that it can be
+        first_id text id of the first event after it; none if there is none yet
+        lost long number of lost events
+        exact flag whether lost is exact or a lower bound
         reason text trimmed, at-read, gone, recreated or rolled-back
-        after_at time time of after_id; none when the gap begins with the stream
+        after_at time time of after_id; none if the gap begins with the stream
         first_at time time of first_id
-        detected_at time when the batch that found it was written
+        detected_at time when the batch that detected it was written
         """,
     ),
 )
 SNAPSHOTS: Final = Table(
     "bronze",
     "jobs",
-    "one job as its hash was when it was read; dt is the day of finished_at, else of snapshot_at",
+    "the hash of one job when it was read; dt is the day of finished_at, else of snapshot_at",
     _BY_BATCH,
     ("queue", "id", "snapshot_at"),
     _columns(
         _KINDS,
         """
-        state text the state in which it was found
-        id text of the job
-        name text of its task
-        data text its data as JSON
-        opts text its options as JSON
-        created_at time when it was made, by the clock of its sender
-        delay_ms long milliseconds it waits before it is due
-        priority int 0 is none, 1 the highest
+        state text state of the job
+        id text id of the job
+        name text name of the task
+        data text data as JSON
+        opts text options as JSON
+        created_at time when it was added, by its sender's clock
+        delay_ms long delay in milliseconds
+        priority int 1 is the highest, 0 is none
         processed_at time start of the last attempt, by the worker's clock
         finished_at time end of the last attempt, by the worker's clock
-        attempts_made int attempts that ended by themselves
-        attempts_started int attempts that began
-        stalled_count int how often it stalled
-        return_value text its result as JSON
-        failed_reason text the last reason
-        stacktrace text a JSON list of texts, one for each attempt that failed
+        attempts_made int BullMQ's count of attempts that ended
+        attempts_started int BullMQ's count of attempts that started
+        stalled_count int number of stalls
+        return_value text result as JSON
+        failed_reason text last failure reason
+        stacktrace text JSON list of tracebacks, one per failed attempt
         parent_key text Redis key of its parent job
-        worker text name of the worker that ran it last, where that has one
+        worker text name of the worker that ran it last, if it has one
         snapshot_at time when it was read
         """,
     ),
@@ -172,16 +172,16 @@ SNAPSHOTS: Final = Table(
 REPAIRS: Final = Table(
     "bronze",
     "repairs",
-    "what one backfill found of the jobs that a gap hides; dt is the day of repaired_at",
+    "the result of one backfill for one gap; dt is the day of repaired_at",
     _BY_BATCH,
     ("queue", "after_id", "detected_at", "repaired_at"),
     _columns(
         _KINDS,
         """
-        after_id text names the gap, with queue and detected_at
-        detected_at time that of the gap; each life of a stream may have a gap behind 0-0
-        repaired_rows long jobs of which silver knows the end from their hash now
-        repaired_at time when
+        after_id text identifies the gap, with queue and detected_at
+        detected_at time detected_at of the gap, as each new stream of a queue can have a gap after 0-0
+        repaired_rows long jobs whose outcome was added to silver
+        repaired_at time when the backfill ran
         """,
     ),
 )
@@ -194,49 +194,49 @@ ATTEMPTS: Final = Table(
     _columns(
         _KINDS,
         """
-        job_id text of the job
-        life text id of the event that added the job, as a job id can be used again; none when that was not seen
-        attempt int from 1
-        name text of the task; none when the event that added the job was not seen
-        queued_at time since when it waited; none when that was not seen, as for the next two
-        started_at time when a worker took it
+        job_id text id of the job
+        life text id of the event that added the job, as a job id can be used again; none if it is missing
+        attempt int number of the attempt, from 1
+        name text name of the task; none if the event that added the job is missing
+        queued_at time since when it waited; none if unknown, like the next two
+        started_at time when a worker acquired it
         ended_at time when it ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, retry, stalled, waiting-children, or open: no end was seen
-        reason text why it failed for good; events do not have the reason of an attempt that is made again
+        outcome text completed, failed, retry, stalled, waiting-children, or open if its end is unknown
+        reason text reason of a final failure; events do not contain the reason of a retried attempt
         error_key text first line of reason with # for quotes, numbers and hex
-        worker text name of the worker, where a snapshot knows it
+        worker text name of the worker, from a snapshot
         source text events or snapshot
-        as_of time what the row knows ends here; of rows with one key the latest counts
+        as_of time time of the last event that the row contains; of rows with one key, the latest counts
         """,
     ),
 )
 JOBS: Final = Table(
     "silver",
     "jobs",
-    "one life of a job that is done; dt is the day of finished_at, else of as_of",
+    "one ended job; dt is the day of finished_at, else of as_of",
     _BY_BATCH,
     ("queue", "job_id", "life"),
     _columns(
         _KINDS,
         """
-        job_id text of the job
+        job_id text id of the job
         life text as in silver.attempts
-        name text of the task
+        name text name of the task
         created_at time when it was added
-        first_started_at time when a worker took it first
-        finished_at time when it was done; none for one that was removed before, or given up as open
-        state text completed, failed, removed, or the last that was seen of one that is older than max_open
-        attempts int how many there were; jobs given back to the queue count as well
-        stalls int how many of them stalled
+        first_started_at time when a worker first acquired it
+        finished_at time when it ended; none for a removed job and for one that is no longer followed
+        state text completed, failed, removed, or the last known state of a job without events for max_open
+        attempts int number of attempts, including released ones
+        stalls int number of stalled attempts
         wait_ms long milliseconds it waited for a worker, in all attempts
         run_ms long milliseconds it ran, in all attempts
         total_ms long finished_at - created_at, milliseconds
-        final_reason text why it failed
+        final_reason text failure reason
         error_key text as in silver.attempts
-        parent_key text Redis key of its parent job, where a snapshot knows it
-        data_bytes int size of its data, where a snapshot knows it
+        parent_key text Redis key of its parent job, from a snapshot
+        data_bytes int size of its data, from a snapshot
         source text events or snapshot
         as_of time as in silver.attempts
         """,
@@ -251,51 +251,51 @@ TASK_MINUTE: Final = Table(
     _columns(
         _KINDS,
         """
-        queue text of the jobs
-        name text of the task; none for jobs whose beginning was lost, and in each minute that a gap touches
-        minute time its first moment
-        enqueued long jobs added in it
-        started long attempts begun in it
-        completed long attempts that ended in it, completed
-        failed long attempts that ended in it, failed for good
-        retried long attempts that ended in it and are made again
-        stalled long attempts that ended in it as stalled
-        parked long attempts that ended in it because the job waits for its children
-        done long jobs completed or failed for good in it
-        removed long jobs removed in it before they were done
-        wait_p50 long half of the attempts begun in it had waited up to so many milliseconds, within 1 %
-        wait_p95 long the same of 95 in 100
-        wait_p99 long the same of 99 in 100
-        run_p50 long half of the attempts ended in it had run up to so many milliseconds, within 1 %
-        run_p95 long the same of 95 in 100
-        run_p99 long the same of 99 in 100
-        busy_ms long milliseconds in it, added up, that attempts ran; one whose end was not seen counts none
-        wasted_ms long the part of busy_ms of attempts that ended in a retry, a stall or a failure
-        wait_counts counts how many waits there were of each size class; those of minutes add up to those of hours
-        run_counts counts the same of the runs
-        events_lost long lost events of the queue, of gaps that touch it; a gap counts whole in each minute it touches
-        complete flag no gap of the queue touches it
+        queue text queue of the jobs
+        name text name of the task; none for jobs whose added event is missing, and in each minute that a gap touches
+        minute time start of the minute
+        enqueued long jobs added
+        started long attempts started
+        completed long attempts that ended as completed
+        failed long attempts that ended as a final failure
+        retried long attempts that ended and are retried
+        stalled long attempts that ended as stalled
+        parked long attempts that ended because the job waits for its children
+        done long jobs that ended as completed or failed
+        removed long jobs that were removed before they ended
+        wait_p50 long median wait of the attempts started, milliseconds, within 1 %
+        wait_p95 long 95th percentile of the waits
+        wait_p99 long 99th percentile of the waits
+        run_p50 long median run of the attempts ended, milliseconds, within 1 %
+        run_p95 long 95th percentile of the runs
+        run_p99 long 99th percentile of the runs
+        busy_ms long total milliseconds that attempts ran in the minute; attempts whose end is unknown do not count
+        wasted_ms long part of busy_ms of attempts that ended in a retry, a stall or a failure
+        wait_counts counts log histogram of the waits; those of minutes add up to those of hours
+        run_counts counts the same for runs
+        events_lost long lost events of gaps that touch the minute; a gap counts fully in each minute
+        complete flag no gap of the queue touches the minute
         """,
     ),
 )
 ERRORS_DAY: Final = Table(
     "gold",
     "errors_day",
-    "one kind of failure of one task in one day",
+    "one kind of failure of one task on one day",
     _BY_DAY,
     ("queue", "name", "error_key"),
     _columns(
         _KINDS,
         """
-        queue text of the jobs
-        name text of the task
-        error_key text what the failures have in common
-        count long attempts that failed for good so; events do not tell the reasons of attempts that are made again
-        share double part of all failures of the task in that day, 0 to 1
-        first_seen time end of the first of them
-        last_seen time end of the last
-        sample_reason text the reason of the last, whole
-        sample_job_ids texts up to five jobs, the latest first
+        queue text queue of the jobs
+        name text name of the task
+        error_key text kind of failure, as in silver.attempts
+        count long final failures; events do not contain the reasons of retried attempts
+        share double share of all failures of the task on that day, 0 to 1
+        first_seen time end of the first failed attempt
+        last_seen time end of the last failed attempt
+        sample_reason text full reason of the last failure
+        sample_job_ids texts up to five jobs, latest first
         """,
     ),
 )
@@ -308,38 +308,38 @@ CAPACITY_MINUTE: Final = Table(
     _columns(
         _KINDS,
         """
-        queue text its name
-        minute time its first moment
-        arrivals long jobs added in it
-        departures long jobs done in it, or removed before
+        queue text name of the queue
+        minute time start of the minute
+        arrivals long jobs added
+        departures long jobs that ended or were removed
         backlog_delta long arrivals - departures; not meaningful from the first incomplete minute on
-        busy_workers double attempts that ran at a time, on average
-        peak_workers long the most attempts that ran at one moment
-        capacity long attempts that can run at a time: as given, else the most that ran at one moment of the day
+        busy_workers double mean number of running attempts
+        peak_workers long maximum number of running attempts
+        capacity long maximum number of running attempts: as configured, else the peak of the day
         utilisation double busy_workers / capacity; none without a capacity
-        wait_p95 long 95 in 100 of the attempts begun in it had waited up to so many milliseconds, within 1 %
-        complete flag no gap of the queue touches it
+        wait_p95 long 95th percentile of the waits of the attempts started, milliseconds, within 1 %
+        complete flag no gap of the queue touches the minute
         """,
     ),
 )
 SLO_DAY: Final = Table(
     "gold",
     "slo_day",
-    "one objective for one task in one day",
+    "one objective for one task on one day",
     _BY_DAY,
     ("queue", "name", "metric", "objective_ms"),
     _columns(
         _KINDS,
         """
-        queue text of the jobs
-        name text of the task
-        metric text wait (of first attempts begun in it), run (of attempts ended in it) or total (of jobs done in it)
-        objective_ms long milliseconds that are still good
-        target double part that is to be good, 0 to 1
-        total long how many were measured
-        good long how many were good; for total, a failed job is not
+        queue text queue of the jobs
+        name text name of the task
+        metric text wait (of first attempts started), run (of attempts ended) or total (of jobs ended)
+        objective_ms long longest good duration in milliseconds
+        target double share that should be good, 0 to 1
+        total long number of measured durations
+        good long number of good ones; for total, a failed job is not good
         attainment double good / total
-        budget_left double part of the error budget that is left: 1 - (1 - attainment) / (1 - target); overdrawn below 0
+        budget_left double remaining share of the error budget: 1 - (1 - attainment) / (1 - target); overspent below 0
         complete flag no gap of the queue touches the day
         """,
     ),
@@ -347,19 +347,19 @@ SLO_DAY: Final = Table(
 COST_DAY: Final = Table(
     "gold",
     "cost_day",
-    "what one task cost in one day",
+    "the cost of one task on one day",
     _BY_DAY,
     ("queue", "name"),
     _columns(
         _KINDS,
         """
-        queue text of the jobs
-        name text of the task
-        jobs long jobs done
+        queue text queue of the jobs
+        name text name of the task
+        jobs long jobs that ended
         attempts long attempts that ended
-        busy_s double seconds of the day, added up, that attempts ran
-        wasted_s double the part of it of attempts that ended in a retry, a stall or a failure
-        cost money busy_s times the price of a worker's second; none where no price is given, as the next
+        busy_s double total seconds that attempts ran
+        wasted_s double part of busy_s of attempts that ended in a retry, a stall or a failure
+        cost money busy_s times the price of a worker's second; none without a price, like the next
         cost_per_job money cost / jobs; none without jobs
         complete flag no gap of the queue touches the day
         """,

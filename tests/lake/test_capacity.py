@@ -106,7 +106,7 @@ def test_tasks_that_share_the_workers_are_added_up_and_weighed() -> None:
     found = recommend(rows, peak_factor=1)
     assert found is not None
     assert found.load == pytest.approx(10.1, rel=0.01)  # 1/s of 0.1 s and 1/s of 10 s
-    assert not any("Runs vary" in line for line in found.reasoning)
+    assert not any("Run times vary" in line for line in found.reasoning)
     assert found.run_s == pytest.approx(5.05, rel=0.01)
 
 
@@ -127,7 +127,7 @@ def test_an_attempt_that_waits_for_children_is_work_too_and_the_peak_factor_is_n
 def test_runs_that_vary_within_a_task_are_told() -> None:
     found = recommend([minute(0, 60, *[10] * 99, 100_000)])
     assert found is not None
-    assert any(line.startswith("Runs vary much (variance ") for line in found.reasoning)
+    assert any(line.startswith("Run times vary widely (the variance is ") for line in found.reasoning)
 
 
 def test_a_number_that_cannot_keep_up_and_one_that_nearly_always_does_are_told_as_such() -> None:
@@ -146,11 +146,11 @@ def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_o
     found = recommend([minute(0, 60, 500), lost])
     assert found is not None
     assert found.peak_minute == at("2026-11-22 10:00")  # the other one has a hundred times the jobs
-    assert any(line.startswith("Left out: 1 minute with") for line in found.reasoning)
+    assert any(line.startswith("Not counted: 1 minute with") for line in found.reasoning)
     alone = recommend([lost | {"run_counts": {bucket_of(500): 3}}])
     assert alone is not None
     assert alone.peak_minute == at("2026-11-22 10:01")
-    assert not any(line.startswith("Left out") for line in alone.reasoning)
+    assert not any(line.startswith("Not counted") for line in alone.reasoning)
 
 
 def test_what_was_seen_of_all_queues_is_told() -> None:
@@ -161,7 +161,9 @@ def test_what_was_seen_of_all_queues_is_told() -> None:
     found = recommend([minute(0, 60, 500)], seen)
     assert found is not None
     assert (found.busy_seen, found.peak_seen) == (3.0, 8)
-    assert any("Seen in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning)
+    assert any(
+        "Observed in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning
+    )
 
 
 def test_what_was_busy_is_told_as_the_mean_of_the_minutes_and_the_most_of_all() -> None:
@@ -179,13 +181,13 @@ def test_one_of_a_thing_is_not_told_as_several() -> None:
     found = recommend([minute(0, 1, 60_000)], seen, share=0.01, within=timedelta(days=1), peak_factor=1)
     assert found is not None
     told = " ".join(found.reasoning)
-    assert "UTC: 1 job, 0.0167 in a second, of 1 attempt each." in told
-    assert "Seen in 1 minute: 1 attempt ran at a time on average, 1 at most." in told
+    assert "UTC: 1 job (0.0167 per second) with 1 attempt each." in told
+    assert "Observed in 1 minute: 1 attempt ran at a time on average, 1 at most." in told
     full, few = recommend([minute(0, 99, 600)], peak_factor=1), recommend([minute(0, 1, 500)])
     assert full is not None
     assert few is not None
-    assert "that keeps 1 worker busy all the time." in full.reasoning[1]
-    assert full.reasoning[2].endswith("for growth: 1 worker.")
+    assert "which keeps 1 worker busy all the time." in full.reasoning[1]
+    assert full.reasoning[2].endswith("and growth: 1 worker.")
     assert any(line.startswith("With 1 worker, 99.") for line in few.reasoning)
     assert not any("1 jobs" in line or "1 workers" in line for line in (*found.reasoning, *few.reasoning))
 
@@ -193,9 +195,9 @@ def test_one_of_a_thing_is_not_told_as_several() -> None:
 @pytest.mark.parametrize(
     ("jobs", "runs_ms", "told"),
     [
-        (1, 5, "that keeps less than 0.001 workers busy all the time"),
-        (60, 3_600_000, "that keeps 3,6\\d\\d workers busy all the time"),
-        (120_000, 1, "120,000 jobs, 2,000 in a second"),
+        (1, 5, "which keeps less than 0.001 workers busy all the time"),
+        (60, 3_600_000, "which keeps 3,6\\d\\d workers busy all the time"),
+        (120_000, 1, r"120,000 jobs \(2,000 per second\)"),
     ],
 )
 def test_numbers_are_written_without_an_exponent(jobs: int, runs_ms: int, told: str) -> None:

@@ -74,14 +74,14 @@ def test_queues_may_be_spelled_as_bullmq_has_them(web: httpx.Client, asked: str,
         ("/search?state=fialed", 400, "did you mean 'failed'?"),
         ("/search?colour=red", 400, "cannot be searched by 'colour'"),
         ("/search?limit=x", 400, "invalid literal"),
-        ("/search?since=yesterday", 400, "'yesterday' is no time"),
+        ("/search?since=yesterday", 400, "invalid time 'yesterday'"),
         ("/search?x", 400, "bad query field"),
-        ("/job", 400, "which job?"),
+        ("/job", 400, "the parameter id is missing"),
         ("/job?id=nobody", 404, "no such job"),
         ("/latency?percentiles=a", 400, "could not convert"),
         ("/rate?every=week", 400, "not by 'week'"),
-        ("/", 404, "no such job or question"),
-        ("/../../etc/passwd", 404, "no such job or question"),
+        ("/", 404, "no such job or path"),
+        ("/../../etc/passwd", 404, "no such job or path"),
     ],
 )
 def test_what_makes_no_sense_or_is_not_there_is_said(web: httpx.Client, path: str, status: int, said: str) -> None:
@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_said(lake: LakeBuilder) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"port \d+ of 127.0.0.1 cannot be had: Address already in use"):
+        with pytest.raises(ConfigError, match=r"port \d+ of 127.0.0.1 is not available: Address already in use"):
             HistoryServer(History(lake.layout.root), taken.getsockname()[1])
 
 
@@ -138,5 +138,5 @@ def test_a_command_that_cannot_serve_leaves_the_signals_of_its_process_alone(lak
         taken.listen()
         port = str(taken.getsockname()[1])
         shown = CliRunner().invoke(main, ["job", "serve", "--lake", str(lake.layout.root), "--port", port])
-    assert "cannot be had" in shown.output
+    assert "is not available" in shown.output
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -74,7 +74,7 @@ def test_where_there_is_no_lake_every_command_says_so_and_makes_nothing(tmp_path
     nowhere = tmp_path / "nowhere"
     found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *words, "--root", str(nowhere)])
     assert found.exit_code == 1
-    assert found.output.startswith(f"Error: there is no lake in {nowhere}: a directory with bronze/ and silver/ in it")
+    assert found.output.startswith(f"Error: there is no lake in {nowhere}, no bronze/ or silver/")
     assert not nowhere.exists()
 
 
@@ -94,8 +94,8 @@ def test_a_lake_of_another_bulltask_is_no_traceback(tmp_path: Path, lake: LakeBu
     found = run("status", "-b", "redis://127.0.0.1:1")
     assert found.exit_code == 1
     assert found.output == (
-        "Error: the record of a batch has version 2, and this bulltask reads 1: the lake was fed by another bulltask; "
-        "use one that is as new\n"
+        "Error: the record of a batch has version 2, but this bulltask reads 1: the lake was written by "
+        "another version of bulltask; use that version or a newer one\n"
     )
 
 

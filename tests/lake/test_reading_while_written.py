@@ -162,7 +162,7 @@ def test_every_job_is_found_once_by_all_searches_while_directories_are_replaced_
 def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = lake.layout.day(JOBS, DAY) / "queue=mail" / "ingest_id=x"
     monkeypatch.setattr(reading, "listed_files", lambda *_: [(gone / "part-0.parquet", gone)])
-    with pytest.raises(LakeError, match="its files vanish again and again"):
+    with pytest.raises(LakeError, match="its files are replaced too often"):
         found(lake.layout)
 
 

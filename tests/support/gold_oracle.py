@@ -289,7 +289,7 @@ OUTCOMES = ("completed", "failed", "retry", "stalled", "waiting-children", "open
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
-    """Make up the history of some jobs that are added between two mean_and_variance, many of them around midnight."""
+    """Make up the history of some jobs that are added between two moments, many of them around midnight."""
     chance, history = random.Random(seed), History()
     for number in range(jobs):
         queue = chance.choice(list(TASKS))

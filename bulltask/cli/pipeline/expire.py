@@ -14,7 +14,7 @@ from bulltask.cli.options import day, root_option
 from bulltask.cli.terminal import as_table
 
 if TYPE_CHECKING:
-    from bulltask.lake.expiration import Expired
+    from bulltask.lake.expiration import ExpiredDay
 
 __all__ = ["command"]
 
@@ -54,8 +54,8 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
         click.echo("\nDry run: nothing was removed. Repeat the command with --yes to remove these days.")
 
 
-def _by_table(found: Iterable[Expired]) -> list[tuple[str, ...]]:
-    tables: dict[str, list[Expired]] = {}
+def _by_table(found: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
+    tables: dict[str, list[ExpiredDay]] = {}
     for one in found:
         tables.setdefault(one.table, []).append(one)
     return [

@@ -135,11 +135,11 @@ def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
-    """Cut the time between two mean_and_variance (milliseconds) at the whole minutes or days of a span, as SQL.
+    """Cut the time between two moments (milliseconds) at the whole minutes or days of a span, as SQL.
 
     Returns:
         An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty where one of the two
-        mean_and_variance is not known, or nothing of it is in the span.
+        moments is not known, or nothing of it is in the span.
     """
     first = f"greatest({_floor(started, step_ms)}, {span.start_ms}L)"
     last = f"least({_floor(ended, step_ms)}, {span.end_ms - step_ms}L)"

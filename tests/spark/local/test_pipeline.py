@@ -195,7 +195,7 @@ def test_a_lake_is_fed_by_one_stream_at_a_time(pipeline: Make, redis_client: red
     made = pipeline(trigger="1 hour")
     query = made.run()
     try:
-        with pytest.raises(LakeInUseError, match="is fed by process"):
+        with pytest.raises(LakeInUseError, match="already writes to the lake"):
             pipeline().run()
         program = (
             "import sys\nfrom bulltask.lake.layout import Layout\nfrom bulltask.lake.lock import RunLock\n"
