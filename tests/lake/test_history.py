@@ -197,7 +197,7 @@ def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(la
         (lambda lake: lake.rate(every="week"), "'hour' or 'day', not 'week'"),
         (lambda lake: lake.latency("total"), "'wait' or 'run', not 'total'"),
         (lambda lake: lake.latency(percentiles=(101,)), "percentiles must be from 0 to 100, not 101"),
-        (lambda lake: lake.latency(every="week"), "not by 'week'"),
+        (lambda lake: lake.latency(every="week"), "not 'week'"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(lake: LakeBuilder, ask: Any, said: str) -> None:

@@ -130,7 +130,7 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     text = run("capacity", "--within", "500ms").output
     assert "invalid duration" in text
     text = run("capacity", "--within", "10s", "--share", "0.9", "--peak-factor", "1").output
-    assert "when the same workers serve all these queues, so that 90 % of the attempts start within 10 s" in text
+    assert "if the same workers serve all these queues, so that 90 % of the attempts start within 10 s" in text
     assert "* The busiest of" in text
 
 
@@ -151,8 +151,8 @@ def test_a_queue_may_be_spelled_as_bullmq_does(run: Run) -> None:
 def test_a_day_without_data_is_no_error(run: Run) -> None:
     found = run("--day", "2026-11-20")
     assert found.exit_code == 0
-    assert "No jobs on 20 November 2026. Nothing of that is in the lake" in found.stderr
-    assert "whose days go from 2026-11-22 to 2026-11-22" in found.stderr
+    assert "No jobs on 20 November 2026. The lake has days" in found.stderr
+    assert "from 2026-11-22 to 2026-11-22" in found.stderr
     assert json.loads(run("errors", "--day", "2026-11-20", "--format", "json").stdout) == []
 
 

@@ -48,7 +48,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
     shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in reported(lake).figures}
     assert shown == {
-        "Jobs done": ("200", "20 a minute", False),
+        "Jobs done": ("200", "20 per minute", False),
         "Failed": ("2.5 %", "5 jobs", True),
         "Wait, p95": ("10 ms", "half: 10 ms", False),
         "Run, p95": ("3.01 s", "half: 606 ms", False),
@@ -294,7 +294,7 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
     [alert] = reported(lake, Period.parse("2026-11-20..2026-11-22")).alerts
-    assert (alert.kind, alert.title) == ("unbuilt", "Not in here: 2026-11-21")
+    assert (alert.kind, alert.title) == ("unbuilt", "Not included: 2026-11-21")
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
 
 
@@ -302,7 +302,7 @@ def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> Non
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
     [alert] = reported(lake, Period.parse("2026-11-14..2026-11-22")).alerts
-    assert alert.title == "Not in here: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
+    assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
 def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
@@ -312,7 +312,7 @@ def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
     assert report.charts == {}
     [alert] = report.alerts
     assert (alert.kind, alert.title) == ("empty", "No jobs on 25 November 2026")
-    assert alert.text == "Nothing of that is in the lake, whose days go from 2026-11-22 to 2026-11-22."
+    assert alert.text == "The lake has days from 2026-11-22 to 2026-11-22."
 
 
 def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None:
@@ -362,7 +362,7 @@ def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     ("text", "message"),
     [
         ("2026-11-23..2026-11-22", "ends before it begins"),
-        ("yesterday", "'yesterday' is no day"),
+        ("yesterday", "invalid period 'yesterday'"),
         ("2024-01-01..2026-11-22", "more than 366 days"),
     ],
 )

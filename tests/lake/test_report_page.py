@@ -94,7 +94,7 @@ def test_a_page_has_every_section(lake: LakeBuilder) -> None:
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
         "Jobs done 3", "33.3 %", "Cost 0.50 0.17 a job",
         "send", "no answer", "100 % of all failures", "id-no answer", "line 2",
-        "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overdrawn, -233 %", "trimmed",
+        "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overspent, -233 %", "trimmed",
     ):  # fmt: skip
         assert expected in text, expected
 
@@ -208,15 +208,21 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
 def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, done=1, completed=1)])
     text = Parsed(html(reported(lake))).text
-    for expected in ("No job failed.", "No attempt was made again", "None are set", "Nothing is missing", "1 worker"):
+    for expected in (
+        "No jobs failed.",
+        "No attempts were retried",
+        "No objectives are set",
+        "no events of this time",
+        "1 worker",
+    ):
         assert expected in text, expected
 
 
 def test_minutes_in_which_jobs_were_only_added_make_a_page(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", enqueued=3)])
     text = Parsed(html(reported(lake))).text
-    assert "No attempt began or ended." in text
-    assert "No attempt ran." in text
+    assert "No attempts started or ended." in text
+    assert "No attempts ran." in text
     assert "| added | █ | at most 3 |" in markdown(reported(lake))
 
 
@@ -225,7 +231,7 @@ def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Rep
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     text = make(reported(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text
-    assert "whose days go from 2026-11-22 to 2026-11-22" in text
+    assert "The lake has days from 2026-11-22 to 2026-11-22" in text
     assert "Throughput" not in text
     lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # of 25 November
     text = make(reported(lake, "2026-11-25"))
@@ -235,7 +241,7 @@ def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Rep
 def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     page = html(reported(lake))
-    assert "Nothing is missing" in page
+    assert "no events of this time" in page
     assert 'class="alert' not in page
 
 

@@ -1,4 +1,4 @@
-"""What a report counts for each task and each queue, over the whole period."""
+"""Aggregates of each task and queue over the whole period."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ __all__ = [
 ]
 
 MOST: Final = 15
-"""So many tasks are shown on their own; the others together."""
+"""How many tasks are listed; the others are combined."""
 
 UNKNOWN: Final = "(unknown task)"
-"""Of attempts whose beginning, which has the name, was lost."""
+"""The label of attempts whose added event, which has the name, was lost."""
 
 
 @dataclass(slots=True)
 class TaskAggregate:
-    """What one task did, or several together.
+    """The aggregates of one task, or of several combined.
 
     Attributes:
-        keys: the queue and name of each.
-        label: what to call it.
-        counts: sums of the columns of gold.task_minute: ``done``, ``failed``, ``busy_ms`` and so on.
-        waits: how many waits there were of each size class.
-        runs: the same of the runs.
+        keys: the queue and name of each task.
+        label: its label.
+        counts: sums of columns of gold.task_minute: ``done``, ``failed``, ``busy_ms`` and so on.
+        waits: histogram of the waits.
+        runs: histogram of the runs.
     """
 
     keys: list[TaskKey]
@@ -50,31 +50,31 @@ class TaskAggregate:
 
     @property
     def queue(self) -> str | None:
-        """Its queue; None where it stands for tasks of several."""
+        """Its queue; ``None`` for tasks of several queues."""
         queues = {queue for queue, _ in self.keys}
         return queues.pop() if len(queues) == 1 else None
 
     @property
     def attempts(self) -> int:
-        """Attempts that have ended."""
+        """The number of ended attempts."""
         return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "parked"))
 
     def wait(self, share: float) -> int | None:
-        """The milliseconds that a share of the attempts, 0 to 1, has waited at most."""
+        """Return a percentile of the waits in milliseconds; ``share`` is 0 to 1."""
         return percentile(self.waits, share)
 
     def run(self, share: float) -> int | None:
-        """The milliseconds that a share of the attempts has run at most."""
+        """Return a percentile of the runs in milliseconds; ``share`` is 0 to 1."""
         return percentile(self.runs, share)
 
     @property
     def failure_rate(self) -> float | None:
-        """Failed jobs as a part of those that are done."""
+        """The share of failed jobs among ended jobs."""
         return self.counts["failed"] / self.counts["done"] if self.counts["done"] else None
 
     @classmethod
     def together(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
-        """Return several as one."""
+        """Combine several."""
         keys = [key for tally in aggregates for key in tally.keys]
         counts: Counter[str] = Counter()
         for tally in aggregates:
@@ -89,20 +89,20 @@ class TaskAggregate:
 
 @dataclass(slots=True)
 class QueueAggregate:
-    """What one queue and its workers did.
+    """The aggregates of one queue and its workers.
 
     Attributes:
         queue: its name.
         arrivals: jobs added.
-        departures: jobs done, or removed before.
-        backlog: how much longer the queue has become; ``None`` where events were lost, as nobody knows then.
-        busy_mean: attempts that ran at a time, on average from the first to the last minute of the report.
-        busy_peak: the most that ran at one moment.
-        utilisation_mean: part of the workers that was busy, likewise.
-        utilisation_peak: the same in the busiest minute.
-        capacity: attempts that can run at a time: as given, else the most that ran.
-        wait_p95: the highest of a minute, milliseconds.
-        incomplete: minutes of which events were lost.
+        departures: jobs that ended or were removed.
+        backlog: how much the queue has grown; ``None`` if events were lost, as it is unknown then.
+        busy_mean: mean number of running attempts, from the first to the last minute of the report.
+        busy_peak: maximum number of running attempts.
+        utilisation_mean: mean share of busy workers.
+        utilisation_peak: the share of busy workers in the busiest minute.
+        capacity: maximum number of running attempts: as configured, else the observed peak.
+        wait_p95: 95th percentile of the waits in the worst minute, in milliseconds.
+        incomplete: the number of minutes with lost events.
     """
 
     queue: str
@@ -119,11 +119,11 @@ class QueueAggregate:
 
 
 def by_task(data: ReportData) -> list[TaskAggregate]:
-    """Return what each task did; those that kept workers busy longest come first."""
+    """Return the aggregates of each task, in descending order of busy time."""
     names = data.tasks.schema.names[3:]
     sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
     counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
-    # Of a minute in which events were lost there is a row without a name, so that it is seen; often with nothing in it.
+    # A minute with lost events has a row without a name, which marks it and is often empty.
     known = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
     called, waits, runs = labels(known), data.waits.by_task, data.runs.by_task
     aggregates = [
@@ -133,7 +133,7 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
 
 
 def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
-    """Return what to call tasks: their names, with the queue where two queues have one of the same name."""
+    """Return labels of tasks: their names, with the queue if several queues have a task with this name."""
     keys = list(keys)
     often = Counter(name for _, name in keys)
     return {
@@ -143,7 +143,7 @@ def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
 
 
 def top_with_rest(aggregates: Sequence[TaskAggregate], most: int = MOST) -> list[TaskAggregate]:
-    """Return at most so many: the last one stands for all others."""
+    """Return at most ``most`` aggregates; the last one combines all others."""
     if len(aggregates) <= most:
         return list(aggregates)
     rest = aggregates[most - 1 :]
@@ -151,11 +151,11 @@ def top_with_rest(aggregates: Sequence[TaskAggregate], most: int = MOST) -> list
 
 
 def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
-    """Return what each queue did.
+    """Return the aggregates of each queue.
 
     Args:
         data: the period.
-        minutes: how many the report covers, which averages are over.
+        minutes: the number of minutes that the report covers, for means.
     """
     names = data.queues.schema.names[2:]
     wishes = [(name, "max" if name.endswith("_max") else "sum") for name in names]
@@ -182,7 +182,7 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
 
 
 def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
-    """Return the minutes of each queue that gold calls incomplete or that a gap touches."""
+    """Return the minutes of each queue that are incomplete in gold or touched by a gap."""
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
     found = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
     for gap in data.gaps:

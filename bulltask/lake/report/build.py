@@ -1,4 +1,4 @@
-"""All that a report says, before anybody decides how it looks."""
+"""Build a report: its figures, charts and tables, independent of the output format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 __all__ = ["Alert", "Figure", "Report", "make_report"]
 
 _REASONS: Final = 10
-"""So many reasons of failures are shown on their own."""
+"""How many failure reasons are listed."""
 
 _RATES: Final = {"enqueued": "added", "completed": "completed", "failed": "failed"}
 _AGAIN: Final = {"retried": "retried", "stalled": "stalled"}
@@ -39,7 +39,7 @@ _AGAIN: Final = {"retried": "retried", "stalled": "stalled"}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of the headline: what it is, the number, a word about it, whether it is bad."""
+    """A key figure: its label, value, detail, and whether it is bad."""
 
     label: str
     value: str
@@ -49,12 +49,12 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What to know before reading on.
+    """A warning at the top of the report.
 
     Attributes:
         kind: ``incomplete``, ``unbuilt`` or ``empty``.
-        title: what is wrong.
-        text: what that means, and what to do.
+        title: the problem.
+        text: what it means, and what to do.
     """
 
     kind: str
@@ -64,23 +64,23 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole report.
+    """A report.
 
     Attributes:
-        data: what it was made of.
-        made_at: when.
-        alerts: the first thing to read.
-        figures: the headline.
-        charts: by name: ``throughput``, ``wait``, ``run``, ``retries``, ``busy``, ``backlog``; those without a value
-            are not there.
+        data: its data.
+        made_at: when it was made.
+        alerts: warnings at the top.
+        figures: key figures.
+        charts: by name: ``throughput``, ``wait``, ``run``, ``retries``, ``busy``, ``backlog``; charts without values
+            are left out.
         ranges: percentiles of tasks, ``wait`` and ``run``.
-        tasks: what tasks did; at most ``MOST``, of which the last may stand for all others.
-        failures: why jobs failed, for each task.
-        reasons: the same of all tasks, the most frequent reasons.
-        reasons_left: how many reasons are not among them, and how many failures that are.
-        costs: what tasks cost, as ``tasks``.
-        queues: what queues did.
-        recommendations: numbers of workers.
+        tasks: aggregates of tasks; at most ``MOST``, of which the last can combine all others.
+        failures: failures of each task, by reason.
+        reasons: the most frequent reasons over all tasks.
+        reasons_left: the number of other reasons, and of their failures.
+        costs: costs of tasks, in the same form as ``tasks``.
+        queues: aggregates of queues.
+        recommendations: recommended numbers of workers.
     """
 
     data: ReportData
@@ -99,12 +99,12 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
+        """Whether it has no data."""
         return self.data.axis is None
 
     @property
     def covered(self) -> str:
-        """From when to when something happened: ``13:02 to 14:37 UTC``, with days where there are several."""
+        """The time with data: ``13:02 to 14:37 UTC``, with dates if there are several days."""
         if self.data.axis is None:
             return ""
         first, end = (
@@ -117,13 +117,13 @@ class Report:
 
 
 def _report(data: ReportData, recommendations: Recommendations, made_at: datetime, *, build: str) -> Report:
-    """Return what a report says.
+    """Build a report from its data.
 
     Args:
-        data: the period.
-        recommendations: how many workers it needs.
-        made_at: now.
-        build: the command that makes gold tables, for those who have none.
+        data: the data of the period.
+        recommendations: recommended numbers of workers.
+        made_at: the time of the report.
+        build: the command that builds the gold tables, for the warning that there are none.
     """
     aggregates, axis = by_task(data), data.axis
     queues = by_queue(data, axis.minutes if axis else 0)
@@ -164,26 +164,26 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
         events = sum(gap.lost for gap in data.gaps)
         least = "" if all(gap.exact for gap in data.gaps) else "at least "
         names = ", ".join(sorted(shorten(queue) for queue, each in lost.items() if each))
-        told = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
+        text = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
         found.append(
             Alert(
                 "incomplete",
                 f"Incomplete: {pluralize(minutes, 'minute')}",
-                f"{told}. Counts of that time are too low; charts have it shaded, and its gaps are listed at the end.",
+                f"{text}. Counts of that time are too low. Charts show it shaded; the gaps are listed at the end.",
             )
         )
     if data.unbuilt:
         days = ", ".join(map(str, data.unbuilt[:5])) + (", …" if len(data.unbuilt) > 5 else "")
-        found.append(Alert("unbuilt", f"Not in here: {days}", f"There are events of it, but no tables yet: {build}"))
+        found.append(Alert("unbuilt", f"Not included: {days}", f"There are events, but no gold tables yet: {build}"))
     return found
 
 
 def _instead(data: ReportData, build: str) -> str:
-    """What to do when there is nothing to show."""
+    """Return what to do if there is no data."""
     if data.unbuilt or data.held is None:
-        return f"If there should be some, build the tables: {build}"
+        return f"If there should be some, build the gold tables: {build}"
     first, last = data.held
-    return f"Nothing of that is in the lake, whose days go from {first} to {last}."
+    return f"The lake has days from {first} to {last}."
 
 
 def _figures(
@@ -195,7 +195,7 @@ def _figures(
     peak = max((queue.busy_peak or 0 for queue in queues), default=0)
     most = f"peak {format_value(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
     return [
-        Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} a minute"),
+        Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} per minute"),
         Figure("Failed", format_value(whole.failure_rate, Unit.PART), pluralize(failed, "job"), bad=failed > 0),
         Figure("Wait, p95", format_value(whole.wait(0.95), Unit.MS), f"half: {format_value(whole.wait(0.5), Unit.MS)}"),
         Figure("Run, p95", format_value(whole.run(0.95), Unit.MS), f"half: {format_value(whole.run(0.5), Unit.MS)}"),
@@ -206,7 +206,9 @@ def _figures(
 
 def _price(whole: Cost) -> Figure:
     if whole.cost is not None:
-        return Figure("Cost", format_value(whole.cost, Unit.MONEY), f"{format_value(whole.per_job, Unit.MONEY)} a job")
+        return Figure(
+            "Cost", format_value(whole.cost, Unit.MONEY), f"{format_value(whole.per_job, Unit.MONEY)} per job"
+        )
     return Figure(
         "Worker time", format_value(whole.busy_s, Unit.SECONDS), f"{format_value(whole.wasted, Unit.PART)} wasted"
     )
@@ -220,12 +222,12 @@ def _charts(
     others = len(called) - len(data.shown)
     names = [called[key] for key in data.shown] + ([f"{others} others"] if others else [])
     wanted = {
-        "throughput": ("Jobs a minute", "", _called(rates(data, axis, list(_RATES)), _RATES)),
+        "throughput": ("Jobs per minute", "", _called(rates(data, axis, list(_RATES)), _RATES)),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
-        "retries": ("Attempts a minute", "", _called(rates(data, axis, list(_AGAIN)), _AGAIN)),
+        "retries": ("Attempts per minute", "", _called(rates(data, axis, list(_AGAIN)), _AGAIN)),
         "busy": ("Busy workers", "workers", busy(data, axis, queues)),
-        "backlog": ("Backlog, since the beginning", "jobs", backlog(data, axis, queues)),
+        "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }
     made = {}
     for name, (title, unit, lines) in wanted.items():
@@ -242,13 +244,13 @@ def _called(lines: Sequence[Series], names: dict[str, str]) -> list[Series]:
 def make_report(
     layout: Layout, period: Period, target: CapacityTarget | None = None, *, made_at: datetime | None = None
 ) -> Report:
-    """Return what there is to say of some days. :func:`~bulltask.lake.report.page.html` and others make it readable.
+    """Build the report of some days; :func:`~bulltask.lake.report.page.html` and others format it.
 
     Args:
-        layout: where the lake is.
-        period: the days, and the queues, in the lake's spelling or BullMQ's.
-        target: what the recommended workers should be able to do; 99 % of the attempts start within 2 s by default.
-        made_at: now.
+        layout: the lake.
+        period: the days, and the queues in the lake's spelling or BullMQ's.
+        target: the capacity target; default: 99 % of the attempts start within 2 s.
+        made_at: the time of the report; default: now.
 
     Raises:
         LakeError: there is no lake, or it cannot be read.
@@ -263,10 +265,10 @@ def make_report(
 
 
 def _spelled(layout: Layout, period: Period) -> Period:
-    """The period with its queues as the lake calls them."""
+    """Return the period with its queues in the lake's spelling."""
     reader = TableReader(layout)
     known = known_queues(reader)
-    if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold may be kept for longest
+    if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold is kept longest
         for table in (TASK_MINUTE, CAPACITY_MINUTE):
             known |= reader.over(table, reader.days(table), _queues_in, columns=["queue"])
     names = tuple(normalize_queue(queue, known) for queue in period.queues)

@@ -1,7 +1,7 @@
-"""Where the lines of a chart go: percentages and paths, which a template puts on the page.
+"""The geometry of charts: percentages and SVG paths, which a template places on the page.
 
-Only the lines are SVG, stretched to whatever room there is. Ticks and legends are text of the page, as large on a phone
-as on a desk.
+Only the lines are SVG, stretched to the available width. Ticks and legends are HTML text, with the same size on all
+screens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bulltask.lake.report.series import Series
 __all__ = ["Chart", "Curve", "Range", "Ranges", "Tick", "bands", "chart", "ranges"]
 
 WIDTH, HEIGHT = 1000, 100
-"""Of the drawing's own coordinates."""
+"""The size of the SVG in its own coordinates."""
 
 _TIMES_MS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000, 8_640_000_000)
 _TICK_MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440, 14 * 1440, 28 * 1440)
@@ -30,7 +30,7 @@ _DAY: Final = 1440
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark of an axis: where, in percent, and what it says; a minor one is left out where there is little room."""
+    """A tick of an axis: its position in percent and its label; minor ticks are hidden on small screens."""
 
     place: float
     text: str
@@ -39,13 +39,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line as it is drawn: the path of an SVG, and how it looks.
+    """A drawn line.
 
     Attributes:
-        label: what it is of.
-        path: the ``d`` of an SVG's path.
-        style: a number from 0; lines of the same number look alike in all charts.
-        others: whether it stands for all that have no line of their own.
+        label: its label.
+        path: the ``d`` attribute of its SVG path.
+        style: a number from 0; lines with the same number look the same in all charts.
+        others: whether it combines all that have no line of their own.
     """
 
     label: str
@@ -59,14 +59,14 @@ class Chart:
     """A chart of lines over time.
 
     Attributes:
-        title: what it shows.
-        unit: of the upright axis, in words.
+        title: its title.
+        unit: the unit of the y axis, in words.
         curves: the lines.
-        x_ticks: from left to right.
-        y_ticks: from the bottom up.
-        zero: where 0 is, in percent, if that is neither at the bottom nor beyond.
-        bands: left ends and widths, in percent, of times of which events were lost.
-        summary: what a reader who cannot see it is told.
+        x_ticks: ticks from left to right.
+        y_ticks: ticks from the bottom up.
+        zero: position of 0 in percent, if it is above the bottom.
+        bands: left ends and widths, in percent, of times with lost events.
+        summary: a description for screen readers.
         payload: start (seconds since 1970), step (seconds), unit and values, for the page's script.
     """
 
@@ -83,7 +83,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The 50th, 95th and 99th percentile of one task: places in percent, and texts."""
+    """The 50th, 95th and 99th percentile of one task: positions in percent, and texts."""
 
     label: str
     places: Sequence[float]
@@ -92,7 +92,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Percentiles of tasks beside each other, on one logarithmic axis."""
+    """Percentiles of tasks on a common logarithmic axis."""
 
     ticks: Sequence[Tick]
     rows: Sequence[Range]
@@ -100,7 +100,7 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From values to percent of the height."""
+    """Maps values to percent of the height."""
 
     low: float
     high: float
@@ -115,14 +115,14 @@ class _Scale:
 def chart(
     title: str, unit: str, axis: Axis, lines: Sequence[Series], lost: Iterable[tuple[float, float]] = ()
 ) -> Chart:
-    """Return where everything of a chart goes.
+    """Lay out a chart.
 
     Args:
-        title: what it shows.
-        unit: of its values, in words; with ``ms`` they are milliseconds, and the axis is logarithmic.
-        axis: the time.
-        lines: at least one value of them is not None. Those without one are left out, and the others keep their looks.
-        lost: of :func:`bands`.
+        title: its title.
+        unit: the unit of its values, in words; ``ms`` makes the axis logarithmic.
+        axis: the time axis.
+        lines: the series, with at least one value. Series without values are left out; the others keep their style.
+        lost: the result of :func:`bands`.
     """
     drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
     values = [value for _, line in drawn for value in line.values if value is not None]
@@ -147,7 +147,7 @@ def chart(
 
 
 def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
-    """Return where some minutes are on an axis: left ends and widths in percent; one too narrow to see is widened."""
+    """Return left ends and widths in percent of some minutes on an axis; too narrow bands are widened."""
     points = sorted({axis.place(minute) for minute in minutes if 0 <= axis.place(minute) < axis.points})
     found: list[list[int]] = []
     for point in points:
@@ -162,7 +162,7 @@ def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
 
 
 def ranges(aggregates: Sequence[TaskAggregate], of: str) -> Ranges | None:
-    """Return the percentiles of tasks beside each other; None where nothing was measured.
+    """Return the percentiles of tasks on a common axis; ``None`` if nothing was measured.
 
     Args:
         aggregates: the tasks.
@@ -206,7 +206,7 @@ def _linear_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
 def _x_ticks(axis: Axis) -> list[Tick]:
     end = axis.start + axis.minutes
     step = next((size for size in _TICK_MINUTES if axis.minutes / size <= _MOST_TICKS), _TICK_MINUTES[-1])
-    first = -(-axis.start // min(step, _DAY)) * min(step, _DAY)  # the first midnight, where ticks are days
+    first = -(-axis.start // min(step, _DAY)) * min(step, _DAY)  # the first midnight, if ticks are days
     return [
         Tick(round((minute - axis.start) / axis.minutes * 100, 2), _time_text(minute, step), minor=place % 2 == 1)
         for place, minute in enumerate(range(first, end + 1, step))
@@ -219,7 +219,7 @@ def _time_text(minute: int, step: int) -> str:
 
 
 def _path(values: Sequence[float | None], scale: _Scale) -> str:
-    """Steps from left to right, with a hole where there is no value."""
+    """Return an SVG path of steps from left to right, with a gap where there is no value."""
     width = WIDTH / len(values)
     parts: list[str] = []
     last: str | None = None
@@ -240,16 +240,16 @@ def _path(values: Sequence[float | None], scale: _Scale) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """Three digits are enough for a tooltip."""
+    """Return a value with three digits, enough for a tooltip."""
     return None if value is None else float(f"{value:.3g}") if abs(value) < 1_000 else round(value)
 
 
 def _summary(title: str, lines: Sequence[Series], axis: Axis, kind: Unit) -> str:
-    told = []
+    parts = []
     for line in lines:
         known = [(value, place) for place, value in enumerate(line.values) if value is not None]
         if known:
             most, place = max(known, key=lambda one: (one[0], -one[1]))
             at = datetime.fromtimestamp((axis.start + place * axis.step) * 60, UTC)
-            told.append(f"{line.label}: at most {format_value(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
-    return f"{title}. " + "; ".join(told) + "."
+            parts.append(f"{line.label}: at most {format_value(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
+    return f"{title}. " + "; ".join(parts) + "."

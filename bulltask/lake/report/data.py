@@ -1,6 +1,7 @@
-"""What a report needs of a lake's gold, read with Arrow: no JVM, no Redis.
+"""Read a report's data from gold tables with Arrow: no JVM, no Redis.
 
-Each day is folded to the steps of the charts before the next is read, so memory does not grow with the number of jobs.
+Each day is aggregated to the steps of the charts before the next is read, so memory does not grow with the number of
+jobs.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from bulltask.lake.tables import (
 __all__ = ["MAX_SERIES", "Axis", "DurationHistograms", "ReportData", "Row", "TaskKey", "busiest_day", "read"]
 
 TaskKey = tuple[str, str | None]
-"""A queue, and the name of a task or None where the beginning of the job was lost."""
+"""A queue, and the name of a task or ``None`` if the job's added event was lost."""
 
 Row = Mapping[str, Any]
 
 MAX_SERIES: Final = 7
-"""So many lines a reader can tell apart; the last one may stand for all others."""
+"""The maximum number of lines that readers can distinguish; the last one can combine all others."""
 
 _NULL: Final = "\0"
-"""Neither a queue's name nor a task's has one."""
+"""A separator that names of queues and tasks cannot contain."""
 
 _PAIRS: Final = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.int64())]))
 _MINUTE_US: Final = 60_000_000
@@ -61,12 +62,12 @@ _LOAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time that charts show: from the first minute in which gold has something to the last.
+    """The time axis of charts: from the first minute with data to the last.
 
     Attributes:
-        start: its first minute, as all minutes here a number of minutes since 1970.
-        step: minutes that a point stands for; a part of a day.
-        points: how many.
+        start: its first minute; minutes are numbers since 1970.
+        step: minutes per point; it divides a day.
+        points: the number of points.
     """
 
     start: int
@@ -75,23 +76,23 @@ class Axis:
 
     @classmethod
     def over(cls, first: int, last: int) -> Axis:
-        """Return the axis over some minutes, the last one included, with no more points than a chart can show."""
+        """Return the axis from the first to the last minute, with at most as many points as a chart can show."""
         step = next((step for step in _STEPS if last // step - first // step < _MOST_POINTS), _STEPS[-1])
         return cls(first // step * step, step, last // step - first // step + 1)
 
     def place(self, minute: int) -> int:
-        """Which point a minute belongs to."""
+        """Return the point of a minute."""
         return (minute - self.start) // self.step
 
     @property
     def minutes(self) -> int:
-        """How many minutes it covers."""
+        """The number of minutes that it covers."""
         return self.points * self.step
 
 
 @dataclass(frozen=True, slots=True)
 class DurationHistograms:
-    """How many durations there were of each size class (:mod:`bulltask.lake.log_histogram`).
+    """Histograms of durations (:mod:`bulltask.lake.log_histogram`).
 
     Attributes:
         by_task: over the whole period.
@@ -105,24 +106,24 @@ class DurationHistograms:
 
 @dataclass(slots=True)
 class ReportData:
-    """A period of a lake, as small as a report can use it.
+    """The data of a period, aggregated to what a report uses.
 
     Attributes:
-        period: what was asked for.
-        axis: when something happened in it; None where gold has no minute of it.
-        tasks: gold.task_minute: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and of times.
+        period: the period.
+        axis: the time axis; ``None`` if gold has no minute of the period.
+        tasks: gold.task_minute: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and times.
         shown: the tasks that have lines of their own in charts.
-        waits: how many waits there were of each size.
-        runs: the same of the runs.
+        waits: histograms of the waits.
+        runs: histograms of the runs.
         queues: gold.capacity_minute: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
         errors: rows of gold.errors_day.
         slos: rows of gold.slo_day.
         costs: rows of gold.cost_day.
-        gaps: those that touch the period.
-        incomplete: of each queue, the minutes that gold calls incomplete.
-        unbuilt: days of which there are events but no gold.
-        held: the first and the last day that the lake has something of; none of an empty one.
-        built_at: when the gold of the last day was written; None where there is none.
+        gaps: gaps that touch the period.
+        incomplete: the incomplete minutes of each queue.
+        unbuilt: days with events but without gold tables.
+        held: the first and the last day in the lake; ``None`` if it is empty.
+        built_at: when the gold tables of the last day were written; ``None`` if there are none.
     """
 
     period: Period
@@ -143,10 +144,10 @@ class ReportData:
 
 
 def read(layout: Layout, period: Period) -> ReportData:
-    """Read what a report of a period needs.
+    """Read the data of a period.
 
     Args:
-        layout: where the lake is.
+        layout: the lake.
         period: its days and queues.
 
     Raises:
@@ -176,9 +177,9 @@ def read(layout: Layout, period: Period) -> ReportData:
 
 
 def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]:
-    """Return the minutes of the day in which workers were busy longest, of tasks and of queues.
+    """Return the minutes of the day with the longest busy time: rows of tasks and of queues.
 
-    One day, as each of its rows is an object here. The runs of a whole day are in one row of each task.
+    It is only one day, as each row is a Python object here. The run histogram of a task's day is in one of its rows.
     """
     if not data.tasks.num_rows:
         return [], []
@@ -210,7 +211,7 @@ def _wanted(period: Period) -> Any:
 
 
 def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
-    """A table's days, one after the other."""
+    """Yield a table's days, one after the other."""
     whole = arrow_schema(table)
     schema = pa.schema([whole.field(name) for name in columns])
     for day in period.days:
@@ -238,7 +239,7 @@ def _stepped(table: Any, step: int) -> Any:
 
 
 def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
-    """What tasks did."""
+    """Return the sums of each task for each point of the axis."""
     key, sums = ["queue", "name", "at"], [(name, "sum") for name in _TASK_SUMS]
     days = [
         _named(_stepped(day, step).group_by(key).aggregate(sums), [*key, *_TASK_SUMS])
@@ -249,12 +250,12 @@ def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
 
 
 def _shown(tasks: Any) -> list[TaskKey]:
-    """The tasks that have lines of their own: those that kept workers busy longest."""
-    wishes = [(name, "sum") for name in ("busy_ms", "done", "enqueued", "started")]
+    """Return the tasks that have lines of their own: those with the longest busy time."""
+    columns = [(name, "sum") for name in ("busy_ms", "done", "enqueued", "started")]
     found = [
         (-row["busy_ms_sum"], -row["done_sum"], row["queue"], row["name"] or "", row["name"])
-        for row in tasks.group_by(["queue", "name"]).aggregate(wishes).to_pylist()
-        if any(row[f"{name}_sum"] for name, _ in wishes)
+        for row in tasks.group_by(["queue", "name"]).aggregate(columns).to_pylist()
+        if any(row[f"{name}_sum"] for name, _ in columns)
     ]
     keys = [(queue, name) for *_, queue, _, name in sorted(found, key=lambda one: one[:-1])]
     return keys if len(keys) <= MAX_SERIES else keys[: MAX_SERIES - 1]
@@ -263,7 +264,7 @@ def _shown(tasks: Any) -> list[TaskKey]:
 def _sizes(
     reader: TableReader, period: Period, step: int, shown: list[TaskKey]
 ) -> tuple[DurationHistograms, DurationHistograms]:
-    """The waits and the runs."""
+    """Return the histograms of waits and of runs."""
     totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
     parts: tuple[list[Any], list[Any]] = ([], [])
     for found in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_counts", "run_counts"]):
@@ -287,8 +288,8 @@ def _split(text: str) -> list[str]:
 
 
 def _flat(owners: Any, counts: Any) -> Any:
-    """A row for each size class of each row."""
-    lists = counts.cast(_PAIRS).combine_chunks()  # functions for lists end the process when they are given maps
+    """Return one row per bucket of each row's histogram."""
+    lists = counts.cast(_PAIRS).combine_chunks()  # Arrow's list functions crash the process on map arrays
     owner, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
     flat = owners.take(owner)
     return flat.append_column("bucket", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
@@ -299,19 +300,19 @@ def _summed(flat: Any, key: list[str]) -> Any:
 
 
 def _named(table: Any, names: list[str]) -> Any:
-    """Columns in this order, with their own names again."""
-    plain = table.rename_columns([name.removesuffix("_sum") for name in table.schema.names])
-    return plain.select(names)
+    """Select columns in this order, without the suffix of the aggregation."""
+    renamed = table.rename_columns([name.removesuffix("_sum") for name in table.schema.names])
+    return renamed.select(names)
 
 
 def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
     columns = ["queue", "minute", "capacity", *dict.fromkeys((*_QUEUE_SUMS, *_QUEUE_PEAKS))]
-    wishes = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
-    names = ["queue", "at", *(f"{name}_{kind}" for name, kind in wishes)]
+    sums = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
+    names = ["queue", "at", *(f"{name}_{kind}" for name, kind in sums)]
     parts = {"busy_workers_sum", "utilisation_sum", "utilisation_max"}
     types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
     days = [
-        _stepped(day, step).group_by(["queue", "at"]).aggregate(wishes).select(names)
+        _stepped(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)
         for day in _days(reader, CAPACITY_MINUTE, period, columns)
     ]
     return _joined(days, pa.schema(list(zip(names, types, strict=True))))

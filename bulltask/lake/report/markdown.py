@@ -1,4 +1,4 @@
-"""A report as Markdown: for a chat, a ticket, a wiki."""
+"""Format a report as Markdown, for chats, tickets and wikis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH: Final = 60
 
 
 def markdown(report: Report) -> str:
-    """Return the Markdown of a report; what is other people's text cannot become markup."""
+    """Return the Markdown of a report, in which untrusted text cannot become markup."""
     return "\n".join(_lines(report))
 
 
@@ -47,30 +47,30 @@ def _sections(report: Report) -> Iterator[str]:
     yield "## Wait and run\n"
     yield as_markdown(found["tasks"])
     yield "## Failures\n"
-    yield as_markdown(found["reasons"]) if report.reasons else "No job failed.\n"
+    yield as_markdown(found["reasons"]) if report.reasons else "No jobs failed.\n"
     if report.reasons_left[0]:
         kinds, count = report.reasons_left
         yield f"{kinds:,} other reasons: {count:,} failures\n"
     yield "## Retries and stalls\n"
-    yield as_markdown(found["retries"]) if found["retries"].rows else "No attempt was made again, and none stalled.\n"
+    yield as_markdown(found["retries"]) if found["retries"].rows else "No attempts were retried or stalled.\n"
     yield "## Workers\n"
     yield recommendation_text(report.recommendations)
     if "busy" in charts:
         yield from _sparks(charts["busy"])
     yield as_markdown(found["capacity"])
     yield "## Objectives\n"
-    yield as_markdown(found["slo"]) if found["slo"].rows else "None are set.\n"
+    yield as_markdown(found["slo"]) if found["slo"].rows else "No objectives are set.\n"
     yield "## Cost\n"
-    yield as_markdown(found["cost"]) if found["cost"].rows else "No attempt ran.\n"
+    yield as_markdown(found["cost"]) if found["cost"].rows else "No attempts ran.\n"
     yield "## Completeness\n"
     lost = any(alert.kind == "incomplete" for alert in report.alerts)
-    nothing = "The gaps themselves are no longer in bronze.gaps.\n" if lost else "Nothing is missing.\n"
+    nothing = "The gaps are no longer in bronze.gaps.\n" if lost else "No events were lost.\n"
     yield as_markdown(found["gaps"]) if found["gaps"].rows else nothing
 
 
 def _sparks(chart: Chart) -> Iterator[str]:
-    """A line of blocks for each line of a chart."""
-    yield f"{chart.title}, from left to right in time:\n"
+    """Yield a sparkline for each line of a chart."""
+    yield f"{chart.title}, over time:\n"
     yield "| | | |\n|---|---|---|"
     for line in chart.payload["lines"]:
         values = [value or 0 for value in line["values"]]

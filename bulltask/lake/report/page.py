@@ -1,7 +1,7 @@
-"""A report as one HTML file, which needs nothing but itself.
+"""Format a report as one self-contained HTML file.
 
-The names of tasks and the reasons of failures are other people's text: Jinja2 escapes all of it, and the page's policy
-lets no script run but its own.
+Names of tasks and failure reasons are untrusted: Jinja2 escapes them, and the page's Content Security Policy allows no
+script but its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bulltask.lake.report.views import ROWS, notes, queues_shown, steps, tables
 __all__ = ["html"]
 
 _LONGEST: Final = 4_000
-"""Characters of a failure's example; one with a whole document in it is of no use here."""
+"""Characters of a failure's example; some contain whole documents."""
 
 _SECTIONS: Final = (
     ("throughput", "Throughput"),
@@ -60,7 +60,7 @@ def html(report: Report) -> str:
             point=_point(report),
             seen=partial(_seen, short=len(report.data.period.days) == 1),
             expected=_expected(report),
-            # Files of this package, not texts of a lake.
+            # Files of this package, not text from a lake.
             style=Markup(_resource("report.css")),  # noqa: S704
             script=Markup(script),  # noqa: S704
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -69,20 +69,20 @@ def html(report: Report) -> str:
 
 
 def _point(report: Report) -> str:
-    """What a point of a chart is, where that is more than a minute."""
+    """Return what a point of a chart covers, if that is more than a minute."""
     step = report.data.axis.step if report.data.axis else 1
     return "" if step == 1 else f"mean of {steps(step)}"
 
 
 def _seen(one: Reason, *, short: bool) -> str:
-    """From when to when; in a report of a day, of times alone."""
+    """Return the first and last time, without dates in the report of a single day."""
     times = (time for time in (one.first_seen, one.last_seen) if time is not None)
     texts = dict.fromkeys(f"{time:%H:%M}" if short else f"{time:%Y-%m-%d %H:%M}" for time in times)
     return " to ".join(texts)
 
 
 def _expected(report: Report) -> int | None:
-    """Which of the choices is the recommended one."""
+    """Return the index of the recommended choice."""
     found = report.recommendations.overall
     return None if found is None else [choice.workers for choice in found.choices].index(found.workers)
 
@@ -107,6 +107,6 @@ def _written(value: Any, unit: Unit) -> str:
 
 
 def _lines(text: str) -> str:
-    """A text of several lines, without anything that hides or turns it."""
+    """Return a text of several lines without control characters."""
     cut = text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
     return "\n".join(one_line(line.replace("\t", "    ")) for line in cut.splitlines())

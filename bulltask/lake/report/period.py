@@ -1,4 +1,4 @@
-"""Which days and queues a report is about."""
+"""The days and queues of a report."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MOST_DAYS: Final = 366
 _DAY: Final = timedelta(days=1)
 
 Span = tuple[datetime, datetime]
-"""From the first moment to the one behind the last."""
+"""A start and an end, which is not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Whole days in UTC, and the queues that count.
+    """Whole days (UTC) and queues.
 
     Attributes:
         first: the first day.
-        last: the last day, which is part of it.
-        queues: their names; all queues where it is empty.
+        last: the last day, which is included.
+        queues: names of queues; empty for all.
 
     Raises:
         ConfigError: the last day is before the first, or they are more than 366.
@@ -43,10 +43,10 @@ class Period:
 
     @classmethod
     def parse(cls, text: str, queues: tuple[str, ...] = ()) -> Self:
-        """Read ``2026-11-22`` or ``2026-11-20..2026-11-22``.
+        """Parse ``2026-11-22`` or ``2026-11-20..2026-11-22``.
 
         Raises:
-            ConfigError: that is neither, or no period.
+            ConfigError: the text is neither, or the period is invalid.
         """
         first, dots, last = text.partition("..")
         try:
@@ -54,7 +54,7 @@ class Period:
         except ConfigError:
             raise
         except ValueError:
-            raise ConfigError(f"{text!r} is no day and no A..B: write 2026-11-22 or 2026-11-20..2026-11-22") from None
+            raise ConfigError(f"invalid period {text!r}: write 2026-11-22 or 2026-11-20..2026-11-22") from None
 
     @property
     def days(self) -> list[date]:
@@ -63,7 +63,7 @@ class Period:
 
     @property
     def span(self) -> Span:
-        """Its first moment, and the one behind its last."""
+        """Its start and end; the end is not included."""
         return datetime.combine(self.first, time(), UTC), datetime.combine(self.last + _DAY, time(), UTC)
 
     @property

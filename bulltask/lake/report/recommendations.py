@@ -1,4 +1,4 @@
-"""How many workers the report advises: for all queues together, and for each."""
+"""Recommended numbers of workers, for all queues together and for each queue."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["CapacityTarget", "Recommendations", "expectations", "recommend_worke
 
 @dataclass(frozen=True, slots=True)
 class CapacityTarget:
-    """What the workers should be able to do.
+    """The target for the recommended workers.
 
     Attributes:
-        within: seconds that a job may wait.
-        share: part of the attempts that may not wait longer.
-        peak_factor: by how much more may come than in the busiest minute.
+        within: how many seconds an attempt may wait.
+        share: share of attempts that wait no longer, 0 to 1.
+        peak_factor: safety factor on the load of the busiest minute.
     """
 
     within: float = 2.0
@@ -34,8 +34,8 @@ class Recommendations:
     """Recommended numbers of workers.
 
     Attributes:
-        overall: when the same workers serve all queues; None where nothing has run.
-        by_queue: when each queue has its own.
+        overall: if the same workers serve all queues; ``None`` if nothing has run.
+        by_queue: if each queue has its own workers.
     """
 
     overall: Recommendation | None = None
@@ -45,12 +45,12 @@ class Recommendations:
 def recommend_workers(
     task_minutes: Iterable[Row], queue_minutes: Iterable[Row], target: CapacityTarget
 ) -> Recommendations:
-    """Say how many workers are needed.
+    """Recommend numbers of workers.
 
     Args:
         task_minutes: rows of gold.task_minute.
         queue_minutes: rows of gold.capacity_minute.
-        target: how long jobs may wait.
+        target: the capacity target.
 
     Raises:
         ConfigError: the target is out of range.
@@ -76,7 +76,7 @@ def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def expectations(found: Recommendation) -> ReportTable:
-    """What to expect of the recommended number of workers and of those around it."""
+    """Return a table of the effect of the recommended number of workers, and of slightly more and fewer."""
     columns = [
         ReportColumn("workers", "Workers", Unit.COUNT),
         ReportColumn("share", "In time", Unit.PART),

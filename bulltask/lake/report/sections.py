@@ -1,4 +1,4 @@
-"""The tables of a report: tasks, failures, capacity, objectives, cost, gaps."""
+"""The sections of a report as tables: tasks, failures, capacity, objectives, cost, gaps."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Failure:
     """One kind of failure of one task in the whole period.
 
     Attributes:
-        queue: of its jobs.
-        name: of the task.
-        error_key: what the failures have in common.
-        count: how many.
-        share: part of all failures of the task.
-        first_seen: end of the first.
-        last_seen: end of the last.
+        queue: the queue.
+        name: the task's name.
+        error_key: the kind of failure.
+        count: the number of failures.
+        share: their share of all failures of the task.
+        first_seen: end of the first failed attempt.
+        last_seen: end of the last failed attempt.
         sample_reason: the reason of one of them.
-        sample_job_ids: up to five jobs, the latest first.
+        sample_job_ids: up to five jobs, latest first.
     """
 
     queue: str
@@ -65,15 +65,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why jobs failed, whatever their task.
+    """One kind of failure over all tasks.
 
     Attributes:
-        error_key: what the failures have in common.
-        count: how many.
-        share: part of all failures.
-        tasks: those that failed so, the most frequent first.
-        first_seen: end of the first.
-        last_seen: end of the last.
+        error_key: the kind of failure.
+        count: the number of failures.
+        share: their share of all failures.
+        tasks: the failures by task, most frequent first.
+        first_seen: end of the first failed attempt.
+        last_seen: end of the last failed attempt.
     """
 
     error_key: str
@@ -86,7 +86,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one task, or several, cost in the whole period; see gold.cost_day."""
+    """The cost of one task, or of several, in the whole period; see gold.cost_day."""
 
     queue: str | None
     name: str
@@ -98,17 +98,17 @@ class Cost:
 
     @property
     def per_job(self) -> Decimal | None:
-        """Cost of a job that is done; None without jobs or without a price."""
+        """The cost per ended job; ``None`` without jobs or without a price."""
         return round(self.cost / self.jobs, 9) if self.jobs and self.cost is not None else None
 
     @property
     def wasted(self) -> float | None:
-        """Part of the busy time that ended in a retry, a stall or a failure."""
+        """The share of busy time that ended in a retry, a stall or a failure."""
         return self.wasted_s / self.busy_s if self.busy_s else None
 
     @classmethod
     def together(cls, parts: Sequence[Cost], name: str) -> Cost:
-        """Return several as one."""
+        """Combine several."""
         queues = {part.queue for part in parts}
         priced = [part.cost for part in parts if part.cost is not None]
         return cls(
@@ -123,7 +123,7 @@ class Cost:
 
 
 def failures(data: ReportData) -> list[Failure]:
-    """Return why jobs failed; the most frequent first."""
+    """Return the failures by task and reason, most frequent first."""
     found = _grouped(data.errors, "queue", "name", "error_key")
     totals: defaultdict[tuple[Any, ...], int] = defaultdict(int)
     for (queue, name, _), days in found.items():
@@ -149,7 +149,7 @@ def failures(data: ReportData) -> list[Failure]:
 
 
 def reasons(found: Sequence[Failure]) -> list[Reason]:
-    """Return the failures of all tasks by reason; the most frequent first."""
+    """Return the failures of all tasks by reason, most frequent first."""
     by_key: defaultdict[str, list[Failure]] = defaultdict(list)
     for one in found:
         by_key[one.error_key].append(one)
@@ -164,7 +164,7 @@ def reasons(found: Sequence[Failure]) -> list[Reason]:
 
 
 def costs(data: ReportData) -> list[Cost]:
-    """Return what each task cost; the dearest first."""
+    """Return the cost of each task, most expensive first."""
     made = [
         Cost.together([_cost(day) for day in days], name or UNKNOWN)
         for (_, name), days in _grouped(data.costs, "queue", "name").items()
@@ -185,13 +185,13 @@ def _cost(row: Row) -> Cost:
 
 
 def errors(found: Iterable[Failure]) -> ReportTable:
-    """Failures as a table."""
+    """Return failures as a table."""
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("error_key", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("share", "Of the task's", Unit.PART),
+        ReportColumn("share", "Share of the task", Unit.PART),
         ReportColumn("first_seen", "First", Unit.TIME),
         ReportColumn("last_seen", "Last", Unit.TIME),
         ReportColumn("sample_reason", "Example", Unit.TEXT),
@@ -201,7 +201,7 @@ def errors(found: Iterable[Failure]) -> ReportTable:
 
 
 def cost(found: Iterable[Cost]) -> ReportTable:
-    """Costs as a table."""
+    """Return costs as a table."""
     columns = [
         _QUEUE,
         _NAME,
@@ -209,19 +209,19 @@ def cost(found: Iterable[Cost]) -> ReportTable:
         ReportColumn("attempts", "Attempts", Unit.COUNT),
         ReportColumn("busy_s", "Busy", Unit.SECONDS),
         ReportColumn("wasted_s", "Wasted", Unit.SECONDS),
-        ReportColumn("wasted", "Wasted part", Unit.PART),
+        ReportColumn("wasted", "Wasted share", Unit.PART),
         ReportColumn("cost", "Cost", Unit.MONEY),
-        ReportColumn("per_job", "A job", Unit.MONEY),
+        ReportColumn("per_job", "Per job", Unit.MONEY),
     ]
     return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in found])
 
 
 def slo(data: ReportData) -> ReportTable:
-    """Objectives, the one with the least budget left first; several days are judged as one."""
+    """Return objectives as a table, the least remaining error budget first; the days are combined."""
     columns = [
         _QUEUE,
         _NAME,
-        ReportColumn("metric", "Of", Unit.TEXT),
+        ReportColumn("metric", "Metric", Unit.TEXT),
         ReportColumn("objective_ms", "Within", Unit.MS),
         ReportColumn("target", "Target", Unit.PART),
         ReportColumn("total", "Measured", Unit.COUNT),
@@ -246,7 +246,7 @@ def _budget_left(attained: float | None, target: float) -> float | None:
 
 
 def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
-    """Load of the queues."""
+    """Return the load of queues as a table."""
     columns = [
         _QUEUE,
         ReportColumn("arrivals", "Added", Unit.COUNT),
@@ -264,7 +264,7 @@ def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
 
 
 def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
-    """Jobs, waits and runs of tasks."""
+    """Return jobs, waits and runs of tasks as a table."""
     parts = (0.5, 0.95, 0.99)
     columns = [
         _QUEUE,
@@ -289,16 +289,16 @@ def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
 
 
 def retries(aggregates: Iterable[TaskAggregate]) -> ReportTable:
-    """Attempts that were made again or stalled."""
+    """Return retried and stalled attempts as a table."""
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("attempts", "Attempts", Unit.COUNT),
         ReportColumn("retried", "Retried", Unit.COUNT),
-        ReportColumn("retried_part", "Retried part", Unit.PART),
+        ReportColumn("retried_part", "Retried share", Unit.PART),
         ReportColumn("stalled", "Stalled", Unit.COUNT),
-        ReportColumn("stalled_part", "Stalled part", Unit.PART),
-        ReportColumn("wasted_ms", "Time wasted", Unit.MS),
+        ReportColumn("stalled_part", "Stalled share", Unit.PART),
+        ReportColumn("wasted_ms", "Wasted time", Unit.MS),
     ]
     return ReportTable(columns, [_retried(one) for one in aggregates if one.counts["retried"] or one.counts["stalled"]])
 
@@ -318,7 +318,7 @@ def _retried(one: TaskAggregate) -> list[Any]:
 
 
 def gaps(data: ReportData) -> ReportTable:
-    """What was lost."""
+    """Return gaps as a table."""
     columns = [
         _QUEUE,
         ReportColumn("lost", "Events lost", Unit.COUNT),
@@ -338,7 +338,7 @@ def gaps(data: ReportData) -> ReportTable:
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows with the same values in some columns, in order."""
+    """Group rows by the values of some columns, in order."""
     found: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         found[tuple(row[name] for name in names)].append(row)

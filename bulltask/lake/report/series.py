@@ -1,4 +1,4 @@
-"""What happened when: the lines of a report's charts."""
+"""Time series for a report's charts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Series", "backlog", "busy", "percentiles", "rates"]
 
 @dataclass(slots=True)
 class Series:
-    """One line: a value, or none, for each point of the axis.
+    """One series: a value or ``None`` for each point of the axis.
 
     Attributes:
-        label: what it is of.
-        values: from left to right.
-        others: whether it stands for all that have no line of their own.
+        label: its label.
+        values: its values, in order of time.
+        others: whether it combines all that have no series of their own.
     """
 
     label: str
@@ -31,7 +31,7 @@ class Series:
 
 
 def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
-    """Return how many a minute there were of what some columns of gold.task_minute count."""
+    """Return the rates per minute of counting columns of gold.task_minute."""
     lines = [Series(name, [0.0] * axis.points) for name in names]
     for row in data.tasks.group_by("at").aggregate([(name, "sum") for name in names]).to_pylist():
         for line in lines:
@@ -46,10 +46,10 @@ def percentiles(
 
     Args:
         sizes: ``waits`` or ``runs`` of the data.
-        axis: the time.
-        labels: what each line is of.
+        axis: the time axis.
+        labels: the label of each line.
         share: 0.95 for the 95th percentile.
-        others: whether the last line stands for all tasks that have none of their own.
+        others: whether the last line combines all tasks that have no line of their own.
     """
     found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (sizes.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
@@ -67,14 +67,14 @@ def percentiles(
 
 
 def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
-    """Return how many attempts of each queue ran at a time."""
+    """Return the number of running attempts of each queue."""
     return _by_queue(data, axis, aggregates, "busy_workers_sum", axis.step)
 
 
 def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
-    """Return by how much each queue has grown since the axis begins, up to its first lost event.
+    """Return how much each queue has grown since the start of the axis, up to its first lost event.
 
-    Behind that nobody knows: of a job whose beginning was lost, only the end would count.
+    After that it is unknown: jobs whose added event was lost would only count when they end.
     """
     lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
     known, incomplete = [axis.points] * len(lines), incomplete_minutes(data)

@@ -1,4 +1,4 @@
-"""Tables of a report: for people, and for programs as JSON or CSV."""
+"""Tables of a report, and their output as text, Markdown, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ReportColumn", "ReportTable", "as_csv", "as_json", "as_markdown", "a
 
 @dataclass(frozen=True, slots=True)
 class ReportColumn:
-    """One column: its name for programs, its heading for people, what its values are."""
+    """A column: its name in JSON and CSV, its heading, and the kind of its values."""
 
     name: str
     heading: str
@@ -27,18 +27,18 @@ class ReportColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether it stands to the left, as texts do."""
+        """Whether it is aligned to the left, like text."""
         return self.unit in {Unit.TEXT, Unit.NAME, Unit.TEXTS, Unit.TIME, Unit.FLAG}
 
 
 @dataclass(slots=True)
 class ReportTable:
-    """A table: columns, and rows of as many values.
+    """A table.
 
     Attributes:
-        columns: from left to right.
-        rows: values; None is nothing.
-        note: what to know of it, in a sentence.
+        columns: its columns.
+        rows: a value or ``None`` for each column.
+        note: a sentence below the table.
     """
 
     columns: Sequence[ReportColumn]
@@ -46,27 +46,27 @@ class ReportTable:
     note: str = ""
 
     def cells(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """Return the rows as formatted text."""
         return [
             [format_value(value, column.unit) for value, column in zip(row, self.columns, strict=True)]
             for row in self.rows
         ]
 
     def without(self, *names: str) -> ReportTable:
-        """The same without some columns."""
+        """Return the table without some columns."""
         kept = [place for place, column in enumerate(self.columns) if column.name not in names]
         rows = [[row[place] for place in kept] for row in self.rows]
         return ReportTable([self.columns[place] for place in kept], rows, self.note)
 
     def first(self, most: int, rest: str) -> ReportTable:
-        """At most so many rows; ``rest`` says what to do about the others, of which the note has the number."""
+        """Return the first rows; the note has the number of the others, and ``rest``: the command that lists them."""
         if len(self.rows) <= most:
             return self
         return ReportTable(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
 
 
 def as_text(grid: ReportTable) -> str:
-    """Return lines of a fixed width for a terminal."""
+    """Return aligned columns for a terminal."""
     head = [column.heading for column in grid.columns]
     lines = [head, *grid.cells()]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
@@ -81,7 +81,7 @@ def as_text(grid: ReportTable) -> str:
 
 
 def as_markdown(grid: ReportTable) -> str:
-    """Return a table of Markdown; what is untrusted cannot leave its cell."""
+    """Return a Markdown table, in which untrusted text cannot leave its cell."""
     heads = [column.heading for column in grid.columns]
     rule = ["---" if column.is_text else "---:" for column in grid.columns]
     lines = [heads, rule, *([markdown_text(cell) for cell in row] for row in grid.cells())]
@@ -92,30 +92,30 @@ def as_markdown(grid: ReportTable) -> str:
 _MARKUP: Final = re.compile(
     r"[\\`*\[\]<>|~&$@#]"  # code, emphasis, links, HTML, cells, formulas, mentions
     r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis, but not within a name
-    r"|:(?=//)|(?<=www)\."  # what becomes a link by itself
+    r"|:(?=//)|(?<=www)\."  # automatic links
     r"|^[+=-](?=[\s=-]|$)|(?<=^\d)[.)](?=\s|$)"  # lists, headings, rules
 )
 
 
 def markdown_text(text: str) -> str:
-    """Return a text that Markdown shows as it is, on one line: no link, no HTML, no cell begins in it."""
-    # Entities work in every renderer, also where a backslash does not (| in GitHub's tables of code).
+    """Return a text that Markdown shows literally on one line: without links, HTML or cells."""
+    # Entities work in every renderer, also where backslashes do not (| in tables on GitHub).
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
 
 
 def as_json(grid: ReportTable) -> str:
-    """Return a JSON list of objects: numbers as they are, times as ISO 8601, money as text."""
+    """Return a JSON list of objects, with times in ISO 8601 and money as text."""
     names = [column.name for column in grid.columns]
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in grid.rows]
     lines = json.dumps(rows, indent=2, ensure_ascii=False).split("\n")
-    # JSON leaves some of what a terminal obeys as it is, but has escapes for it too.
+    # json.dumps leaves some control characters as they are, which a terminal would obey.
     return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
 
 
 def as_csv(grid: ReportTable) -> str:
-    """Return CSV with a head, each row on a line.
+    """Return CSV with a header.
 
-    A text that a spreadsheet would take for a formula gets ``'`` in front; control characters are shown as ``\\x1b``.
+    Texts that a spreadsheet would read as formulas get a leading ``'``; control characters are escaped: ``\\x1b``.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""What the page and the Markdown of a report have in common: its tables, and the notes below them."""
+"""What the HTML and Markdown of a report share: its tables and notes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["ROWS", "capacity_table", "notes", "queues_shown", "recommendation_te
 
 
 ROWS: Final = 20
-"""So many rows of a table are on the page; the first ones matter most."""
+"""How many rows of a table are on the page; the first ones matter most."""
 
-_NAMED: Final = 4
-"""So many tasks of a reason are named."""
+_MAX_NAMED: Final = 4
+"""How many tasks of a reason are listed."""
 
 
-_LONGEST: Final = 80
+_REASON_WIDTH: Final = 80
 """Characters of a reason in a terminal."""
 
 
 def tables(report: Report) -> Mapping[str, ReportTable]:
-    """Return the report's tables by name; what is the same in all rows or of no use to readers is left out."""
+    """Return the report's tables by name, without columns that are the same in all rows or of no use to readers."""
     several = len(report.queues) > 1
     priced = any(cost.cost is not None for cost in report.costs)
     hidden = () if several else ("queue",)
@@ -68,7 +68,7 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
                 one.error_key,
                 one.count,
                 one.share,
-                list(dict.fromkeys(shorten(task.name) for task in one.tasks))[:_NAMED],
+                list(dict.fromkeys(shorten(task.name) for task in one.tasks))[:_MAX_NAMED],
                 one.first_seen,
                 one.last_seen,
             ]
@@ -78,11 +78,11 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
 
 
 def short_errors(found: Sequence[Failure]) -> ReportTable:
-    """Return failures as a table for a terminal: without examples, and with one job each."""
+    """Return failures as a table for a terminal, without examples and with one job each."""
     cut = (
         replace(
             one,
-            error_key=one.error_key if len(one.error_key) <= _LONGEST else one.error_key[:_LONGEST] + "…",
+            error_key=one.error_key if len(one.error_key) <= _REASON_WIDTH else one.error_key[:_REASON_WIDTH] + "…",
             sample_job_ids=one.sample_job_ids[:1],
         )
         for one in found
@@ -91,7 +91,7 @@ def short_errors(found: Sequence[Failure]) -> ReportTable:
 
 
 def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
-    """Return the load of queues and, where that is known, how many workers each needs when it has its own."""
+    """Return the load of queues as a table, with the workers that each queue needs if it has its own."""
     grid = sections.capacity(queues)
     if not recommendations.by_queue:
         return grid
@@ -101,11 +101,11 @@ def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommenda
 
 
 def recommendation_text(recommendations: Recommendations) -> str:
-    """Return the recommendation in plain lines; nothing where there is none."""
+    """Return the recommendation as text; ``""`` if there is none."""
     found = recommendations.overall
     if found is None:
         return ""
-    several = " when the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
+    several = " if the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
     share, within = format_value(found.share, Unit.PART), format_value(found.within_s, Unit.SECONDS)
     summary = (
         f"{pluralize(found.workers, 'worker')} recommended{several}, so that {share} of the attempts start within"
@@ -115,7 +115,7 @@ def recommendation_text(recommendations: Recommendations) -> str:
 
 
 def queues_shown(report: Report, most: int = 8) -> str:
-    """Return the names of the report's queues, or how many they are."""
+    """Return the names of the report's queues, or their number if they are many."""
     names = [shorten(name) for name in sorted(tally.queue for tally in report.queues) or report.data.period.queues]
     if not names:
         return "all queues"
@@ -127,18 +127,18 @@ def queues_shown(report: Report, most: int = 8) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """Return what a reader has to know of the numbers."""
+    """Return notes on how to read the numbers."""
     found = [
-        "All times are UTC, by Redis' clock. A point of a chart stands for"
-        f" {steps(report.data.axis.step if report.data.axis else 1)}; its rate is the mean of them.",
-        "Waits and runs are counted by size in each minute (gold.task_minute), and these counts are added up: a"
-        " percentile of any time is within 1 % of the exact one. Waits below 50 ms are no more exact than the clocks.",
-        "Wait is from a job's being due to the start of the attempt; run is from there to the attempt's end.",
-        "Jobs done are those completed or failed for good. Events do not tell why an attempt that is made again had"
-        " failed, so failures have the last reason only.",
-        "Wasted is the time of attempts that ended in a retry, a stall or a failure.",
-        "Backlog is jobs added minus jobs done since the beginning of the charts; jobs that are delayed are in it."
-        " Where events of a queue were lost, it is not known from there on.",
+        "All times are UTC, by Redis' clock. A point of a chart covers"
+        f" {steps(report.data.axis.step if report.data.axis else 1)}; rates are means over it.",
+        "Waits and runs are stored as a log histogram per minute (gold.task_minute), and the histograms are added up:"
+        " percentiles are within 1 % of the exact ones. Waits below 50 ms are only as exact as the clocks.",
+        "Wait is the time from when a job is due to the start of the attempt, run is from there to the attempt's end.",
+        "Jobs done have completed or finally failed. Events do not contain the reason of a retried attempt, so failures"
+        " show the last reason only.",
+        "Wasted time is that of attempts that ended in a retry, a stall or a failure.",
+        "Backlog is jobs added minus jobs done since the start of the charts, including delayed jobs. After lost events"
+        " of a queue, its backlog is unknown.",
     ]
     if report.data.built_at is not None:
         found.append(f"The gold tables were built {report.data.built_at:%Y-%m-%d %H:%M} UTC.")
@@ -146,7 +146,7 @@ def notes(report: Report) -> list[str]:
 
 
 def steps(minutes: int) -> str:
-    """Return a number of minutes in words: ``a minute``, ``10 minutes``, ``2 hours``."""
+    """Return a duration in words: ``a minute``, ``10 minutes``, ``2 hours``."""
     if minutes == 1:
         return "a minute"
     return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hours" if minutes > 60 else "an hour"
