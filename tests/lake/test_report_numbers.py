@@ -50,10 +50,10 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     assert shown == {
         "Jobs done": ("200", "20 per minute", False),
         "Failed": ("2.5 %", "5 jobs", True),
-        "Wait, p95": ("10 ms", "half: 10 ms", False),
-        "Run, p95": ("3.01 s", "half: 606 ms", False),
+        "Wait, p95": ("10 ms", "median 10 ms", False),
+        "Run, p95": ("3.01 s", "median 606 ms", False),
         "Busy workers": ("0.6", "peak 7", False),
-        "Cost": ("1.50", "0.0075 a job", False),
+        "Cost": ("1.50", "0.0075 per job", False),
     }
 
 

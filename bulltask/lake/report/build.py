@@ -197,8 +197,8 @@ def _figures(
     return [
         Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} per minute"),
         Figure("Failed", format_value(whole.failure_rate, Unit.PART), pluralize(failed, "job"), bad=failed > 0),
-        Figure("Wait, p95", format_value(whole.wait(0.95), Unit.MS), f"half: {format_value(whole.wait(0.5), Unit.MS)}"),
-        Figure("Run, p95", format_value(whole.run(0.95), Unit.MS), f"half: {format_value(whole.run(0.5), Unit.MS)}"),
+        Figure("Wait, p95", format_value(whole.wait(0.95), Unit.MS), f"median {format_value(whole.wait(0.5), Unit.MS)}"),
+        Figure("Run, p95", format_value(whole.run(0.95), Unit.MS), f"median {format_value(whole.run(0.5), Unit.MS)}"),
         Figure("Busy workers", format_value(running, Unit.NUMBER), most),
         _price(Cost.together(prices, "all")),
     ]
