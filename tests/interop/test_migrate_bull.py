@@ -54,7 +54,7 @@ def test_what_bull_says_of_ended_jobs_is_what_bullmq_says(either_bull: Migrating
     assert len(seen[failed]["stacktrace"]) == seen[failed]["attemptsMade"] == seen[failed]["attemptsStarted"] == 3
     wanted = {"attempts": 3, "backoff": {"type": "fixed", "delay": 20}, "removeOnFail": 9}
     assert seen[failed]["opts"].items() >= wanted.items()
-    # As migrated jobs are known by it, and as it stops Node's workers from counting (PROTOCOL 2.1).
+    # As migrated jobs are known by it, and as it stops Node's workers from counting.
     assert not {"attemptsMade", "retriedOn"} & either_bull.hash(failed, either_bull.name).keys()
 
 

@@ -92,7 +92,7 @@ def test_a_page_has_every_section(lake: LakeBuilder) -> None:
     for expected in (
         "Jobs, 22 November 2026", "queue mail · 10:00 to 10:01 UTC · made 2026-11-23 00:00:00 UTC",
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
-        "Jobs done 3", "33.3 %", "Cost 0.50 0.17 a job",
+        "Jobs done 3", "33.3 %", "Cost 0.50 0.17 per job",
         "send", "no answer", "100 % of all failures", "id-no answer", "line 2",
         "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overspent, -233 %", "trimmed",
     ):  # fmt: skip

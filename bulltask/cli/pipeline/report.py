@@ -161,9 +161,9 @@ def _table(made: Report, topic: str, kind: str) -> str:
         "cost": sections.cost(sections.costs(made.data)),
         "errors": views.short_errors(made.failures) if short else sections.errors(made.failures),
     }
-    told = views.recommendation_text(made.recommendations) if topic == "capacity" and short else ""
+    text = views.recommendation_text(made.recommendations) if topic == "capacity" and short else ""
     writers = {"table": tables.as_text, "json": tables.as_json, "csv": tables.as_csv, "md": tables.as_markdown}
-    return writers[kind](found[topic]) + told
+    return writers[kind](found[topic]) + text
 
 
 def _show(made: Report, text: str, output: Path | None) -> None:
