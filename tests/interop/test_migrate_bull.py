@@ -32,7 +32,7 @@ def either_bull(request: pytest.FixtureRequest, migrating: Migrating, lasting_bu
         yield migrating
 
 
-def test_what_bull_says_of_ended_jobs_is_what_bullmq_says(either_bull: Migrating) -> None:
+def test_finished_jobs_keep_what_bull_stored_about_them(either_bull: Migrating) -> None:
     bull = either_bull.bull
     done = bull.add("send", {"value": {"to": "ü", "n": [1, None]}, "log": "sent", "progress": {"done": 3}}, attempts=4)
     failed = bull.add("send", {"fail": 'no "x"'}, attempts=3, backoff={"type": "fixed", "delay": 20}, removeOnFail=9)
@@ -151,7 +151,7 @@ def test_our_worker_runs_them(migrating: Migrating, tmp_path: Path) -> None:
         worker.close()
 
 
-def test_a_paused_queue_stays_paused_until_somebody_resumes_it(
+def test_a_paused_queue_stays_paused_until_it_is_resumed(
     either_bull: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     either_bull.bull.calls(["add", "n", {}], ["pause"], ["add", "n", {}], ["add", "n", {}, {"priority": 1}])

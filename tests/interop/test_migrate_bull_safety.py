@@ -53,7 +53,7 @@ def numbers(migrating: Migrating, name: str) -> list[int]:
     return [json.loads(migrating.hash(job, name)["data"])["number"] for job in migrating.ids(name)]
 
 
-def test_a_dry_run_changes_nothing_and_says_what_it_would_do(migrating: Migrating) -> None:
+def test_a_dry_run_changes_nothing_and_prints_the_plan(migrating: Migrating) -> None:
     fill(migrating, 8)
     migrating.bull.calls(["add", "tick", {}, {"repeat": {"every": 60_000}}], ["pause"])
     before = migrating.dump()
@@ -68,7 +68,7 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would_do(migrating: Migratin
     assert migrating.dump() == before
 
 
-def test_the_command_says_what_it_has_done_and_the_counts_add_up(migrating: Migrating) -> None:
+def test_the_command_prints_a_report_whose_counts_add_up(migrating: Migrating) -> None:
     ids = fill(migrating, 40)
     done = migrating.command("--execute")
     assert (done.returncode, migrating.all_ids()) == (0, ids)
@@ -198,7 +198,7 @@ def test_workers_that_seem_to_be_connected_stop_it(migrating: Migrating, second_
     assert migrating.seen(waiting)["state"] == "waiting"
 
 
-def test_active_jobs_stay_until_their_worker_has_died_and_one_says_so(
+def test_active_jobs_are_skipped_unless_their_worker_has_died_and_recover_active_is_set(
     migrating: Migrating, second_bull: BullBridge
 ) -> None:
     job = migrating.bull.add("n", {"value": 3})
@@ -247,7 +247,7 @@ def test_ids_that_are_names_of_bullmqs_keys_stay(migrating: Migrating) -> None:
         assert migrating.migrate(id_prefix="bull-").outcome.moved == {"waiting": 5}
 
 
-def test_what_bull_adds_after_the_migration_comes_with_the_next(migrating: Migrating) -> None:
+def test_jobs_that_bull_adds_after_a_migration_are_migrated_by_the_next(migrating: Migrating) -> None:
     first = migrating.bull.add("n")
     migrating.migrate()
     late, urgent = migrating.bull.add("n"), migrating.bull.add("n", priority=1)

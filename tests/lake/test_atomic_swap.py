@@ -99,7 +99,7 @@ def test_a_directory_that_replaces_itself_is_the_old_or_the_new_one_after_a_kill
     assert [path.name for path in day.iterdir()] == ["rows"]
 
 
-def test_what_nobody_has_begun_needs_no_finishing(tmp_path: Path) -> None:
+def test_without_intents_there_is_nothing_to_finish(tmp_path: Path) -> None:
     assert finish_intents(Layout(tmp_path / "nowhere")) == 0
     assert not (tmp_path / "nowhere").exists()
 
@@ -113,7 +113,7 @@ def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None
     assert not new.exists()
 
 
-def test_a_replacement_waits_until_nobody_reads_who_cannot_look_again(tmp_path: Path) -> None:
+def test_a_swap_waits_until_no_reader_holds_swaps(tmp_path: Path) -> None:
     layout, place = Layout(tmp_path), tmp_path / "gold" / "day"
     place.mkdir(parents=True)
     waits, done = threading.Event(), threading.Event()
@@ -134,7 +134,7 @@ def test_a_replacement_waits_until_nobody_reads_who_cannot_look_again(tmp_path: 
     assert not place.exists()
 
 
-def test_what_a_killed_command_has_moved_away_is_in_its_place_before_anybody_reads(tmp_path: Path) -> None:
+def test_the_swap_of_a_killed_command_is_completed_before_a_reader_holds_swaps(tmp_path: Path) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     killed(SWAPPED, str(tmp_path), "moved-away")
@@ -144,7 +144,7 @@ def test_what_a_killed_command_has_moved_away_is_in_its_place_before_anybody_rea
 
 
 @pytest.mark.parametrize("step", ["intended", "moved-away"])
-def test_the_next_command_that_replaces_anything_finishes_what_was_left_first(tmp_path: Path, step: str) -> None:
+def test_the_next_swap_completes_unfinished_ones_first(tmp_path: Path, step: str) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     (day / "rows").write_text("old")

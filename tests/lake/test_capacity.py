@@ -36,7 +36,7 @@ def test_erlangs_formula_holds_for_thousands_of_workers() -> None:
     assert waiting_share(5_000, 5_000) == waiting_share(5_000, 6_000) == 1.0
 
 
-def test_one_worker_makes_jobs_wait_as_its_formula_says() -> None:
+def test_waits_for_one_worker_match_the_formula() -> None:
     # M/M/1: the share that waits longer than t is load * e^(-(1 - load) t / run)
     assert Load(5, 0.1).late_share(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
 
@@ -53,7 +53,7 @@ def simulated(load: Load, workers: int, within_s: float, jobs: int) -> float:
     return late / jobs
 
 
-def test_the_model_tells_what_a_simulation_shows() -> None:
+def test_the_model_matches_a_simulation() -> None:
     load = Load(20, 0.4)
     assert simulated(load, 9, 0.5, 200_000) == pytest.approx(load.late_share(9, 0.5), rel=0.15)
 
@@ -79,7 +79,7 @@ def minute(index: int, enqueued: int, *runs_ms: int, **others: Any) -> dict[str,
     return row | ended | {"complete": True} | others
 
 
-def test_the_busiest_minute_decides_and_the_reasons_say_so() -> None:
+def test_the_busiest_minute_decides_and_the_reasoning_names_it() -> None:
     rows = [minute(0, 30, 400, 400), minute(1, 1_200, 400), minute(2, 0, 400)]
     found = recommend(rows, peak_factor=1.0)
     assert found is not None
@@ -87,7 +87,7 @@ def test_the_busiest_minute_decides_and_the_reasons_say_so() -> None:
     assert found.run_s == pytest.approx(0.4, rel=0.01)
     assert found.workers == fewest_workers(Load(20, found.run_s, 0.0), 2.0, 0.99)
     assert found.expected.share >= 0.99
-    assert any("1,200 jobs, 20 in a second" in line for line in found.reasoning)
+    assert any("1,200 jobs (20 per second)" in line for line in found.reasoning)
     assert any(f"With {found.workers} workers" in line for line in found.reasoning)
     assert any("one job at a time" in line for line in found.assumptions)
 
@@ -124,13 +124,13 @@ def test_an_attempt_that_waits_for_children_is_work_too_and_the_peak_factor_is_n
     assert parked.load == pytest.approx(2 * 2.0 * parked.run_s)
 
 
-def test_runs_that_vary_within_a_task_are_told() -> None:
+def test_the_reasoning_mentions_runs_that_vary_within_a_task() -> None:
     found = recommend([minute(0, 60, *[10] * 99, 100_000)])
     assert found is not None
     assert any(line.startswith("Run times vary widely (the variance is ") for line in found.reasoning)
 
 
-def test_a_number_that_cannot_keep_up_and_one_that_nearly_always_does_are_told_as_such() -> None:
+def test_the_reasoning_mentions_too_few_workers_and_rounds_no_share_up_to_all() -> None:
     found = recommend([minute(0, 180, 500)], share=0.1, peak_factor=1)  # 1.5 workers are busy
     assert found is not None
     assert found.workers == 2
@@ -141,7 +141,7 @@ def test_a_number_that_cannot_keep_up_and_one_that_nearly_always_does_are_told_a
     assert any(line.startswith("With 1 worker, 99.99 % of the attempts") for line in idle.reasoning)
 
 
-def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_others() -> None:
+def test_minutes_with_lost_events_are_not_counted_unless_there_are_no_others() -> None:
     lost = minute(1, 6_000, complete=False)
     found = recommend([minute(0, 60, 500), lost])
     assert found is not None
@@ -153,7 +153,7 @@ def test_a_minute_with_lost_events_is_left_out_and_told_of_unless_there_are_no_o
     assert not any(line.startswith("Not counted") for line in alone.reasoning)
 
 
-def test_what_was_seen_of_all_queues_is_told() -> None:
+def test_observed_workers_are_the_sums_of_all_queues() -> None:
     seen = [
         {"minute": at("2026-11-22 10:00"), "queue": queue, "busy_workers": 1.5, "peak_workers": 4}
         for queue in ("mail", "other")
@@ -166,7 +166,7 @@ def test_what_was_seen_of_all_queues_is_told() -> None:
     )
 
 
-def test_what_was_busy_is_told_as_the_mean_of_the_minutes_and_the_most_of_all() -> None:
+def test_observed_workers_are_a_mean_and_a_maximum_over_the_minutes() -> None:
     seen = [
         {"minute": at(f"2026-11-22 10:0{index}"), "queue": "mail", "busy_workers": busy, "peak_workers": 2 * busy}
         for index, busy in enumerate([1, 3])
@@ -176,7 +176,7 @@ def test_what_was_busy_is_told_as_the_mean_of_the_minutes_and_the_most_of_all() 
     assert (found.busy_seen, found.peak_seen) == (2.0, 6)
 
 
-def test_one_of_a_thing_is_not_told_as_several() -> None:
+def test_nouns_after_one_are_singular() -> None:
     seen = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_workers": 1.0, "peak_workers": 1}]
     found = recommend([minute(0, 1, 60_000)], seen, share=0.01, within=timedelta(days=1), peak_factor=1)
     assert found is not None
@@ -226,6 +226,6 @@ def test_without_jobs_or_runs_there_is_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"share": 1.0}, {"share": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"within": -1}]
 )
-def test_a_wrong_wish_says_which(wrong: dict[str, Any]) -> None:
+def test_an_invalid_target_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         recommend([minute(0, 60, 500)], **wrong)

@@ -124,7 +124,7 @@ def test_a_file_of_an_older_pipeline_with_fewer_columns_is_read(lake: LakeBuilde
         ({"table": "silver.jobs", "target_mb": 0}, "target_mb must be more than 0"),
     ],
 )
-def test_what_cannot_be_compacted_is_refused(lake: LakeBuilder, words: Any, message: str) -> None:
+def test_tables_that_cannot_be_compacted_are_rejected(lake: LakeBuilder, words: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compact(lake.layout, **{"before": TOMORROW, **words})
 
@@ -155,7 +155,7 @@ def test_tables_are_named_one_by_one_or_by_layer() -> None:
     assert [table.full_name for table in tables_named(["silver", "bronze.gaps", "silver.jobs"])] == [
         "silver.attempts", "silver.jobs", "bronze.gaps",
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match=r"no table 'bronze.event'; did you mean 'bronze.events'"):
+    with pytest.raises(ConfigError, match=r"unknown table 'bronze.event'; did you mean 'bronze.events'"):
         tables_named(["bronze.event"])
     assert set(COMPACTED) == {name for name in TABLES if not name.startswith("gold")}
 

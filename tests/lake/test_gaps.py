@@ -1,4 +1,4 @@
-"""What is known to be missing, read from the lake."""
+"""Gaps, read from the lake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
     return made
 
 
-def test_gaps_come_with_what_all_backfills_have_found_of_them(lake: LakeBuilder) -> None:
+def test_gaps_have_the_jobs_that_all_backfills_have_found(lake: LakeBuilder) -> None:
     first, gone = find_gaps(lake.layout)
     assert (first.queue, first.lost, first.exact, first.repaired_rows) == ("mail", 8, True, 5)
     assert (gone.queue, gone.exact, gone.after_at, gone.first_id, gone.repaired_rows) == (
@@ -65,7 +65,7 @@ def test_a_gap_is_found_by_every_time_that_its_events_may_be_of(
     assert [gap.queue for gap in gaps] == found
 
 
-def test_two_lives_of_a_stream_may_have_a_gap_behind_the_beginning(tmp_path: Path) -> None:
+def test_each_new_stream_of_a_queue_can_have_a_gap_at_its_start(tmp_path: Path) -> None:
     lake, lost = LakeBuilder(tmp_path), {"lost": 8, "exact": True, "reason": "trimmed"}
     found_at = [at("2026-11-20 10:00", 1), at("2026-11-21 10:00")]
     lake.gaps([{"after_id": "0-0", **lost, "detected_at": detected} for detected in found_at])
@@ -95,12 +95,12 @@ def test_gaps_of_some_queues_only(lake: LakeBuilder) -> None:
     assert [gap.queue for gap in find_gaps(lake.layout, queues=["other"])] == ["other"]
 
 
-def test_where_there_is_no_lake_nothing_is_said_to_be_complete(tmp_path: Path) -> None:
+def test_without_a_lake_nothing_is_reported_as_complete(tmp_path: Path) -> None:
     with pytest.raises(LakeError):
         find_gaps(Layout(tmp_path / "nowhere"))
 
 
-def test_a_queue_that_the_lake_has_not_is_not_said_to_be_complete(lake: LakeBuilder) -> None:
+def test_an_unknown_queue_is_not_reported_as_complete(lake: LakeBuilder) -> None:
     def asked(queues: str) -> Result:
         return CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(lake.layout.root), "--queues", queues])
 
@@ -110,7 +110,7 @@ def test_a_queue_that_the_lake_has_not_is_not_said_to_be_complete(lake: LakeBuil
     assert asked("{other}").exit_code == asked("other").exit_code == 3
 
 
-def test_one_gap_is_told_as_one(tmp_path: Path) -> None:
+def test_one_gap_is_printed_in_the_singular(tmp_path: Path) -> None:
     lost = {"lost": 1, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     LakeBuilder(tmp_path).gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
     found = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path)])

@@ -51,7 +51,7 @@ def retried(lake: LakeBuilder) -> None:
         lake.snapshots([{"id": "7", "state": state, "data": data, "return_value": "[1]", "snapshot_at": moment}])
 
 
-def test_a_job_is_told_whole_its_lives_attempts_events_and_newest_snapshot(lake: LakeBuilder) -> None:
+def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: LakeBuilder) -> None:
     retried(lake)
     found = history(lake).job("7", "mail")
     assert found is not None
@@ -96,7 +96,7 @@ def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
     assert (found.lives, len(found.attempts)) == ((), 1)
 
 
-def test_nobody_knows_a_job_that_never_was_and_a_queue_that_never_was_is_an_error(lake: LakeBuilder) -> None:
+def test_an_unknown_job_is_none_and_an_unknown_queue_an_error(lake: LakeBuilder) -> None:
     retried(lake)
     assert history(lake).job("9") is None
     assert history(lake).job("9", "mail") is None
@@ -200,7 +200,7 @@ def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(la
         (lambda lake: lake.latency(every="week"), "not 'week'"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(lake: LakeBuilder, ask: Any, said: str) -> None:
+def test_invalid_arguments_of_statistics_are_rejected(lake: LakeBuilder, ask: Any, said: str) -> None:
     attempts(lake)
     with pytest.raises(ConfigError, match=re.escape(said)):
         ask(history(lake))

@@ -28,7 +28,7 @@ def output(program: str) -> str:
 
 
 @pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.layout, bulltask.lake.records"])
-def test_what_needs_no_arrow_imports_none(program: str) -> None:
+def test_modules_that_need_no_arrow_do_not_import_it(program: str) -> None:
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 
 
@@ -39,7 +39,7 @@ def test_the_history_needs_no_spark() -> None:
     assert output(program) == "[]"
 
 
-def test_without_the_extra_the_error_says_what_to_install() -> None:
+def test_without_the_extra_the_error_names_it() -> None:
     said = output(
         WITHOUT + "try:\n    from bulltask.lake import History\nexcept ImportError as exc:\n    print(repr(exc))"
     )

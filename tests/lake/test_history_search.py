@@ -100,7 +100,7 @@ def test_a_job_that_failed_and_was_completed_by_a_later_retry_is_found_as_comple
     assert ids(history, until=date(2026, 11, 21)) == ["b"]
 
 
-def test_a_job_that_is_retried_by_hand_ten_days_later_is_found_as_what_became_of_it(lake: LakeBuilder) -> None:
+def test_a_job_that_is_retried_manually_ten_days_later_has_its_last_state(lake: LakeBuilder) -> None:
     first, later = at("2026-11-10 10:00"), at("2026-11-20 10:00")
     added: dict[str, Any] = {"created_at": at("2026-11-10 09:59")}
     lake.jobs([done("a", first, "failed", final_reason="no", **added), done("b", first, **added)])
@@ -123,7 +123,7 @@ def test_a_job_that_is_retried_by_hand_ten_days_later_is_found_as_what_became_of
 
 
 @pytest.mark.parametrize("created_at", [at("2026-11-10 09:59"), None])
-def test_an_end_that_a_backfill_finds_takes_the_place_of_a_removal_ten_days_behind_it(
+def test_an_end_that_a_backfill_finds_supersedes_a_removal_ten_days_later(
     lake: LakeBuilder, created_at: datetime | None
 ) -> None:
     removed = {**done("a", DAY, "removed", created_at=created_at), "finished_at": None, "as_of": at("2026-11-20 10:00")}
@@ -213,7 +213,7 @@ def test_a_row_that_was_written_twice_is_found_once(lake: LakeBuilder) -> None:
         ({"cursor": ""}, "invalid cursor"),
     ],
 )
-def test_what_makes_no_sense_is_refused(some: History, where: Row, said: str) -> None:
+def test_invalid_arguments_are_rejected(some: History, where: Row, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         some.search(**where)
 
@@ -230,7 +230,7 @@ def test_the_cursor_of_another_search_is_refused(some: History) -> None:
         some.search(limit=1, cursor=cursor, state="failed")
 
 
-def test_where_there_is_no_lake_the_error_says_so(tmp_path: Path) -> None:
+def test_without_a_lake_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match=r"there is no lake in .*/nowhere"):
         History(tmp_path / "nowhere")
 

@@ -84,13 +84,13 @@ def test_queues_may_be_spelled_as_bullmq_has_them(web: httpx.Client, asked: str,
         ("/../../etc/passwd", 404, "no such job or path"),
     ],
 )
-def test_what_makes_no_sense_or_is_not_there_is_said(web: httpx.Client, path: str, status: int, said: str) -> None:
+def test_invalid_requests_and_unknown_paths_are_errors(web: httpx.Client, path: str, status: int, said: str) -> None:
     answer = web.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json; charset=utf-8")
     assert said in answer.json()["error"]
 
 
-def test_a_lake_that_cannot_be_read_is_said(web: httpx.Client, lake: LakeBuilder) -> None:
+def test_an_unreadable_lake_is_an_error(web: httpx.Client, lake: LakeBuilder) -> None:
     for file in lake.layout.root.glob("silver/jobs/*/*/*/*.parquet"):
         file.write_bytes(b"nonsense")
     assert web.get("/search").status_code == 503
@@ -103,7 +103,7 @@ def test_other_pages_of_a_browser_cannot_ask_under_names_of_their_own(web: httpx
     assert web.post("/search").status_code == 501
 
 
-def test_a_port_that_is_taken_is_said(lake: LakeBuilder) -> None:
+def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -125,7 +125,7 @@ def test_the_command_serves_until_it_is_asked_to_end(lake: LakeBuilder, end: sig
         assert process.wait(20) == 0
 
 
-def test_the_command_without_a_lake_says_so(tmp_path: Path) -> None:
+def test_the_command_without_a_lake_is_an_error(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["job", "serve", "--lake", str(tmp_path)])
     assert shown.exit_code == 1
     assert "there is no lake in" in shown.output

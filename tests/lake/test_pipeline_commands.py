@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Run:
     return ran
 
 
-def test_compact_says_what_became_of_each_table(lake: LakeBuilder, run: Run) -> None:
+def test_compact_prints_each_table(lake: LakeBuilder, run: Run) -> None:
     found = run("compact", "--before", "2027-01-01", "--json")
     assert found.exit_code == 0, found.output
     [events] = [one for one in json.loads(found.output) if one["partitions"]]
@@ -49,7 +49,7 @@ def test_compact_says_what_became_of_each_table(lake: LakeBuilder, run: Run) -> 
     assert "silver.jobs" in run("compact", "--before", "2027-01-01").output
 
 
-def test_expire_is_a_dry_run_unless_yes_is_said(lake: LakeBuilder, run: Run) -> None:
+def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
     assert "Dry run" in run("expire", "--before", "2027-01-01").output
     assert lake.layout.days(EVENTS)
     assert json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["done"]
@@ -70,7 +70,7 @@ def test_expire_is_a_dry_run_unless_yes_is_said(lake: LakeBuilder, run: Run) -> 
     ],
     ids=lambda words: words[0],
 )
-def test_where_there_is_no_lake_every_command_says_so_and_makes_nothing(tmp_path: Path, words: list[str]) -> None:
+def test_without_a_lake_every_command_fails_and_creates_nothing(tmp_path: Path, words: list[str]) -> None:
     nowhere = tmp_path / "nowhere"
     found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *words, "--root", str(nowhere)])
     assert found.exit_code == 1
@@ -78,7 +78,7 @@ def test_where_there_is_no_lake_every_command_says_so_and_makes_nothing(tmp_path
     assert not nowhere.exists()
 
 
-def test_the_status_of_what_is_no_lake_yet_says_so(tmp_path: Path, lake: LakeBuilder) -> None:
+def test_the_status_of_a_lake_that_does_not_exist_yet(tmp_path: Path, lake: LakeBuilder) -> None:
     def status(root: Path) -> str:
         return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--root", str(root)]).output
 
@@ -116,13 +116,13 @@ def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
         (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
     ],
 )
-def test_a_wrong_time_is_said_in_one_line(run: Run, words: list[str], message: str) -> None:
+def test_an_invalid_time_is_a_one_line_error(run: Run, words: list[str], message: str) -> None:
     found = run(*words)
     assert found.exit_code == 2
     assert message in found.output
 
 
-def test_each_option_says_what_it_takes_and_each_length_of_time_its_default() -> None:
+def test_each_option_has_a_metavar_and_each_duration_a_default() -> None:
     """A duration has a unit in its default; the group's help says how all of them are written."""
     told = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
     assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in told
@@ -143,7 +143,7 @@ def test_each_option_says_what_it_takes_and_each_length_of_time_its_default() ->
         (["--before", "2027-01-01", "--tables", "silver.job"], "did you mean 'silver.jobs'"),
     ],
 )
-def test_a_wrong_word_is_said_in_one_line(run: Run, words: list[str], message: str) -> None:
+def test_an_invalid_argument_is_a_one_line_error(run: Run, words: list[str], message: str) -> None:
     found = run("expire", *words)
     assert found.exit_code in {1, 2}
     assert message in found.output

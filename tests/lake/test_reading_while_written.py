@@ -79,7 +79,7 @@ def test_a_day_that_is_being_taken_away_is_gone_when_that_is_decided(lake: LakeB
         swaps.swap(None, None, [lake.layout.day(JOBS, DAY)])
 
 
-def test_files_that_vanish_between_the_listing_and_the_reading_are_listed_anew(
+def test_files_that_vanish_before_they_are_read_are_listed_again(
     lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists, real = list[int](), listed_files
@@ -166,7 +166,7 @@ def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monke
         found(lake.layout)
 
 
-def test_what_is_half_written_is_passed_over(lake: LakeBuilder) -> None:
+def test_unfinished_files_are_skipped(lake: LakeBuilder) -> None:
     place = lake.layout.day(JOBS, DAY) / "queue=mail"
     (file,) = place.glob("ingest_id=test-00000001/*.parquet")
     for name in ("_temporary/0", ".hidden"):

@@ -154,5 +154,5 @@ def test_values_are_short_and_have_their_unit(value: object, unit: Unit, text: s
     assert format_value(value, unit) == text
 
 
-def test_what_moves_a_cursor_or_turns_text_around_is_shown_not_done() -> None:
+def test_control_characters_are_escaped() -> None:
     assert one_line("a\x1b[2Jb\r\nc\u202ed\u2028") == "a\\x1b[2Jb\\r\\nc\\u202ed\\u2028"

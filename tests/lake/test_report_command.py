@@ -103,7 +103,7 @@ def test_values_for_programs_are_whole(run: Run) -> None:
     assert (error["sample_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
 
 
-def test_what_a_terminal_or_a_spreadsheet_would_obey_is_text(run: Run) -> None:
+def test_control_characters_and_formulas_are_escaped(run: Run) -> None:
     shown = run("errors").output
     assert "\x1b" not in shown
     assert "no \\x1b[31manswer" in shown
@@ -112,7 +112,7 @@ def test_what_a_terminal_or_a_spreadsheet_would_obey_is_text(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
-def test_no_table_has_what_moves_a_cursor_or_turns_text_around(run: Run, lake: LakeBuilder, kind: str) -> None:
+def test_no_table_has_control_characters(run: Run, lake: LakeBuilder, kind: str) -> None:
     evil = "\x1b[31m \x9b2J \u202e \r\n \x07"
     lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_key": evil, "count": 1,
                               "sample_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
@@ -134,7 +134,7 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     assert "* The busiest of" in text
 
 
-def test_what_is_missing_is_said_on_standard_error(run: Run, lake: LakeBuilder) -> None:
+def test_lost_events_are_reported_on_standard_error(run: Run, lake: LakeBuilder) -> None:
     lost = {"lost": 5, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
     found = run("cost", "--format", "json")
@@ -170,7 +170,7 @@ def test_a_day_without_data_is_no_error(run: Run) -> None:
         (["cost", "--queues", "mail,xyz"], 1, "has nothing of queue 'xyz'. It has images, mail"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(run: Run, words: list[str], code: int, message: str) -> None:
+def test_an_invalid_call_names_the_error(run: Run, words: list[str], code: int, message: str) -> None:
     found = run(*words)
     assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
 

@@ -84,7 +84,7 @@ def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_togethe
     assert shown == {**alone, "4 others": [18, 40]}
 
 
-def test_rates_are_a_minute_whatever_a_point_stands_for(lake: LakeBuilder) -> None:
+def test_rates_are_per_minute_whatever_a_point_covers(lake: LakeBuilder) -> None:
     rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
     lake.gold("task_minute", rows)
     report = reported(lake)
@@ -145,7 +145,7 @@ def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_
     assert {task.label: task.run(0.5) for task in by_task(read(lake.layout, DAY))} == {"send": None, UNKNOWN: 5}
 
 
-def test_objectives_of_several_days_are_judged_as_one(lake: LakeBuilder) -> None:
+def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
     [found] = as_dicts(sections.slo(read(lake.layout, Period.parse("2026-11-21..2026-11-22"))))
     assert (found["total"], found["good"], found["complete"]) == (2000, 1985, False)
@@ -221,7 +221,7 @@ def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder
     report = reported(lake.gold("capacity_minute", rows))
     assert {queue.queue: queue.backlog for queue in report.queues} == {"mail": None, "images": 2}
     assert values(report, "backlog") == {"mail": [6, None, None, None], "images": [0, 0, 2, 2]}
-    assert any("not known from there on" in note for note in notes(report))
+    assert any("its backlog is unknown" in note for note in notes(report))
 
 
 def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
@@ -269,7 +269,7 @@ def test_a_gap_counts_where_it_touches_the_day(
     assert len(data.gaps) == (minutes > 0)
 
 
-def test_what_is_missing_is_the_first_thing_that_is_said(lake: LakeBuilder) -> None:
+def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     assert reported(lake).alerts == []
     lake.gaps([gap("22 10:00", "22 10:01", "22 10:02"), gap("22 10:01", "22 10:03", "22 10:04", exact=False, lost=5)])
@@ -305,7 +305,7 @@ def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> Non
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
-def test_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
+def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     report = reported(lake, Period.parse("2026-11-25"))
     assert report.empty

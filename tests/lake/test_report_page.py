@@ -165,7 +165,7 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
     for expected in (
         "# Jobs, 22 November 2026",
         "> **Incomplete: 1 minute**",
-        "| Jobs done | **3** | 3 a minute |",
+        "| Jobs done | **3** | 3 per minute |",
         "| added | █ | at most 5 |",
         "| send | 3 | 33.3 % | 20 ms | 3.01 s | 3.01 s | 200 ms | 3.97 s | 3.97 s |",
         "| no answer | 1 | 100 % | send |",

@@ -35,7 +35,7 @@ def column(grid: tables.ReportTable, name: str) -> list[Any]:
     return [row[place] for row in grid.rows]
 
 
-def test_the_dearest_task_comes_first_and_what_ran_no_job_has_no_price_of_one(lake: LakeBuilder) -> None:
+def test_the_most_expensive_task_comes_first_and_a_task_without_jobs_has_no_cost_per_job(lake: LakeBuilder) -> None:
     row = {"queue": "mail", "dt": "2026-11-22", "attempts": 1, "jobs": 1, "busy_s": 10.0, "wasted_s": 5.0}
     lake.gold(
         "cost_day",
@@ -56,7 +56,7 @@ def test_tasks_that_only_stalled_are_among_the_retries(lake: LakeBuilder) -> Non
     assert set(column(sections.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
 
 
-def test_a_count_that_is_the_least_that_it_can_be_is_told_as_such(lake: LakeBuilder) -> None:
+def test_a_lower_bound_is_marked_as_such(lake: LakeBuilder) -> None:
     gap = {"lost": 1, "reason": "gone", "after_at": at("2026-11-22 10:00"), "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{**gap, "after_id": "1-0", "exact": False}, {**gap, "after_id": "2-0", "exact": True, "lost": 2}])
     shown = sections.gaps(data(lake))
@@ -76,7 +76,7 @@ def test_a_minute_that_only_the_queue_s_table_calls_incomplete_is_incomplete(lak
     assert data(lake).incomplete == {"mail": {int(at("2026-11-22 10:07").timestamp()) // 60}}
 
 
-def test_the_days_that_the_lake_has_and_has_not_built_are_told_apart(lake: LakeBuilder) -> None:
+def test_days_without_gold_tables_are_known(lake: LakeBuilder) -> None:
     for day in (20, 22):
         lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")}])
     found = data(lake, Period.parse("2026-11-20..2026-11-22"))

@@ -57,7 +57,7 @@ def test_a_partitions_name_says_its_value_and_is_one_directory(queue: str) -> No
     assert partition_value(name) == queue
 
 
-def test_a_new_try_begins_empty_and_what_it_publishes_is_of_every_table(tmp_path: Path) -> None:
+def test_a_new_try_starts_empty_and_publishes_all_tables(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     Staging(layout, "3f0c2a91-00000001").write(GAPS, gaps(("2026-11-22", "b", 1)))
     again = Staging(layout, "3f0c2a91-00000001")

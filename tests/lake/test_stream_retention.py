@@ -21,7 +21,7 @@ from bulltask.lake.stream_retention import (
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 
 
-def test_a_ring_holds_what_is_written_as_long_as_its_length_lasts() -> None:
+def test_a_stream_keeps_events_until_it_is_full() -> None:
     assert StreamRetention("mail", 10_000, 10_000, 830).headroom_s == pytest.approx(12.05, abs=0.01)
     assert StreamRetention("mail", 3, 10_000, None).headroom_s is None
 

@@ -48,7 +48,7 @@ def test_a_batch_that_runs_again_writes_under_the_same_name_and_a_new_checkpoint
     assert ingest_id("4f0c2a91-77aa-4c1e-a0f0-000000000000", 17) != ingest_id("3f0c2a91-77aa-4c1e-a0f0-0000000000", 17)
 
 
-def test_what_one_writing_left_is_found_and_taken_away_and_nothing_else(tmp_path: Path) -> None:
+def test_the_files_of_one_write_are_found_and_removed_and_no_others(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     kept = layout.day(EVENTS, date(2026, 11, 22)) / "queue=%7Bmail%7D" / "ingest_id=b"
     gone = [kept.parent / "ingest_id=a", layout.day(ATTEMPTS, date(2026, 11, 21)) / "queue=x" / "ingest_id=a"]

@@ -156,7 +156,7 @@ def test_a_job_that_is_not_done_is_shown_by_its_events(lake: LakeBuilder, run: R
     assert shown.output.startswith("send 1, queue mail\nnot finished; its last event is 'added', ")
 
 
-def test_earlier_lives_of_an_id_are_told(lake: LakeBuilder, run: Run) -> None:
+def test_earlier_jobs_with_the_same_id_are_listed(lake: LakeBuilder, run: Run) -> None:
     ended(lake, "1")
     lake.jobs(
         [{"job_id": "1", "life": "1-0", "state": "removed", "as_of": at("2026-11-01"), "created_at": at("2026-11-01")}]
@@ -165,7 +165,7 @@ def test_earlier_lives_of_an_id_are_told(lake: LakeBuilder, run: Run) -> None:
     assert "Earlier jobs with this id\n  2026-11-01 00:00:00.000  removed\n" in shown.output
 
 
-def test_a_job_that_nobody_knows_is_exit_code_1_and_says_who_was_asked(lake: LakeBuilder, run: Run) -> None:
+def test_an_unknown_job_is_exit_code_1_and_the_message_names_what_was_searched(lake: LakeBuilder, run: Run) -> None:
     ended(lake, "1")
     alone = run("show", "nobody")
     assert (alone.exit_code, alone.stdout) == (1, "")
@@ -239,7 +239,7 @@ def test_a_redis_that_cannot_be_reached_leaves_the_lake(lake: LakeBuilder) -> No
     assert "not found" not in alone.stderr
 
 
-def test_redis_is_left_alone_when_that_is_said(lake: LakeBuilder) -> None:
+def test_no_redis_does_not_connect(lake: LakeBuilder) -> None:
     ended(lake, "1")
     url = "redis://127.0.0.1:1/0"
     words = ["-b", url, "job", "show", "1", "--no-redis"]
@@ -251,7 +251,7 @@ def test_redis_is_left_alone_when_that_is_said(lake: LakeBuilder) -> None:
 # ---- list ------------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_listed_by_what_is_asked_for_page_by_page(lake: LakeBuilder, run: Run) -> None:
+def test_jobs_are_listed_by_filters_page_by_page(lake: LakeBuilder, run: Run) -> None:
     now = datetime.now(UTC)
     rows = [
         {
@@ -297,7 +297,7 @@ def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, mon
         (["--queue", "mial"], 1, "did you mean 'mail'?"),
     ],
 )
-def test_what_makes_no_sense_is_said(lake: LakeBuilder, run: Run, words: list[str], code: int, said: str) -> None:
+def test_invalid_options_are_errors(lake: LakeBuilder, run: Run, words: list[str], code: int, said: str) -> None:
     ended(lake, "1")
     shown = run("list", "--lake", lake.layout.root, *words)
     assert shown.exit_code == code

@@ -123,7 +123,7 @@ def test_a_limit_counts_in_sets_too(queue: Queue, redis_client: redis.Redis) -> 
     assert BullMigration(queue).run().complete
 
 
-def test_no_queue_at_all_is_said_so(queue: Queue) -> None:
+def test_no_queues_at_all(queue: Queue) -> None:
     plan = BullMigration(queue).plan()
     assert (plan.layout, plan.total, plan.refusals) == (QueueLayout.EMPTY, 0, [])
 
@@ -191,7 +191,7 @@ MEANWHILE: dict[MoveResult, list[list[str]]] = {
         *((answer, True) for answer in (MoveResult.DONE, *MEANWHILE) if answer is not MoveResult.ID_TAKEN),
     ],
 )
-def test_a_job_that_is_not_what_was_read_is_left_alone(
+def test_a_job_that_has_changed_since_it_was_read_is_left_alone(
     queue: Queue, redis_client: redis.Redis, answer: MoveResult, in_place: bool
 ) -> None:
     opts = '{"attempts":1,"delay":0,"timestamp":5}'

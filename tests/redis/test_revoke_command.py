@@ -52,7 +52,7 @@ def test_a_job_that_runs_goes_on_unless_its_end_is_wished(app: App, revoke: Revo
     assert (told.exit_code, told.output) == (0, f"{job.id}  terminating: the job's worker ends it\n")
 
 
-def test_ids_that_nobody_knows_do_not_keep_others_from_being_revoked(app: App, revoke: Revoke) -> None:
+def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Revoke) -> None:
     job = app.queue("mail").add("n")
     done = revoke("gone", job.id)
     assert done.exit_code == 4
@@ -85,7 +85,7 @@ def test_an_id_of_two_queues_needs_the_queue(app: App, revoke: Revoke) -> None:
     assert app.queue("mail").get_job_state("same") == "waiting"
 
 
-def test_without_an_id_or_a_server_it_says_so(revoke: Revoke) -> None:
+def test_a_missing_id_or_server_is_an_error(revoke: Revoke) -> None:
     assert revoke().exit_code == 2
     away = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-q", "mail", "x"])
     assert away.exit_code == 1

@@ -73,7 +73,7 @@ def test_bullmq_counts_the_try_that_succeeds_too(state: str, made: int, atm: byt
     assert (found.get("atm"), found.get("ats"), "attemptsMade" in found) == (atm, atm, False)
 
 
-def test_when_a_job_ended_is_in_its_score_where_the_hash_does_not_say_it() -> None:
+def test_the_end_of_a_job_is_taken_from_its_score_if_the_hash_does_not_have_it() -> None:
     assert after(bull_job("failed", "88"), "failed")["finishedOn"] == b"88"
     assert after(bull_job("failed", "88", finishedOn="77"), "failed")["finishedOn"] == b"77"
     assert after(bull_job("failed", "88"), "failed")["failedReason"] == b"Unknown reason"
@@ -100,7 +100,7 @@ def test_stalls_are_counted_on_and_what_is_only_bulls_is_gone() -> None:
         ({"opts": "x"}, "the text of its options is not valid JSON"),
     ],
 )
-def test_what_no_worker_could_read_is_refused(fields: dict[str, str], text: str) -> None:
+def test_jobs_that_no_worker_could_read_are_rejected(fields: dict[str, str], text: str) -> None:
     with pytest.raises(DecodeError, match=text):
         convert(bull_job(**fields), "waiting")
 
@@ -157,7 +157,7 @@ KNOWN = st.sampled_from(
         st.text(max_size=6),
     ),
 )
-def test_whatever_is_in_a_job_what_comes_out_is_one_of_bullmq(
+def test_any_job_is_converted_to_a_valid_job_of_bullmq(
     opts: dict[str, Any], place: str, fields: dict[str, str]
 ) -> None:
     job = bull_job(place, "1000000" if place not in {"wait", "active"} else "", opts, **fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -197,11 +197,16 @@ def _figures(
     return [
         Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} per minute"),
         Figure("Failed", format_value(whole.failure_rate, Unit.PART), pluralize(failed, "job"), bad=failed > 0),
-        Figure("Wait, p95", format_value(whole.wait(0.95), Unit.MS), f"median {format_value(whole.wait(0.5), Unit.MS)}"),
-        Figure("Run, p95", format_value(whole.run(0.95), Unit.MS), f"median {format_value(whole.run(0.5), Unit.MS)}"),
+        _durations("Wait, p95", whole.wait),
+        _durations("Run, p95", whole.run),
         Figure("Busy workers", format_value(running, Unit.NUMBER), most),
         _price(Cost.together(prices, "all")),
     ]
+
+
+def _durations(label: str, percentile: Callable[[float], int | None]) -> Figure:
+    median = format_value(percentile(0.5), Unit.MS)
+    return Figure(label, format_value(percentile(0.95), Unit.MS), f"median {median}")
 
 
 def _price(whole: Cost) -> Figure:
