@@ -1,21 +1,21 @@
-"""A TCP proxy that breaks the connection to Redis on command, for tests of what happens then.
+"""A TCP proxy that breaks connections to Redis on command, for tests of what happens then.
 
 ::
 
     with FlakyProxy("127.0.0.1", 6379) as proxy:
-        app = App(broker=f"redis://127.0.0.1:{proxy.port}/0")
-        proxy.drop_replies(10, match="evalsha")   # the next ten scripts run, and nobody hears of it
+        app = App("shop", broker_url=f"redis://127.0.0.1:{proxy.port}/0")
+        proxy.drop_replies(10, every=3, match="evalsha")  # every third script runs, but its reply is lost
         for n in range(30):
-            add.delay(n, 1)
+            app.send_task("add", kwargs={"x": n, "y": 1})
         assert proxy.dropped == 10
 
-Faults add up (``latency`` and ``drop_replies`` work at the same time) until ``pass_all`` ends them. A method returns
-when its fault is in force, so the next byte that the test sends meets it.
+Faults accumulate (``latency`` and ``drop_replies`` work at the same time) until ``pass_all`` ends them. A method
+returns when its fault is in force, so it applies to the next byte that the test sends.
 
-The unit of ``drop_replies``, ``partial_reply`` and ``inject_error`` is one command and its reply: the proxy reads
-RESP2 and RESP3, passes whole values on, and pairs the n-th reply with the n-th command. RESP3 pushes and RESP2
-pub/sub messages are nobody's reply and are never chosen. On a stream that is not RESP (TLS, inline commands) the unit
-is the chunk that one ``recv`` brought, and a chunk of reply answers all chunks sent before it.
+The unit of ``drop_replies``, ``partial_reply`` and ``inject_error`` is one command and its reply: the proxy reads RESP2
+and RESP3, passes whole values on, and pairs the n-th reply with the n-th command. RESP3 pushes and RESP2 pub/sub
+messages are not replies and are never chosen. On a stream that is not RESP (TLS, inline commands) the unit is the chunk
+that one ``recv`` returned, and a chunk of reply answers all chunks sent before it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any, Self
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BulltaskError, ConfigError
+from bulltask.testing.flaky_connection import ProxiedConnection
 from bulltask.testing.flaky_faults import Aftermath, Canned, Counts, Faults, Pick
-from bulltask.testing.flaky_link import Link
 
 __all__ = ["FlakyProxy"]
 
@@ -40,11 +40,11 @@ NO_LIMIT = 2**63
 
 
 class FlakyProxy:
-    """A TCP proxy on 127.0.0.1 to one server, in a thread of its own, with faults to switch on and off.
+    """A TCP proxy on 127.0.0.1 to one server, in its own thread, with faults to switch on and off.
 
-    A context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process that
-    is forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only when
-    that process ends too: fork before the start, or start workers as programs.
+    A context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process that is
+    forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only when that
+    process ends too: fork before the start, or start workers as programs.
 
     Args:
         host: the server's address.
@@ -52,8 +52,8 @@ class FlakyProxy:
         seed: for ``drop_replies(probability=…)``; the same seed makes the same choices.
 
     Attributes:
-        host: where the proxy listens, 127.0.0.1.
-        port: the port that it got from the OS; it keeps it while connections are refused.
+        host: address that the proxy listens on, 127.0.0.1.
+        port: its port, chosen by the operating system; kept while connections are refused.
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 0) -> None:
@@ -61,16 +61,16 @@ class FlakyProxy:
         self._upstream = (host, port)
         self._chance = random.Random(seed)  # noqa: S311 (chooses faults, protects nothing)
         self._faults, self._counts = Faults(), Counts()
-        self._links: set[Link] = set()
+        self._connections: set[ProxiedConnection] = set()
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # Life
+    # Start and end
 
     def start(self) -> Self:
         """Listen, and pass everything on. Returns the proxy itself; a second call does nothing."""
         if self._loop is None:
-            # Bound but never listening: nobody else gets the port while connections are refused.
+            # Bound but never listening: no other process gets the port while connections are refused.
             self._holder = _bound(self.host, 0)
             self.port = self._holder.getsockname()[1]
             self._loop = asyncio.new_event_loop()
@@ -80,7 +80,7 @@ class FlakyProxy:
         return self
 
     def close(self) -> None:
-        """Reset every connection and end the thread; a second call does nothing."""
+        """Reset every connection and stop the thread; a second call does nothing."""
         if self._loop is not None:
             self._run(self._stop_listening())
             self._run(self._reset())
@@ -104,43 +104,43 @@ class FlakyProxy:
         self.accept()
 
     def latency(self, seconds: Duration) -> None:
-        """Deliver every byte later by ``seconds``, in each direction: a round trip takes twice that longer."""
+        """Delay every byte by ``seconds`` in each direction, a round trip by twice that time."""
         self._change(partial(setattr, self._faults, "latency_ms", to_ms(seconds, "latency")))
 
     def bandwidth(self, bytes_per_second: int, *, replies_only: bool = False) -> None:
-        """Let at most so many bytes pass in a second, per connection and direction.
+        """Limit the bytes per second, per connection and direction.
 
         Args:
             bytes_per_second: the limit.
-            replies_only: commands are not slowed down.
+            replies_only: do not slow down commands.
         """
         limit = _at_least_one("bytes_per_second", bytes_per_second)
         self._change(partial(self._faults.throttle, limit, replies_only))
 
     def slice(self, size: int) -> None:
-        """Write at most ``size`` bytes at a time, so that readers meet values that are cut anywhere."""
+        """Write at most ``size`` bytes at a time, so that readers receive values that are cut anywhere."""
         self._change(partial(setattr, self._faults, "slice", _at_least_one("size", size)))
 
     def blackhole(self) -> None:
-        """Stall every connection, old and new, until ``pass_all``; what was sent meanwhile then arrives.
+        """Stall every connection, old and new, until ``pass_all``, which delivers what was sent in between.
 
-        New connections succeed, as the kernel answers for the proxy, and then hear nothing.
+        New connections succeed, because the kernel accepts them for the proxy, but receive nothing.
         """
         self._change(self._faults.open.clear)
 
     def freeze(self) -> None:
-        """Make the connections of this moment half-open for ever: bytes vanish, nothing is closed. New ones work.
+        """Make all current connections half-open forever: bytes vanish, nothing is closed. New ones work.
 
-        The server's side stays open too: what it still sends, a popped job perhaps, is lost.
+        The server's side stays open too: what it still sends, perhaps a popped job, is lost.
         """
         self._change(self._freeze)
 
     def reset(self) -> None:
-        """End all connections with RST, frozen ones as well: "connection reset by peer"."""
+        """End all connections with RST, also frozen ones: "connection reset by peer"."""
         self._run(self._reset())
 
     def refuse(self) -> None:
-        """Refuse new connections until ``accept`` or ``pass_all``; living ones go on (see ``reset``)."""
+        """Refuse new connections until ``accept`` or ``pass_all``; open ones stay open (see ``reset``)."""
         self._run(self._stop_listening())
 
     def accept(self) -> None:
@@ -160,15 +160,15 @@ class FlakyProxy:
     ) -> None:
         """Let commands run and lose their replies, together with the connection.
 
-        The proxy waits for the complete reply, so the command was executed. What the client has sent after it (the
-        rest of a pipeline) is executed and lost as well: the connection ends when nothing is on its way any more.
+        The proxy waits for the complete reply, so the command was executed. What the client has sent after it (the rest
+        of a pipeline) is executed and lost as well: the connection ends when no more data is in transit.
 
         Args:
-            count: how many replies to lose, ``None`` for no limit.
-            every: lose each n-th reply only.
+            count: number of replies to lose, ``None`` for no limit.
+            every: lose only each n-th reply.
             probability: lose this share of them, chosen by the proxy's ``seed``.
             match: consider only commands that contain this text in their first 4 KiB, in any case. Without it the
-                handshake of a new connection (HELLO, CLIENT SETINFO) is hit as well.
+                handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
             then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
 
         Raises:
@@ -180,13 +180,13 @@ class FlakyProxy:
         self._change(lambda: self._faults.lose_replies(pick, then))
 
     def partial_reply(self, n_bytes: int, count: int | None = 1, *, match: str = "") -> None:
-        """Let only the first ``n_bytes`` of a reply through, then reset the connection.
+        """Pass only the first ``n_bytes`` of a reply, then reset the connection.
 
-        The command was executed; what follows it in a pipeline may have been or not.
+        The command was executed; it is undefined whether those after it in a pipeline were.
 
         Args:
-            n_bytes: how much of the reply the client gets to see.
-            count: how many replies to cut, ``None`` for no limit.
+            n_bytes: number of bytes that the client receives.
+            count: number of replies to cut, ``None`` for no limit.
             match: as in ``drop_replies``.
 
         Raises:
@@ -197,12 +197,12 @@ class FlakyProxy:
         self._change(lambda: self._faults.cut_replies(pick, n_bytes))
 
     def inject_error(self, message: str, count: int | None = 1, *, match: str = "") -> None:
-        """Answer commands with an error in the server's place; the server never sees them.
+        """Reply to commands with an error instead of passing them to the server.
 
         Args:
-            message: Redis' words, as in ``"READONLY You can't write against a read only replica."``; a ``-`` in front
-                is allowed.
-            count: how many commands to answer so, ``None`` for no limit.
+            message: the error, as in ``"READONLY You can't write against a read only replica."``; a leading ``-`` is
+                allowed.
+            count: number of commands, ``None`` for no limit.
             match: as in ``drop_replies``.
 
         Raises:
@@ -214,11 +214,11 @@ class FlakyProxy:
         self.inject_reply(f"-{text}\r\n".encode(), count, match=match)
 
     def inject_reply(self, reply: bytes, count: int | None = 1, *, match: str = "") -> None:
-        """Answer commands with any bytes in the server's place: an error page of a proxy, another protocol.
+        """Reply to commands with any bytes instead of passing them on: an error page of a proxy, another protocol.
 
         Args:
-            reply: what the client gets to read.
-            count: how many commands to answer so, ``None`` for no limit.
+            reply: what the client receives.
+            count: number of commands, ``None`` for no limit.
             match: as in ``drop_replies``.
 
         Raises:
@@ -231,21 +231,21 @@ class FlakyProxy:
 
     @property
     def connections(self) -> int:
-        """How many connections were accepted since the start."""
+        """Number of connections that were accepted since the start."""
         return self._counts["connections"]
 
     @property
     def dropped(self) -> int:
-        """How often ``drop_replies`` has struck; the command of that reply has run."""
+        """Number of replies that ``drop_replies`` has dropped; their commands have run."""
         return self._counts["dropped"]
 
     @property
     def injected(self) -> int:
-        """How many commands got an injected error or reply for an answer."""
+        """Number of commands that got an injected error or reply."""
         return self._counts["injected"]
 
     def wait_for(self, condition: Callable[[FlakyProxy], bool], timeout: Duration = 10) -> None:
-        """Wait until ``condition(proxy)`` is true; it is asked again whenever one of the counters has changed.
+        """Wait until ``condition(proxy)`` is true; it is checked whenever one of the counters changes.
 
         Raises:
             TimeoutError: it did not become true in time.
@@ -263,32 +263,32 @@ class FlakyProxy:
     async def _stop_listening(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
-            # close() alone would leave the port listening in processes that were forked meanwhile.
+            # close() alone would leave the port listening in processes that were forked since.
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
 
     def _accept_from(self, listener: socket.socket) -> None:
-        """Called by the loop. A task that accepts could be cancelled with a connection in hand, which nobody closes."""
-        with suppress(BlockingIOError, ConnectionAbortedError):  # whoever knocked is gone again
+        """Accept a connection in a callback of the loop: a cancelled task could leave a socket that nothing closes."""
+        with suppress(BlockingIOError, ConnectionAbortedError):  # the client is gone again
             client, _ = listener.accept()
             client.setblocking(False)
             self._serve(client)
 
     def _serve(self, client: socket.socket) -> None:
-        link = Link(client, self._upstream, self._faults, self._counts)
-        self._links.add(link)
-        link.task.add_done_callback(lambda _: self._links.discard(link))
+        connection = ProxiedConnection(client, self._upstream, self._faults, self._counts)
+        self._connections.add(connection)
+        connection.task.add_done_callback(lambda _: self._connections.discard(connection))
         self._counts.add("connections")
 
     def _freeze(self) -> None:
-        for link in self._links:
-            link.frozen = True
+        for connection in self._connections:
+            connection.frozen = True
 
     async def _reset(self) -> None:
-        if self._links:
-            await asyncio.wait([link.reset() for link in self._links])
+        if self._connections:
+            await asyncio.wait([connection.reset() for connection in self._connections])
 
     def _change(self, change: Callable[[], object]) -> None:
         async def call() -> None:
@@ -297,7 +297,7 @@ class FlakyProxy:
         self._run(call())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in the proxy's thread; its effect is there when this returns."""
+        """Run ``work`` in the proxy's thread and wait until it has taken effect."""
         if self._loop is None:
             work.close()
             raise BulltaskError("the flaky proxy is not running: use it inside `with FlakyProxy(host, port) as proxy:`")
@@ -306,7 +306,7 @@ class FlakyProxy:
 
 def _bound(host: str, port: int) -> socket.socket:
     bound = socket.socket()
-    # Two sockets on one port, one that holds it and one that listens: Linux wants the first option, macOS the second.
+    # Two sockets share the port, one reserves it and one listens: Linux requires the first option, macOS the second.
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         bound.setsockopt(socket.SOL_SOCKET, option, 1)
     bound.bind((host, port))

@@ -1,4 +1,4 @@
-"""The faults that are in force in a flaky proxy, and what they have done."""
+"""The active faults of a flaky proxy, and their counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECES_PER_SECOND = 20  # a limited bandwidth is written in pieces of a twentiet
 
 
 class Canned(bytes):
-    """A reply of the proxy's own making."""
+    """A reply that the proxy has made itself."""
 
 
 class Counts:
@@ -32,13 +32,13 @@ class Counts:
         return self._values[name]
 
     def add(self, name: str) -> None:
-        """Count one more, and let those who wait look again."""
+        """Increment a counter and wake up those who wait."""
         with self._changed:
             self._values[name] += 1
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], timeout_ms: int) -> None:
-        """Wait until ``condition()`` is true; it is asked again after each change.
+        """Wait until ``condition()`` is true; it is checked after each change.
 
         Raises:
             TimeoutError: it did not become true in time.
@@ -50,15 +50,15 @@ class Counts:
 
 @dataclass
 class Pick:
-    """Which commands a fault hits: of those that contain ``match`` each n-th, by chance, until ``left`` is used up.
+    """Which commands a fault hits: each n-th of those that contain ``match``, by chance, until ``left`` is used up.
 
     Attributes:
         left: how many more to hit; the default hits none.
-        every: hit each n-th only.
+        every: hit only each n-th.
         probability: hit that share of them.
         match: text that the command's first 4 KiB must contain, in any case.
-        chance: where ``probability`` gets its numbers from.
-        seen: how many commands matched so far.
+        chance: random numbers for ``probability``.
+        seen: number of commands that matched so far.
     """
 
     left: int = 0
@@ -80,7 +80,7 @@ class Pick:
 
 
 class Faults:
-    """The faults in force; used in the proxy's thread only."""
+    """The active faults; used in the proxy's thread only."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()  # cleared: blackhole
@@ -89,7 +89,7 @@ class Faults:
         self.clear()
 
     def clear(self) -> None:
-        """End all faults, and wake up whoever waits because of one."""
+        """End all faults, and wake up what waits because of one."""
         self.latency_ms, self.bandwidth, self.slice = 0, 0, 0
         self.replies_only = False
         self.drop = Pick()
@@ -104,7 +104,7 @@ class Faults:
         self.drop, self.then = pick, then
 
     def cut_replies(self, pick: Pick, n_bytes: int) -> None:
-        """Let through only ``n_bytes`` of the replies of the commands that ``pick`` hits."""
+        """Pass only ``n_bytes`` of the replies of the commands that ``pick`` hits."""
         self.cut, self.cut_bytes = pick, n_bytes
 
     def answer(self, pick: Pick, reply: Canned) -> None:
@@ -112,12 +112,12 @@ class Faults:
         self.error, self.error_reply = pick, reply
 
     async def hold(self, read_at: float) -> None:
-        """Wait until bytes that were read at ``read_at`` (the loop's clock, seconds) may go on."""
+        """Wait until bytes that were read at ``read_at`` (the loop's clock, seconds) may be passed on."""
         await self._pause(read_at + self.latency_ms / 1000 - asyncio.get_running_loop().time())
         await self.open.wait()
 
     def throttle(self, bandwidth: int, replies_only: bool) -> None:
-        """Let only so many bytes pass in a second."""
+        """Limit the bytes per second."""
         self.bandwidth, self.replies_only = bandwidth, replies_only
 
     def piece(self, size: int, *, reply: bool) -> int:
@@ -129,11 +129,11 @@ class Faults:
         return self.bandwidth > 0 and (reply or not self.replies_only)
 
     async def pace(self, size: int, *, reply: bool) -> None:
-        """Wait as long as the ``size`` bytes just written take on their way."""
+        """Wait for the time that the ``size`` bytes just written take at the limited bandwidth."""
         if self._slow(reply):
             await self._pause(size / self.bandwidth)
         elif self.slice:
-            await asyncio.sleep(0)  # the reader gets its chance to see this piece alone
+            await asyncio.sleep(0)  # let the reader receive this piece alone
         await self.open.wait()
 
     async def _pause(self, seconds: float) -> None:

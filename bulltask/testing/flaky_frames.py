@@ -1,4 +1,4 @@
-"""Where one Redis value ends and the next begins."""
+"""Splitting a byte stream into Redis values."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ ATTRIBUTE = ord("|")
 
 
 class Frames:
-    """Cuts a byte stream into whole RESP2 and RESP3 values; a stream that is neither into the chunks it comes in.
+    """Splits a byte stream into whole RESP2 and RESP3 values; a stream that is neither, into the chunks it arrives in.
 
     Attributes:
-        opaque: True when the stream turned out to be no RESP (TLS, inline commands); it stays so.
+        opaque: True once the stream has turned out not to be RESP (TLS, inline commands).
     """
 
     def __init__(self) -> None:
         self.opaque = False
         self._buffer = bytearray()
-        self._at, self._missing = 0, 1  # how far the first value was read, how many of its parts are still to come
+        self._at, self._missing = 0, 1  # how far the first value was read, and how many of its parts are missing
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the values that ``data`` completes."""
@@ -35,7 +35,7 @@ class Frames:
 
     @property
     def partial(self) -> bool:
-        """True when the first bytes of a value have come, and the last ones have not."""
+        """True if a value has arrived in part."""
         return bool(self._buffer)
 
     def rest(self) -> bytes:
@@ -54,10 +54,10 @@ class Frames:
         return not self._missing
 
     def _read_part(self) -> bool:
-        """Go past one header and its text; False when it has not come completely.
+        """Skip one header and its text; False if it has not arrived completely.
 
         Raises:
-            ValueError: this is no RESP.
+            ValueError: this is not RESP.
         """
         if self._at == len(self._buffer):
             return False
@@ -72,7 +72,7 @@ class Frames:
         end = line_end + 2 + (size + 2 if kind in STRINGS and size >= 0 else 0)
         if end > len(self._buffer):
             return False
-        # An attribute stands before the value that it describes and does not count as that value.
+        # An attribute precedes the value that it describes and does not count as that value.
         self._missing += PARTS.get(kind, 0) * max(size, 0) - (kind != ATTRIBUTE)
         self._at = end
         return True

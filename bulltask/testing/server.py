@@ -1,4 +1,4 @@
-"""A throw-away Redis or Valkey server for tests: a real one, started in some 50 ms."""
+"""A temporary Redis or Valkey server for tests: a real one, started in about 50 ms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["RedisServer"]
 
 
 class RedisServer:
-    """A server on a port of its own, with its files in a directory of the test; made by `RedisServer.start`.
+    """A server on its own port, with its files in a directory of the test; made by `RedisServer.start`.
 
-    It ends with the test process, whatever ends that one. Example::
+    It ends with the test process, however that ends. Example::
 
         def test_a_mail_survives_a_crash_of_redis(tmp_path):
             with RedisServer.start(tmp_path, appendonly=True) as server:
@@ -40,15 +40,15 @@ class RedisServer:
         port: int | None = None,
         password: str | None = None,
     ) -> Self:
-        """Start a server and wait until it serves.
+        """Start a server and wait until it is ready.
 
         Args:
-            directory: where its files go; a directory of its own for each server.
+            directory: directory for its files; a separate one for each server.
             flavour: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
-            appendonly: True writes every change to a file first, so that the data survives `kill`.
-            extra: more arguments, such as ``["--maxmemory", "50mb"]``.
-            port: TCP port on 127.0.0.1; ``None`` takes a free one.
-            password: what clients have to send (``requirepass``).
+            appendonly: write every change to a file first, so that the data survives `kill`.
+            extra: further arguments, such as ``["--maxmemory", "50mb"]``.
+            port: TCP port on 127.0.0.1; ``None`` chooses a free one.
+            password: required from clients (``requirepass``).
 
         Returns:
             The running server; also a context manager that stops it.
@@ -64,39 +64,39 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """``redis://127.0.0.1:PORT/0``, with the password when there is one."""
+        """``redis://127.0.0.1:PORT/0``, with the password if there is one."""
         return self._process.url
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1; it stays the same over `restart`."""
+        """The TCP port on 127.0.0.1; `restart` keeps it."""
         return self._process.port
 
     @property
     def pid(self) -> int:
-        """Process id of the server; another one after `restart`."""
+        """Process id of the server; it changes with `restart`."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """True while the server's process lives."""
+        """True while the server's process runs."""
         return self._process.running
 
     @property
     def directory(self) -> Path:
-        """Absolute path of the server's files; ``server.log`` is one of them."""
+        """Absolute path of the server's files, among them ``server.log``."""
         return self._process.data_dir
 
     def kill(self) -> None:
-        """End the server at once (``SIGKILL``), as a crash would, and wait until it is gone."""
+        """Kill the server (``SIGKILL``), as a crash would, and wait until it is gone."""
         self._process.kill()
 
     def stop(self) -> None:
-        """End the server in good order (``SIGTERM``) and wait until it is gone; also when it has ended already."""
+        """Stop the server properly (``SIGTERM``) and wait until it is gone, even if it has ended already."""
         self._process.stop()
 
     def restart(self) -> None:
-        """Stop the server if it runs, start it again on the same port and data, and wait until it serves.
+        """Stop the server if it runs, start it again on the same port and data, and wait until it is ready.
 
         Raises:
             BrokerUnavailableError: it did not start; the message says why.

@@ -1,4 +1,4 @@
-"""Wait for a condition that has no event."""
+"""Wait for a condition that no event announces."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ Found = TypeVar("Found")
 
 
 def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str = "the condition") -> Found:
-    """Ask ``condition`` every 10 ms until its answer is true, and return that answer.
+    """Evaluate ``condition`` every 10 ms until its result is true, and return that result.
 
-    For the few things that have no event to wait for. Whatever has one (a process: ``wait()``, a list: ``BLPOP``, a
-    stream: ``XREAD BLOCK``) is better waited for.
+    Prefer an event if there is one: ``wait()`` for a process, ``BLPOP`` for a list, ``XREAD BLOCK`` for a stream.
 
     Args:
-        condition: called without arguments; what it raises ends the wait.
+        condition: called without arguments; an exception ends the wait.
         timeout: seconds.
-        what: names what is awaited, for the error.
+        what: name of the condition, for the error.
 
     Raises:
-        TimeoutError: it never was true; the message names ``what`` and the last answer.
+        TimeoutError: it was never true; the message has ``what`` and the last result.
     """
     deadline = time.monotonic() + timeout
     never = threading.Event()
     while not (answer := condition()):
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"{what} did not happen within {timeout:g} s (last answer: {answer!r})")
+            raise TimeoutError(f"{what} did not happen within {timeout:g} s (last result: {answer!r})")
         never.wait(0.01)
     return answer

@@ -1,4 +1,4 @@
-"""A real worker beside a test or a script: ``bulltask worker`` as a process that can be paused, resumed and stopped."""
+"""A real worker beside a test or a script: ``bulltask worker`` as a process to pause, resume and stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker; made by `WorkerProcess.start`. What Node's ``Worker`` can do as an object, it does by signals.
+    """A running worker; made by `WorkerProcess.start`. Does by signals what Node's ``Worker`` object has methods for.
 
     Example::
 
@@ -51,15 +51,15 @@ class WorkerProcess:
         directory: Path | str | None = None,
         timeout: float = 30.0,
     ) -> Self:
-        """Start a worker and wait until it has.
+        """Start a worker and wait until it is ready.
 
         Args:
-            app: what would stand behind ``-A``.
-            options: more flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
-            broker_url: where Redis is; that of the app if left out.
-            settings: other settings by their names; they win over the app's.
-            directory: where it runs and finds the app; the current one if left out.
-            timeout: seconds that it may take to start.
+            app: the value of ``-A``.
+            options: further flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
+            broker_url: address of Redis; the app's by default.
+            settings: other settings by name; they override the app's.
+            directory: working directory, in which the app is found; the current one by default.
+            timeout: seconds that the start may take.
 
         Returns:
             The worker; also a context manager that stops it.
@@ -91,50 +91,50 @@ class WorkerProcess:
 
     @property
     def text(self) -> str:
-        """All that it has written so far, to stdout and stderr."""
+        """Its output so far, stdout and stderr."""
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Its log lines so far, oldest first; ``event`` says what each is about."""
+        """Its log lines so far, oldest first; ``event`` names what happened."""
         found = (line for line in self.text.splitlines() if line.startswith("{") and line.endswith("}"))
         return [json.loads(line) for line in found]
 
     @property
     def is_running(self) -> bool:
-        """True while its process lives."""
+        """True while its process runs."""
         return self._process.poll() is None
 
     @property
     def is_paused(self) -> bool:
         """True after `pause`, or a start with ``--paused``, until `resume`."""
-        told = [line["event"] for line in self.lines if line["event"] in {"Worker paused", "Worker resumed"}]
-        return told[-1:] == ["Worker paused"]
+        logged = [line["event"] for line in self.lines if line["event"] in {"Worker paused", "Worker resumed"}]
+        return logged[-1:] == ["Worker paused"]
 
     def pause(self, timeout: float = 30.0) -> None:
-        """Let it take no more jobs, and wait until it says so; jobs in hand go on and are not waited for.
+        """Pause the worker and wait until it confirms; running jobs go on and are not waited for.
 
         Raises:
             BulltaskError, TimeoutError: as `start`.
         """
         if not self.is_paused:
-            self._tell(signal.SIGTSTP, "Worker paused", timeout)
+            self._signal(signal.SIGTSTP, "Worker paused", timeout)
 
     def resume(self, timeout: float = 30.0) -> None:
-        """Let it take jobs again, and wait until it says so.
+        """Let the worker acquire jobs again, and wait until it confirms.
 
         Raises:
             BulltaskError, TimeoutError: as `start`.
         """
         if self.is_paused:
-            self._tell(signal.SIGCONT, "Worker resumed", timeout)
+            self._signal(signal.SIGCONT, "Worker resumed", timeout)
 
     def stop(self, *, force: bool = False, timeout: float = 60.0) -> int:
-        """Stop it and wait for its end; also when it has ended already.
+        """Stop the worker and wait for its end, even if it has ended already.
 
         Args:
-            force: do not wait for running jobs: they go back to wait. Without it they have ``shutdown_timeout``.
-            timeout: seconds after which waiting is given up.
+            force: do not wait for running jobs: they are released. Otherwise they have ``shutdown_timeout``.
+            timeout: maximum wait in seconds.
 
         Returns:
             Its exit code.
@@ -150,12 +150,12 @@ class WorkerProcess:
             raise TimeoutError(f"the worker (process {self.pid}) still runs after {timeout:g} s") from exc
 
     def kill(self) -> None:
-        """End it and its children at once (``SIGKILL``), as a crash of the machine would, and wait for that."""
+        """Kill it and its children at once (``SIGKILL``), as a crash of the machine would, and wait for that."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it at once if it still runs, and forget what it has logged."""
+        """Kill it if it still runs, and delete its log."""
         self.kill()
         self._log.close()
 
@@ -170,18 +170,18 @@ class WorkerProcess:
         finally:
             self.close()
 
-    def _tell(self, number: signal.Signals, answer: str, timeout: float) -> None:
-        before = self._count(answer)
+    def _signal(self, number: signal.Signals, event: str, timeout: float) -> None:
+        before = self._count(event)
         if self.is_running:
             self._process.send_signal(number)
-        self._wait_for(answer, before + 1, timeout)
+        self._wait_for(event, before + 1, timeout)
 
     def _count(self, event: str) -> int:
         return sum(line["event"] == event for line in self.lines)
 
     def _wait_for(self, event: str, count: int, timeout: float) -> None:
         def logged() -> bool:
-            ended = not self.is_running  # asked first: what it wrote last is read below
+            ended = not self.is_running  # read first: its last output is read below
             if self._count(event) >= count:
                 return True
             if ended:

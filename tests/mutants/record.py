@@ -28,7 +28,7 @@ patch =
 """
 LIMIT_S = 2 * 3600.0
 # It raises exceptions at random moments, also inside coverage, which then never releases its lock.
-LEFT_OUT = "tests/redis/test_client.py::test_interrupts_at_random_moments_never_bring_a_foreign_reply"
+LEFT_OUT = "tests/redis/test_client.py::test_interrupts_at_random_moments_never_mix_up_replies"
 
 
 @dataclass(frozen=True, slots=True)

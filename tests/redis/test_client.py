@@ -91,7 +91,7 @@ def connections(client: redis.Redis, name: str) -> int:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_brings_its_judged_reply(client: Client) -> None:
+def test_a_call_returns_its_parsed_reply(client: Client) -> None:
     assert client.run(command("PING")) == b"PONG"
     assert client.run(echo("é")) == "é"
     assert client.run_many([]) == []
@@ -106,7 +106,7 @@ def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client
     assert client.run(CLIENT_ID) == before
 
 
-def test_a_scripts_negative_answer_is_a_job_error(client: Client) -> None:
+def test_a_negative_reply_of_a_script_raises_a_job_error(client: Client) -> None:
     with pytest.raises(JobNotFoundError, match=r"job nobody in queue \{mail\}"):
         client.run(update_progress(KEYS, "nobody", b"1"))
 
@@ -121,14 +121,14 @@ def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
     assert client.run(echo("next")) == "next"
 
 
-def test_calls_that_mean_something_alone_have_their_errors_in_their_places(client: Client) -> None:
+def test_independent_calls_return_their_errors_as_results(client: Client) -> None:
     one, two, three = client.try_many([echo("a"), update_progress(KEYS, "nobody", b"1"), command("NONSENSE")])
     assert one == "a"
     assert isinstance(two, JobNotFoundError)
     assert isinstance(three, BrokerError)
 
 
-def test_an_id_that_is_no_utf8_goes_out_as_it_came_in(client: Client, redis_client: redis.Redis) -> None:
+def test_an_id_that_is_not_utf8_is_sent_as_it_was_received(client: Client, redis_client: redis.Redis) -> None:
     key = b"\xff\xfe".decode("utf-8", "surrogateescape")
     client.run(command("SET", key, "x"))
     assert client.run(command("KEYS", "*")) == [b"\xff\xfe"]
@@ -223,7 +223,7 @@ def test_an_interrupt_between_send_and_reply_drops_the_connection(client: Client
 
 # One that arrives inside redis-py's connect() leaves a socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_interrupts_at_random_moments_never_bring_a_foreign_reply(client: Client) -> None:
+def test_interrupts_at_random_moments_never_mix_up_replies(client: Client) -> None:
     chance, interrupted = random.Random(7), 0
     with interrupting() as later:
         for round_number in range(150):
@@ -282,7 +282,7 @@ def test_a_connection_that_the_server_ended_is_replaced_at_the_next_call(
     assert client.run(echo("again")) == "again"
 
 
-def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: FlakyProxy) -> None:
+def test_a_call_times_out_and_its_late_reply_is_dropped(proxy: FlakyProxy) -> None:
     client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300), None)
     assert client.run(echo("first")) == "first"
     proxy.blackhole()
@@ -295,13 +295,13 @@ def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: 
     client.close()
 
 
-def test_a_waiting_endpoint_gives_a_blocking_call_its_time(broker_url: str) -> None:
+def test_a_blocking_endpoint_extends_the_timeout(broker_url: str) -> None:
     client = Client(endpoint(broker_url, timeout_ms=200).blocking(1_000), None)
     assert client.run(command("BLPOP", "nothing", 0.6)) is None
     client.close()
 
 
-def test_a_wait_ends_to_the_millisecond(broker_url: str, client: Client) -> None:
+def test_a_blocking_call_ends_to_the_millisecond(broker_url: str, client: Client) -> None:
     waiter = Client(endpoint(broker_url).blocking(1_000), None)
     waiter.connect()
     late: list[float] = []
@@ -320,7 +320,7 @@ def test_a_wait_ends_to_the_millisecond(broker_url: str, client: Client) -> None
 # --- servers that are not there, not ready or not ours ----------------------------------------------------------------
 
 
-def test_where_nothing_listens_the_error_says_how_to_get_a_server() -> None:
+def test_the_error_of_a_closed_port_says_how_to_get_a_server() -> None:
     with pytest.raises(BrokerUnavailableError, match="bulltask server") as refused:
         Client(endpoint("redis://:secret@127.0.0.1:1/0"), None).connect()
     assert refused.value.refused
@@ -330,12 +330,12 @@ def test_where_nothing_listens_the_error_says_how_to_get_a_server() -> None:
     assert refused.value.refused
 
 
-def test_a_url_that_cannot_be_read_is_a_wrong_setting() -> None:
+def test_an_invalid_url_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"Invalid broker_url redis://127\.0\.0\.1:port/0: "):
         Client(endpoint("redis://127.0.0.1:port/0"), None).connect()
 
 
-def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFactory) -> None:
+def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerFactory) -> None:
     server = server_factory(password="right")
     url = server.url.replace("right", "wrong")
     with pytest.raises(BrokerAuthError, match="refused the login") as refused:
@@ -366,7 +366,7 @@ def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFacto
         ("ERR something else", BrokerError),
     ],
 )
-def test_each_error_of_redis_is_one_of_ours(proxy: FlakyProxy, reply: str, error: type[BrokerError]) -> None:
+def test_each_error_of_redis_becomes_a_broker_error(proxy: FlakyProxy, reply: str, error: type[BrokerError]) -> None:
     client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0"), None)
     client.connect()
     proxy.inject_error(reply, match="echo")
@@ -377,7 +377,7 @@ def test_each_error_of_redis_is_one_of_ours(proxy: FlakyProxy, reply: str, error
     client.close()
 
 
-def test_a_server_without_a_connection_left_is_not_ready(server_factory: ServerFactory) -> None:
+def test_a_server_at_maxclients_is_not_ready(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxclients", "1"])
     first, second = Client(endpoint(server.url), None), Client(endpoint(server.url), None)
     first.run(command("PING"))
@@ -395,7 +395,7 @@ def test_a_lent_client_is_used_again(pool: ClientPool) -> None:
         assert one is not two
 
 
-def test_at_most_so_many_idle_clients_are_kept(broker_url: str, redis_client: redis.Redis) -> None:
+def test_the_number_of_idle_clients_is_limited(broker_url: str, redis_client: redis.Redis) -> None:
     pool = ClientPool(endpoint(broker_url), None, limit=3)
     before = len(redis_client.client_list())
     together = threading.Barrier(8)

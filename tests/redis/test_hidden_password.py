@@ -94,14 +94,14 @@ def from_environment(url: str) -> None:
         f"http://:{SECRET}@127.0.0.1",
     ],
 )
-def test_no_error_of_a_send_shows_it(send: Callable[[str], None], url: str) -> None:
+def test_no_error_of_a_send_shows_the_password(send: Callable[[str], None], url: str) -> None:
     with pytest.raises(BulltaskError) as caught:
         send(url)
     assert leaks(caught.value) == []
 
 
 @pytest.mark.parametrize("send", [sent, asent])
-def test_nor_does_a_refused_login(server_factory: ServerFactory, send: Callable[[str], None]) -> None:
+def test_a_refused_login_does_not_show_the_password(server_factory: ServerFactory, send: Callable[[str], None]) -> None:
     server = server_factory(password="another")
     with pytest.raises(BulltaskError, match="refused the login") as caught:
         send(at(f"127.0.0.1:{server.port}"))
@@ -119,13 +119,13 @@ def test_nor_does_a_refused_login(server_factory: ServerFactory, send: Callable[
         from_environment,
     ],
 )
-def test_nor_does_a_wrong_setting_beside_it(make: Callable[[str], object]) -> None:
+def test_an_invalid_setting_does_not_show_the_password(make: Callable[[str], object]) -> None:
     with pytest.raises(BulltaskError, match="prefix") as caught:
         make(at("127.0.0.1"))
     assert leaks(caught.value) == []
 
 
-def test_no_object_that_has_the_url_shows_it() -> None:
+def test_no_object_that_has_the_url_shows_the_password() -> None:
     app = App("shop", at("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
     order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
     holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, order]
@@ -134,7 +134,7 @@ def test_no_object_that_has_the_url_shows_it() -> None:
     assert f"{app.config.broker_url}" == "redis://***@127.0.0.1"
 
 
-def test_the_options_of_spark_have_it_and_do_not_show_it() -> None:
+def test_sparks_options_have_the_password_but_do_not_show_it() -> None:
     options = broker_options({"url": at("127.0.0.1")})
     assert options["url"] == at("127.0.0.1")
     assert SECRET not in repr(options)
@@ -143,19 +143,19 @@ def test_the_options_of_spark_have_it_and_do_not_show_it() -> None:
     assert leaks(caught.value) == []
 
 
-def test_a_spawned_child_is_told_it() -> None:
+def test_a_spawned_child_gets_the_password() -> None:
     order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
     with os.fdopen(order.write()) as file:
         assert at("127.0.0.1") in file.read()
 
 
-def test_the_command_line_keeps_it_where_no_crash_report_shows_it() -> None:
+def test_the_command_line_keeps_the_password_out_of_crash_reports() -> None:
     with main.make_context("bulltask", ["-b", at("127.0.0.1"), "worker"]) as ctx:
         assert SECRET not in repr(ctx.params)
     assert "BULLTASK_BROKER_URL_FILE" in CliRunner().invoke(main, ["worker", "--help"]).output
 
 
-def test_it_may_come_from_a_file(tmp_path: Path) -> None:
+def test_the_password_may_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "broker"
     secret.write_text(f"{at('127.0.0.1')}\n")
     conf = Conf({"broker_url": "redis://elsewhere"}, {"BULLTASK_BROKER_URL_FILE": str(secret)})

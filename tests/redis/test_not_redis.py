@@ -42,7 +42,9 @@ def endpoint(proxy: FlakyProxy) -> Endpoint:
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_it_is_a_lost_connection_that_the_next_call_makes_again(proxy: FlakyProxy, answer: bytes) -> None:
+def test_a_reply_in_another_protocol_breaks_the_connection_and_the_next_call_reconnects(
+    proxy: FlakyProxy, answer: bytes
+) -> None:
     client = Client(endpoint(proxy), ServerClock())
     proxy.inject_reply(answer)
     with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
@@ -58,7 +60,7 @@ def test_it_is_a_lost_connection_that_the_next_call_makes_again(proxy: FlakyProx
     client.close()
 
 
-async def test_it_is_a_lost_connection_for_asyncio_too(proxy: FlakyProxy) -> None:
+async def test_a_reply_in_another_protocol_breaks_the_connection_for_asyncio_too(proxy: FlakyProxy) -> None:
     app = App("sender", url_of(proxy), broker_publish_retries=0)
     client = app.broker.shared_async_client()
     proxy.inject_reply(ANSWERS["http"])
@@ -72,7 +74,7 @@ async def test_it_is_a_lost_connection_for_asyncio_too(proxy: FlakyProxy) -> Non
     await app.aclose()
 
 
-def test_a_send_is_repeated_and_then_raises_our_own_error(proxy: FlakyProxy) -> None:
+def test_a_send_is_repeated_and_then_raises_a_broker_error(proxy: FlakyProxy) -> None:
     app = App("sender", url_of(proxy), broker_reconnect_delay=0.01)
     proxy.inject_reply(ANSWERS["http"], 2)
     assert app.send_task("work").state is JobState.WAITING
@@ -82,7 +84,7 @@ def test_a_send_is_repeated_and_then_raises_our_own_error(proxy: FlakyProxy) -> 
     app.close()
 
 
-def test_an_idle_connection_that_was_sent_something_else_is_not_lent(proxy: FlakyProxy) -> None:
+def test_an_idle_connection_with_unread_bytes_is_not_used_again(proxy: FlakyProxy) -> None:
     pool = ClientPool(endpoint(proxy), None)
     with pool.client() as client:
         proxy.inject_reply(b"+PONG\r\nHTTP/1.1 408 Request Timeout\r\n\r\n", match="ping")
@@ -91,7 +93,7 @@ def test_an_idle_connection_that_was_sent_something_else_is_not_lent(proxy: Flak
     pool.close()
 
 
-def test_a_node_of_a_cluster_that_answers_so_is_lost(proxy: FlakyProxy) -> None:
+def test_a_cluster_node_that_replies_in_another_protocol_is_unavailable(proxy: FlakyProxy) -> None:
     pool = ClusterPool(endpoint(proxy), None)
     proxy.inject_reply(ANSWERS["http"], None)
     with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):

@@ -102,7 +102,7 @@ def server_ms(client: redis.Redis) -> int:
 # --- each option in its place (PROTOCOL 2) ----------------------------------------------------------------------------
 
 
-def test_a_plain_job_lies_in_wait_with_bullmqs_fields_and_no_others(app: App, redis_client: redis.Redis) -> None:
+def test_a_plain_job_is_stored_in_wait_with_exactly_bullmqs_fields(app: App, redis_client: redis.Redis) -> None:
     before = server_ms(redis_client)
     result = send(app)
     fields = stored(redis_client, result.id)
@@ -122,9 +122,7 @@ def test_a_plain_job_lies_in_wait_with_bullmqs_fields_and_no_others(app: App, re
     assert scored(redis_client, KEYS.marker) == [("0", 0.0)]
 
 
-def test_a_queue_says_which_protocol_it_speaks_and_keeps_what_it_said_before(
-    app: App, redis_client: redis.Redis
-) -> None:
+def test_a_queues_protocol_version_is_written_once(app: App, redis_client: redis.Redis) -> None:
     send(app)
     assert redis_client.hgetall(KEYS.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
     other = QueueKeys("bull", "{other}")
@@ -179,7 +177,7 @@ def test_a_priority_orders_jobs_low_number_first_and_first_come_first_served_ins
     assert redis_client.exists(KEYS.wait) == 0
 
 
-def test_priority_zero_is_none(app: App, redis_client: redis.Redis) -> None:
+def test_priority_zero_means_no_priority(app: App, redis_client: redis.Redis) -> None:
     result = send(app, priority=0)
     assert redis_client.lrange(KEYS.wait, 0, -1) == [result.id]
     assert "priority" not in options_of(redis_client, result.id)
@@ -225,7 +223,7 @@ def test_jobs_of_a_paused_queue_wait_with_the_others(app: App, redis_client: red
         ),
     ],
 )
-def test_what_tasks_and_calls_say_is_stored_in_bullmqs_words(
+def test_options_of_tasks_and_calls_are_stored_under_bullmqs_names(
     app: App, redis_client: redis.Redis, task: dict[str, Any], call: dict[str, Any], written: dict[str, Any]
 ) -> None:
     work = app.task(name="work", **task)(lambda: None)
@@ -245,7 +243,7 @@ def test_an_expiry_is_a_moment_of_the_servers_time(app: App, redis_client: redis
     assert options_of(redis_client, send(app, expires=moment).id)["bulltask"]["expires"] == 1_893_456_000_000
 
 
-def test_results_are_kept_for_a_day_unless_told_otherwise(broker_url: str, redis_client: redis.Redis) -> None:
+def test_results_are_kept_for_a_day_by_default(broker_url: str, redis_client: redis.Redis) -> None:
     app = App("producer", broker_url, task_default_queue="mail")
     found = options_of(redis_client, send(app).id)
     assert found["removeOnComplete"] == {"age": 86_400}
@@ -271,7 +269,7 @@ def test_a_custom_id_is_stored_once(app: App, redis_client: redis.Redis) -> None
     assert events(redis_client)[-1] == {"event": "duplicated", "jobId": "order-7"}
 
 
-def test_unicode_travels_unharmed(app: App, redis_client: redis.Redis) -> None:
+def test_unicode_is_stored_unchanged(app: App, redis_client: redis.Redis) -> None:
     result = app.send_task(
         "töne.schön", kwargs={"text": "ünïcödé ✓ 🎉", "key é": [None, True, 1.5]}, job_id="auftrag-é"
     )

@@ -163,7 +163,7 @@ def test_a_return_value_that_is_no_json_is_named(app: App, worker: Worker, redis
 # --- jobs that end while somebody waits -------------------------------------------------------------------------------
 
 
-def test_a_waiter_hears_of_the_end_at_once(
+def test_a_waiter_is_notified_at_once(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     done, failed = send(app), send(app)
@@ -176,7 +176,7 @@ def test_a_waiter_hears_of_the_end_at_once(
     assert isinstance(second.exception(5), TaskError)
 
 
-async def test_a_task_hears_of_the_end_at_once(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+async def test_an_asyncio_waiter_is_notified_at_once(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     done, failed = send(app), send(app)
     first, second = asyncio.create_task(done.aget(20)), asyncio.create_task(failed.aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
@@ -298,7 +298,7 @@ async def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream_by_asynci
     await app.broker.aclose()
 
 
-def test_a_job_that_is_removed_while_somebody_waits_is_heard_of(
+def test_the_end_of_a_job_that_is_removed_at_once_reaches_its_waiter(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     result = send(app)
@@ -321,7 +321,7 @@ async def test_a_job_that_never_existed_is_not_waited_for(app: App, worker: Work
 
 
 @pytest.mark.usefixtures("short_rechecks")
-async def test_a_job_that_ended_unheard_and_is_gone_is_not_found(
+async def test_a_job_that_finished_and_was_removed_before_the_wait_is_not_found(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     result = send(app)
@@ -358,7 +358,7 @@ def lasting_server(server_factory: ServerFactory) -> RedisServer:
     return server_factory(appendonly=True, extra=["--appendfsync", "always"])
 
 
-def test_where_nothing_listens_get_says_so_at_once() -> None:
+def test_get_fails_at_once_if_no_server_listens() -> None:
     app = App("results", "redis://127.0.0.1:1/0")
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
@@ -429,7 +429,7 @@ def test_a_connection_that_breaks_during_the_wait_is_replaced(
 # --- what Redis holds of a job ----------------------------------------------------------------------------------------
 
 
-async def test_a_snapshot_tells_how_far_a_job_is(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+async def test_a_snapshot_has_the_progress_of_a_job(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     result = send(app)
     assert (result.state, result.ready(), result.successful(), result.failed()) == (
         JobState.WAITING,
@@ -458,7 +458,7 @@ def test_a_completed_job_is_ready_and_successful(app: App, worker: Worker) -> No
     assert (result.info, result.traceback, result.progress) == ([1], None, None)
 
 
-def test_a_failed_job_is_ready_and_tells_its_traceback(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+def test_a_failed_job_is_ready_and_has_its_traceback(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     result = send(app)
     worker.end(failure="no")
     redis_client.hset(KEYS.job(result.id), "stacktrace", '["first","last"]')

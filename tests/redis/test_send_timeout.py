@@ -62,9 +62,7 @@ async def atook(send: Awaitable[object]) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_redis_that_accepts_and_never_answers_holds_a_send_no_longer(
-    app: App, proxy: FlakyProxy, *, connected: bool
-) -> None:
+def test_a_send_times_out_if_redis_accepts_but_never_replies(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
     if connected:
         app.send_task("work")
     proxy.blackhole()
@@ -75,7 +73,9 @@ def test_a_redis_that_accepts_and_never_answers_holds_a_send_no_longer(
 
 
 @pytest.mark.parametrize("connected", [True, False])
-async def test_nor_a_send_of_asyncio(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
+async def test_an_asyncio_send_times_out_if_redis_accepts_but_never_replies(
+    app: App, proxy: FlakyProxy, *, connected: bool
+) -> None:
     if connected:
         await app.asend_task("work")
     proxy.blackhole()
@@ -86,7 +86,7 @@ async def test_nor_a_send_of_asyncio(app: App, proxy: FlakyProxy, *, connected: 
     await app.aclose()
 
 
-def test_a_dead_connection_costs_half_the_time_and_no_send(
+def test_a_dead_connection_delays_a_send_by_half_its_limit(
     app: App, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     app.send_task("work")
@@ -98,7 +98,9 @@ def test_a_dead_connection_costs_half_the_time_and_no_send(
     assert redis_client.exists(KEYS.job(sent.id))
 
 
-async def test_nor_does_it_cost_one_of_asyncio(app: App, proxy: FlakyProxy, redis_client: redis.Redis) -> None:
+async def test_a_dead_connection_delays_an_asyncio_send_by_half_its_limit(
+    app: App, proxy: FlakyProxy, redis_client: redis.Redis
+) -> None:
     await app.asend_task("work")
     proxy.freeze()
     sent = await app.asend_task("work")
@@ -107,7 +109,7 @@ async def test_nor_does_it_cost_one_of_asyncio(app: App, proxy: FlakyProxy, redi
     await app.aclose()
 
 
-def test_what_was_given_up_may_be_stored_and_is_stored_once_when_it_is_sent_again(
+def test_a_job_that_was_given_up_is_stored_once_if_it_is_sent_again(
     app: App, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     app.send_task("work")
@@ -133,7 +135,7 @@ def test_each_round_trip_of_many_jobs_has_its_own_time(proxy: FlakyProxy, redis_
     app.close()
 
 
-def test_many_jobs_that_were_given_up_are_named_by_the_first_and_the_last(app: App, proxy: FlakyProxy) -> None:
+def test_the_error_of_many_jobs_names_the_first_and_the_last(app: App, proxy: FlakyProxy) -> None:
     work = app.task(name="work")(lambda n: None)
     calls = [work.s(n).set(job_id=f"n-{n}") for n in range(3)]
     proxy.blackhole()
@@ -141,7 +143,7 @@ def test_many_jobs_that_were_given_up_are_named_by_the_first_and_the_last(app: A
     assert "Gave up sending 3 jobs, n-0 to n-2, after try" in said
 
 
-def test_without_a_limit_each_try_has_the_time_of_a_command(proxy: FlakyProxy) -> None:
+def test_without_a_limit_each_try_may_take_as_long_as_a_command(proxy: FlakyProxy) -> None:
     url = f"redis://127.0.0.1:{proxy.port}/0"
     app = App("sender", url, broker_publish_timeout=None, broker_publish_retries=2, redis_socket_timeout=0.3)
     app.send_task("work")
@@ -152,7 +154,7 @@ def test_without_a_limit_each_try_has_the_time_of_a_command(proxy: FlakyProxy) -
     app.close()
 
 
-def test_the_time_of_a_send_is_no_limit_for_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
+def test_the_limit_of_a_send_does_not_apply_to_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
     app.send_task("work")
     proxy.latency(LIMIT_S * 0.6)  # longer than a try of a send may take, shorter than a command
     answer: Any = app.broker.pool.run(command("PING"))
@@ -161,7 +163,7 @@ def test_the_time_of_a_send_is_no_limit_for_the_next_call_on_its_connection(app:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_reply_that_drips_in_holds_a_send_no_longer(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
+def test_a_send_times_out_if_its_reply_arrives_byte_by_byte(app: App, proxy: FlakyProxy, *, connected: bool) -> None:
     if connected:
         app.send_task("work")
     proxy.bandwidth(10, replies_only=True)
@@ -170,9 +172,7 @@ def test_a_reply_that_drips_in_holds_a_send_no_longer(app: App, proxy: FlakyProx
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_reply_that_drips_in_holds_any_other_call_as_long_as_a_command_may_take(
-    proxy: FlakyProxy, *, connected: bool
-) -> None:
+def test_any_other_call_times_out_if_its_reply_arrives_byte_by_byte(proxy: FlakyProxy, *, connected: bool) -> None:
     url = f"redis://127.0.0.1:{proxy.port}/0"
     app = App("reader", url, redis_socket_timeout=0.5, redis_socket_connect_timeout=0.5)
     queue = app.queue("default")
@@ -211,7 +211,7 @@ def test_a_signal_handler_may_send_at_any_line_of_another_send(broker_url: str, 
     app.close()
 
 
-def test_where_nobody_listens_nothing_was_sent_and_nothing_else_is_said() -> None:
+def test_a_send_to_a_closed_port_does_not_say_that_the_outcome_is_unknown() -> None:
     app = App("sender", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
     _, said = took(lambda: app.send_task("work"))
     assert said.startswith("no Redis answers at")

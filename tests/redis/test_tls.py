@@ -76,7 +76,7 @@ async def test_a_certificate_that_is_wrong_is_refused_and_the_error_says_what_to
 
 
 @pytest.mark.parametrize("more", ["", "&ssl_certfile=(stranger.pem)&ssl_keyfile=(stranger.key)"])
-async def test_a_client_without_a_certificate_that_the_server_trusts_is_told_so(
+async def test_a_client_certificate_that_the_server_does_not_trust_is_reported(
     tls_server: TlsServer, certificates: Certificates, more: str
 ) -> None:
     filled = more.replace("(", f"{certificates.file('')}/").replace(")", "")
@@ -98,18 +98,18 @@ async def test_a_client_without_a_certificate_that_the_server_trusts_is_told_so(
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "The port does not speak TLS"),
     ],
 )
-def test_what_a_server_says_of_a_certificate_becomes_advice(alert: str, says: str) -> None:
+def test_a_tls_alert_is_translated_to_advice(alert: str, says: str) -> None:
     refusal = connection_error(ConnectionError(alert), "rediss://host", connecting=False)
     assert isinstance(refusal, BrokerAuthError)
     assert says in str(refusal)
 
 
-def test_a_tls_connection_that_breaks_later_is_only_broken() -> None:
+def test_a_tls_connection_that_breaks_later_gets_no_tls_advice() -> None:
     broken = connection_error(ConnectionError("[SSL: UNEXPECTED_EOF_WHILE_READING]"), "rediss://host", connecting=False)
     assert isinstance(broken, BrokerUnavailableError)
 
 
-def test_a_server_must_have_the_name_that_was_asked_for(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_a_servers_certificate_must_have_the_name_in_the_url(tls_server: TlsServer, certificates: Certificates) -> None:
     url = f"rediss://127.1:{tls_server.port}/0?{certificates.query()}"  # the same address, but not in the certificate
     with pytest.raises(BrokerAuthError, match=r"Use a host name for which .* ssl_check_hostname=false"):
         ping(url)
@@ -125,12 +125,12 @@ def test_a_certificate_may_have_its_key_in_the_same_file(
     assert ping(f"rediss://localhost:{tls_server.port}/0?{query}") == b"PONG"
 
 
-def test_who_asks_for_no_check_gets_none(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_checks_of_the_certificate_can_be_turned_off(tls_server: TlsServer, certificates: Certificates) -> None:
     pair = f"ssl_certfile={certificates.file('client.pem')}&ssl_keyfile={certificates.file('client.key')}"
     assert ping(f"rediss://127.1:{tls_server.port}/0?{pair}&ssl_cert_reqs=none") == b"PONG"
 
 
-def test_the_wrong_scheme_is_named(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_the_error_of_a_wrong_scheme_names_the_right_one(tls_server: TlsServer, certificates: Certificates) -> None:
     with pytest.raises(BrokerUnavailableError, match="If the port speaks TLS, start the URL with rediss://"):
         ping(f"redis://localhost:{tls_server.port}/0")
     with pytest.raises(BrokerUnavailableError, match="Either the port does not speak TLS, or the server"):

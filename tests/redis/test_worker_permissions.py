@@ -77,7 +77,7 @@ def test_nothing_is_executed_to_find_out(broker_url: str, redis_client: redis.Re
     assert redis_client.hgetall("bull:{mail}:meta") == before
 
 
-def test_who_may_not_open_or_discard_a_transaction_starts_all_the_same(
+def test_a_worker_starts_although_transactions_are_forbidden(
     broker_url: str, redis_client: redis.Redis, acl: Any
 ) -> None:
     for name in ("multi", "discard"):
@@ -87,11 +87,11 @@ def test_who_may_not_open_or_discard_a_transaction_starts_all_the_same(
         redis_client.delete("bull:{mail}:meta")
 
 
-def test_the_scripts_themselves_say_what_they_call() -> None:
+def test_the_commands_are_read_from_the_scripts() -> None:
     assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
     assert {script.name for script in loader.every()} >= permissions._NOT_WORKERS
 
 
-def test_the_documentation_has_the_list() -> None:
+def test_the_documentation_lists_the_commands() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "workers.md").read_text()
     assert f"ACL SETUSER worker on >password {' '.join(worker_grants())}\n" in page

@@ -50,5 +50,5 @@ def test_a_plain_command_is_packed_as_it_is() -> None:
     assert command("SET", "k", 1, b"\xff").packed() == b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\n1\r\n$1\r\n\xff\r\n"
 
 
-def test_an_id_that_is_no_utf8_is_packed_as_it_came() -> None:
+def test_an_id_that_is_not_utf8_is_packed_unchanged() -> None:
     assert b"$2\r\n\xff1\r\n" in finished(b"\xff1".decode("utf-8", "surrogateescape")).packed()

@@ -46,11 +46,11 @@ def test_the_keys_of_every_kind_of_call_are_found(call: Call[Any]) -> None:
 
 
 @pytest.mark.parametrize("words", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0)])
-def test_calls_without_keys_go_anywhere(words: tuple[str, ...]) -> None:
+def test_calls_without_keys_have_no_slot(words: tuple[str, ...]) -> None:
     assert slot_of([command(*words)]) is None
 
 
-def test_a_transaction_goes_in_one_piece_and_other_calls_alone() -> None:
+def test_the_calls_of_a_transaction_stay_together() -> None:
     first: Call[Any] = command("EXISTS", MAIL.wait)
     second: Call[Any] = command("EXISTS", NEWS.wait)
     calls = [first, *atomic([first, first], "here"), second, *atomic([second], "here")]
@@ -100,7 +100,7 @@ def test_the_map_says_who_has_a_slot() -> None:
         (ResponseError("ASK 3 10.0.0.2:7002"), True),
     ],
 )
-def test_where_a_key_is_is_read_from_every_kind_of_reply(fault: ResponseError, moving: bool) -> None:
+def test_redirects_are_read_from_every_kind_of_reply(fault: ResponseError, moving: bool) -> None:
     error = reply_error(fault, "redis://here")
     assert isinstance(error, SlotRedirectError)
     assert (error.slot, error.host, error.port, error.moving) == (3, "10.0.0.2", 7_002, moving)
@@ -109,7 +109,7 @@ def test_where_a_key_is_is_read_from_every_kind_of_reply(fault: ResponseError, m
 @pytest.mark.parametrize(
     "fault", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
 )
-def test_what_is_transient_in_cluster_is_known(fault: ResponseError) -> None:
+def test_transient_errors_of_a_cluster_are_recognised(fault: ResponseError) -> None:
     error = reply_error(fault, "redis://here")
     error.__cause__ = fault
     assert is_transient_in_cluster(error)

@@ -53,10 +53,10 @@ def test_a_client_that_leaves_is_gone_at_the_server_too(
     assert len(redis_client.client_list()) == before + 1
     client.socket.close()
     wait_until(lambda: len(redis_client.client_list()) == before, what="the end of the connection to the server")
-    wait_until(lambda: not proxy._links, what="the end of the link")
+    wait_until(lambda: not proxy._connections, what="the end of the connection")
 
 
-def test_a_dead_server_is_a_reset_for_the_client(redis_server: RedisServer) -> None:
+def test_a_dead_server_resets_the_clients_connection(redis_server: RedisServer) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else gets the port, and not listening
         with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy:
@@ -110,7 +110,7 @@ def test_latency_delays_bytes_but_not_the_reading_of_the_next(connect: Connect, 
     assert time.monotonic() - start < 7  # one after the other they would take 8 s
 
 
-def test_pass_all_wakes_up_what_a_latency_holds(connect: Connect, proxy: FlakyProxy) -> None:
+def test_pass_all_delivers_delayed_bytes_at_once(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.ask("PING")
     proxy.latency(3_600)
@@ -143,13 +143,13 @@ def test_refused_connections_are_accepted_again_on_the_same_port(connect: Connec
         assert connect().ask("PING") == b"+PONG\r\n"
 
 
-def test_nobody_else_gets_the_port_while_connections_are_refused(proxy: FlakyProxy) -> None:
+def test_the_port_stays_reserved_while_connections_are_refused(proxy: FlakyProxy) -> None:
     proxy.refuse()
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", proxy.port))
 
 
-def test_a_frozen_connection_hears_nothing_for_ever_and_new_ones_work(
+def test_a_frozen_connection_stays_silent_and_new_ones_work(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     frozen = connect()
@@ -242,6 +242,6 @@ def test_waiting_for_what_does_not_happen_ends_with_the_counters(proxy: FlakyPro
         lambda proxy: proxy.inject_error("ERR two\r\nlines"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(proxy: FlakyProxy, wrong: Callable[[FlakyProxy], None]) -> None:
+def test_invalid_faults_are_refused(proxy: FlakyProxy, wrong: Callable[[FlakyProxy], None]) -> None:
     with pytest.raises(ConfigError):
         wrong(proxy)

@@ -227,7 +227,7 @@ def test_a_build_removes_scripts_that_the_manifest_no_longer_has(source_tree: Pa
     assert {path.name for path in official.glob("*.lua")} == set(MANIFEST["scripts"])
 
 
-def test_changing_an_own_script_is_a_conscious_act() -> None:
+def test_the_hashes_of_own_scripts_are_up_to_date() -> None:
     assert json.loads(PINS.read_text()) == own_hashes(), f"if every change is meant, run: {UPDATE}"
 
 

@@ -46,13 +46,13 @@ def test_each_negative_number_is_an_error_that_names_the_job(code: int, error: t
     assert (raised.value.job_id, raised.value.queue) == ("7", "{mail}")
 
 
-def test_a_number_that_is_not_known_is_no_error_of_the_job() -> None:
+def test_an_unknown_code_is_a_broker_error() -> None:
     with pytest.raises(BrokerError, match="a script returned the unknown code -77 for job 7 in queue q"):
         raise_for(-77, "7", "q")
 
 
 @pytest.mark.parametrize("reply", [0, 1, 5, b"-1", "7", None, [], [-1]])
-def test_every_other_reply_is_fine(reply: Any) -> None:
+def test_any_other_reply_raises_nothing(reply: Any) -> None:
     raise_for(reply, "7", "q")
 
 
@@ -70,7 +70,7 @@ def test_every_other_reply_is_fine(reply: Any) -> None:
         (None, NO_JOB),
     ],
 )
-def test_a_fetch_brings_a_job_or_says_why_there_is_none(reply: Any, fetched: Fetched) -> None:
+def test_a_fetch_returns_a_job_or_why_there_is_none(reply: Any, fetched: Fetched) -> None:
     assert parse_fetched(reply) == fetched
 
 

@@ -98,7 +98,7 @@ def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bo
 
 
 @pytest.mark.parametrize("make", [lambda url: App("shop", url), lambda url: Queue("mail", url)])
-def test_what_is_no_text_is_no_url(make: Callable[[Any], object]) -> None:
+def test_a_url_must_be_text(make: Callable[[Any], object]) -> None:
     with pytest.raises(ConfigError, match=r"broker_url must start with .*, not 5"):
         make(5)
 
@@ -112,13 +112,13 @@ def test_a_command_line_is_shown_without_passwords(flag: list[str], password: st
     assert shown.endswith(("@host -A 'a b'", "@host' -A 'a b'"))
 
 
-def test_what_a_driver_says_of_a_url_is_shown_without_its_password() -> None:
+def test_a_drivers_message_is_shown_without_the_password() -> None:
     url = SecretUrl("redis://:s3cr3t@host:port/0")
     assert url.hide_in("cannot cast 's3cr3t' to a port; nor 'port'") == "cannot cast '***' to a port; nor 'port'"
 
 
 @given(st.text())
-def test_nothing_that_is_typed_as_a_url_raises(text: str) -> None:
+def test_showing_an_invalid_url_does_not_raise(text: str) -> None:
     redact_url(text)
     redact_text(text)
 

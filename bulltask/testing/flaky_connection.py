@@ -1,4 +1,4 @@
-"""One connection through a flaky proxy: two lanes, requests up and replies down."""
+"""One connection through a flaky proxy: two lanes, one for requests and one for replies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from enum import Enum
 from bulltask.testing.flaky_faults import MATCH_BYTES, Aftermath, Canned, Counts, Faults
 from bulltask.testing.flaky_frames import Frames
 
-__all__ = ["Link"]
+__all__ = ["ProxiedConnection"]
 
 CHUNK = 65_536
 CHUNKS_HELD = 16
-# What answers SUBSCRIBE and its like, once for each channel: a push in RESP3, an array in RESP2.
+# The reply to SUBSCRIBE and similar commands, once per channel: a push in RESP3, an array in RESP2.
 CONFIRMATION = re.compile(rb"[*>]3\r\n\$\d+\r\n[ps]?(un)?subscribe\r\n")
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER without time to linger: close() sends RST in place of FIN
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with a time of 0: close() sends RST instead of FIN
 
 
 class End(Enum):
@@ -29,13 +29,13 @@ class End(Enum):
     BROKEN = "broken"
 
 
-class Link:
-    """A client's connection and the connection to the server that belongs to it.
+class ProxiedConnection:
+    """A client's connection and its connection to the server.
 
     Attributes:
-        frozen: True when bytes vanish and nothing is closed any more.
-        doomed: what to do once all replies that are due have been swallowed; ``None`` while replies pass.
-        due: commands without an answer so far (their first 4 KiB), and the proxy's own replies in their places.
+        frozen: True if bytes vanish and nothing is closed any more.
+        doomed: what to do once all outstanding replies were swallowed; ``None`` while replies pass.
+        due: commands without a reply so far (their first 4 KiB), and the proxy's own replies in their places.
         task: runs until both connections have ended, and closes them.
     """
 
@@ -47,7 +47,7 @@ class Link:
         self._server = socket.socket(socket.AF_INET6 if ":" in upstream[0] else socket.AF_INET)
         self._hard = False
         self.task = asyncio.create_task(self._run())
-        # No `finally` inside the task: one that is cancelled before its first step never gets there.
+        # Not a `finally` inside the task, which would not run if the task is cancelled before its first step.
         self.task.add_done_callback(self._close)
 
     def reset(self) -> asyncio.Task[None]:
@@ -57,11 +57,11 @@ class Link:
         return self.task
 
     def answered_by(self, reply: bytes, opaque: bool) -> bytes | None:
-        """Return the command that ``reply`` answers; ``None`` when nobody asked (a push, a pub/sub message).
+        """Return the command to which ``reply`` belongs; ``None`` for a push or pub/sub message.
 
         Args:
             reply: a whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.
-            opaque: whether the stream of replies is no RESP.
+            opaque: the stream of replies is not RESP.
         """
         if not self.due or isinstance(self.due[0], Canned):
             return None
@@ -75,11 +75,11 @@ class Link:
     @staticmethod
     def _answers(reply: bytes, command: bytes) -> bool:
         if CONFIRMATION.match(reply):
-            return b"subscribe" in command.lower()  # else it is the second channel's: one reply more than commands
+            return b"subscribe" in command.lower()  # otherwise the reply is for a second channel of the same command
         return not reply.startswith(b">")
 
     def canned(self) -> bytes:
-        """Return the proxy's own replies whose turn has come."""
+        """Return the proxy's own replies that are next in order."""
         replies = b""
         while self.due and isinstance(self.due[0], Canned):
             replies += self.due.popleft()
@@ -89,7 +89,7 @@ class Link:
         try:
             for end in (self._client, self._server):
                 end.setblocking(False)
-                # Otherwise the kernel waits for more before it sends what is small, and puts pieces together again.
+                # Otherwise the kernel delays small writes and joins pieces again.
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._faults.open.wait()
             await asyncio.get_running_loop().sock_connect(self._server, self._upstream)
@@ -101,7 +101,7 @@ class Link:
                     tasks.create_task(lane.read())
                     tasks.create_task(lane.write())
         except* OSError:
-            self._hard = True  # one side is gone, or a fault wants it so: both learn it the hard way
+            self._hard = True  # one side is gone, or a fault demands it: reset both
 
     def _close(self, _: asyncio.Task[None]) -> None:
         for end in (self._client, self._server):
@@ -111,25 +111,33 @@ class Link:
 
 
 class Lane(ABC):
-    """One direction of a link: a reader and a writer with a short queue between, so that waiting delays no reading."""
+    """One direction of a connection: a reader and a writer with a short queue between them.
+
+    The queue lets the reader go on while the writer waits because of a fault.
+    """
 
     carries_replies = False
 
     def __init__(
-        self, link: Link, source: socket.socket, target: socket.socket, faults: Faults, counts: Counts
+        self,
+        connection: ProxiedConnection,
+        source: socket.socket,
+        target: socket.socket,
+        faults: Faults,
+        counts: Counts,
     ) -> None:
-        self.link, self.source, self.target, self.faults, self.counts = link, source, target, faults, counts
+        self.connection, self.source, self.target, self.faults, self.counts = connection, source, target, faults, counts
         self.frames = Frames()
         self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue(CHUNKS_HELD)
-        self._held = False  # the writer has something in hand that is in the queue no more
+        self._held = False  # the writer has taken bytes from the queue and has not sent them yet
 
     @property
     def idle(self) -> bool:
-        """True when nothing is on its way, not even a part of a value."""
+        """True if nothing is in transit, not even a part of a value."""
         return self._queue.empty() and not self._held and not self.frames.partial
 
     async def read(self) -> None:
-        """Take in what the source sends, until it stops."""
+        """Read from the source until it stops."""
         loop = asyncio.get_running_loop()
         item: bytes | End = b""
         while not isinstance(item, End):
@@ -140,23 +148,23 @@ class Lane(ABC):
             await self.put(item)
 
     async def put(self, item: bytes | End) -> None:
-        """Queue bytes that came just now; no bytes at all only wake the writer up."""
+        """Queue bytes that have just arrived; empty bytes only wake up the writer."""
         await self._queue.put((asyncio.get_running_loop().time(), item))
 
     async def write(self) -> None:
         """Pass the bytes on as the faults allow, and then the end of the stream.
 
         Raises:
-            OSError: the link shall end with RST.
+            OSError: the connection must end with RST.
         """
         item: bytes | End = b""
-        while item is not End.CLOSED or self.link.frozen:
+        while item is not End.CLOSED or self.connection.frozen:
             read_at, item = await self._queue.get()
             self._held = True
             await self.faults.hold(read_at)
             self._held = False
-            if self.link.frozen:
-                continue  # the end of the stream is swallowed as well: this loop then waits until the link is reset
+            if self.connection.frozen:
+                continue  # swallow the end of the stream as well: the loop then waits until the connection is reset
             if item is End.BROKEN:
                 raise ConnectionResetError("the sender has reset its connection")
             if isinstance(item, bytes):
@@ -166,12 +174,12 @@ class Lane(ABC):
 
     @abstractmethod
     async def handle(self, data: bytes) -> None:
-        """Do with ``data`` what the faults of single commands demand."""
+        """Apply the faults of single commands to ``data``."""
 
     async def send(self, data: bytes | bytearray) -> None:
         """Write to the target, as fast and in such pieces as the faults allow."""
         loop, view = asyncio.get_running_loop(), memoryview(data)
-        while view and not self.link.frozen:
+        while view and not self.connection.frozen:
             size = self.faults.piece(len(view), reply=self.carries_replies)
             await loop.sock_sendall(self.target, view[:size])
             await self.faults.pace(size, reply=self.carries_replies)
@@ -184,15 +192,15 @@ class RequestLane(Lane):
     replies: ReplyLane
 
     async def handle(self, data: bytes) -> None:
-        """Pass commands on and note them as due; put an injected error in the place of those that it hits."""
+        """Pass commands on and record them as due; put an injected error in the place of those that it hits."""
         passed, answered = bytearray(), False
         for command in self.frames.feed(data):
             if self.faults.error.hits(command):
                 answered = True
-                self.link.due.append(self.faults.error_reply)
+                self.connection.due.append(self.faults.error_reply)
                 self.counts.add("injected")
             else:
-                self.link.due.append(command[:MATCH_BYTES])
+                self.connection.due.append(command[:MATCH_BYTES])
                 passed += command
         await self.send(passed)
         if answered:
@@ -207,23 +215,23 @@ class ReplyLane(Lane):
     requests: RequestLane
 
     async def handle(self, data: bytes) -> None:
-        """Pair replies with their commands; pass them on, or lose or cut those that a fault hits."""
-        link = self.link
-        passed = bytearray(link.canned())
+        """Match replies with their commands; pass them on, or lose or cut those that a fault hits."""
+        connection = self.connection
+        passed = bytearray(connection.canned())
         for reply in self.frames.feed(data):
-            command = link.answered_by(reply, self.frames.opaque)
-            if command is not None and link.doomed is None and self.faults.drop.hits(command):
-                link.doomed = self.faults.then
+            command = connection.answered_by(reply, self.frames.opaque)
+            if command is not None and connection.doomed is None and self.faults.drop.hits(command):
+                connection.doomed = self.faults.then
                 self.counts.add("dropped")
-            elif command is not None and link.doomed is None and self.faults.cut.hits(command):
+            elif command is not None and connection.doomed is None and self.faults.cut.hits(command):
                 await self.send(passed + reply[: self.faults.cut_bytes])
                 raise ConnectionResetError("the reply ends here")
-            canned = link.canned()
-            if link.doomed is None:
+            canned = connection.canned()
+            if connection.doomed is None:
                 passed += reply + canned
         await self.send(passed)
-        # Not before: a reset takes from the server what it has not read yet, and a transaction would not run at all.
-        if link.doomed is not None and not link.due and self.requests.idle:
-            if link.doomed == "reset":
+        # Not before: a reset discards what the server has not read yet, and a transaction would not run at all.
+        if connection.doomed is not None and not connection.due and self.requests.idle:
+            if connection.doomed == "reset":
                 raise ConnectionResetError("the reply was lost")
-            link.frozen = True
+            connection.frozen = True

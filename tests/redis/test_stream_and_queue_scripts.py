@@ -61,7 +61,7 @@ def test_a_span_of_an_empty_stream_is_empty(client: Client) -> None:
     assert client.run(span_end(KEYS, "0-0", "+", 5)).count == 0
 
 
-def test_no_call_keeps_redis_busy_with_more_than_a_bounded_span(client: Client, redis_client: redis.Redis) -> None:
+def test_a_call_reads_a_limited_number_of_entries(client: Client, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, SPAN + 10)
 
     end = client.run(span_end(KEYS, "0-0", "+", SPAN + 10))
@@ -114,7 +114,7 @@ def test_queues_are_found_under_their_prefix_only(client: Client, redis_client: 
     assert sorted(found) == ["plain", "{mail}"]
 
 
-def test_a_stream_says_which_entries_are_left_of_how_many(client: Client, redis_client: redis.Redis) -> None:
+def test_a_stream_reports_its_entries_and_its_counters(client: Client, redis_client: redis.Redis) -> None:
     fill(redis_client, 25)
     redis_client.xtrim(KEYS.events, 12, approximate=False)
     trimmed = client.run(stream_info(KEYS))

@@ -35,13 +35,13 @@ def new(options: JobOptions, **more: Any) -> NewJob:
 
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("chosen", [False, True])
-def test_options_that_are_packed_once_are_those_of_each_job(options: JobOptions, chosen: bool) -> None:
+def test_options_that_are_packed_once_are_right_for_each_job(options: JobOptions, chosen: bool) -> None:
     for job_id in ("s1", "s" * 200, "ä"):
         job = new(options, id=job_id, chosen=chosen)
         assert said(job) == job.opts(NOW_MS)
 
 
-def test_jobs_with_other_options_or_at_another_time_say_their_own() -> None:
+def test_jobs_with_other_options_or_another_time_are_packed_again() -> None:
     one, other = JobOptions(delay_ms=10, expires_in_ms=10), JobOptions(delay_ms=20, expires_in_ms=20)
     for options, now_ms in [(one, 1), (other, 1), (one, 1), (one, 2), (other, 2), (other, 1)]:
         job = new(options, chosen=True)

@@ -82,7 +82,7 @@ async def outcomes(*tasks: asyncio.Task[Any]) -> list[type]:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_brings_its_judged_reply(client: AsyncClient) -> None:
+async def test_a_call_returns_its_parsed_reply(client: AsyncClient) -> None:
     assert await client.run(command("PING")) == b"PONG"
     assert await client.run_many([]) == []
     assert await client.run_many([echo(n) for n in range(500)]) == [str(n) for n in range(500)]
@@ -98,7 +98,7 @@ async def test_a_hundred_tasks_share_one_connection(client: AsyncClient, redis_c
     assert connections(redis_client) == 1
 
 
-async def test_an_error_reply_is_the_answer_to_one_call_and_not_the_end(client: AsyncClient) -> None:
+async def test_an_error_reply_fails_one_call_and_not_the_connection(client: AsyncClient) -> None:
     before = await client.run(CLIENT_ID)
     one, two, three = await asyncio.gather(
         client.run(echo("a")), client.run(command("NONSENSE")), client.run(echo("b")), return_exceptions=True
@@ -143,7 +143,7 @@ async def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(
 # --- cancelled tasks --------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_cancelled_at_a_thousand_random_points_never_bring_a_foreign_reply(
+async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
     chance, done = random.Random(7), asyncio.Event()
@@ -193,7 +193,7 @@ async def test_tasks_cancelled_while_the_connection_is_made_leave_a_usable_clien
         wait_until(lambda: connections(redis_client, "half-made") == 0, what="the end of the connections")
 
 
-async def test_a_task_that_is_cancelled_while_it_sends_costs_no_connection(proxy: FlakyProxy) -> None:
+async def test_cancelling_a_task_while_it_sends_keeps_the_connection(proxy: FlakyProxy) -> None:
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
     before = await client.run(CLIENT_ID)
     proxy.blackhole()
@@ -209,7 +209,7 @@ async def test_a_task_that_is_cancelled_while_it_sends_costs_no_connection(proxy
     await client.close()
 
 
-async def test_a_task_that_is_cancelled_while_it_waits_does_not_hold_up_the_others(client: AsyncClient) -> None:
+async def test_cancelling_a_task_while_it_waits_does_not_delay_others(client: AsyncClient) -> None:
     blocked = asyncio.create_task(client.run(blocking(0.3)))
     behind = asyncio.create_task(client.run(echo("behind")))
     await asyncio.sleep(0.05)
@@ -286,7 +286,7 @@ async def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
     assert calls("time")[0] == 2
 
 
-async def test_a_wrong_password_is_told_without_showing_it(server_factory: ServerFactory) -> None:
+async def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerFactory) -> None:
     server = server_factory(password="right")
     client = AsyncClient(endpoint(server.url.replace("right", "wrong")))
     with pytest.raises(BrokerAuthError, match="refused the login") as refused:
@@ -307,7 +307,7 @@ async def test_a_server_that_is_loading_is_not_ready(proxy: FlakyProxy) -> None:
 # --- a way that breaks ------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(proxy: FlakyProxy) -> None:
+async def test_a_call_times_out_and_its_late_reply_is_dropped(proxy: FlakyProxy) -> None:
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300))
     assert await client.run(echo("first")) == "first"
     proxy.blackhole()
@@ -320,7 +320,7 @@ async def test_a_call_ends_after_its_timeout_and_its_late_reply_goes_to_nobody(p
     await client.close()
 
 
-async def test_a_send_that_nobody_reads_ends_after_its_timeout_too(proxy: FlakyProxy) -> None:
+async def test_a_send_times_out_if_the_server_does_not_read(proxy: FlakyProxy) -> None:
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0", timeout_ms=300))
     await client.connect()
     proxy.blackhole()
@@ -380,7 +380,7 @@ def test_each_event_loop_has_a_client_of_its_own(broker_url: str, redis_client: 
     wait_until(lambda: len(redis_client.client_list()) == before, what="the end of the connections of ended loops")
 
 
-def test_a_loop_that_ends_ends_its_connection_without_complaint(broker_url: str, redis_client: redis.Redis) -> None:
+def test_the_end_of_a_loop_closes_its_connection_without_warnings(broker_url: str, redis_client: redis.Redis) -> None:
     async def leave_without_closing() -> None:
         client = AsyncClient(endpoint(broker_url), ServerClock(), "left")
         await client.run(command("PING"))
