@@ -349,7 +349,7 @@ def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
 
 def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings() -> None:
     page = ROOT / "docs/explanation/requirements.md"
-    table = [row for row in rows(page, "Requirements met in another way") if not row[0].startswith("**")]
+    table = [row for row in rows(page, "Differences from the requirements") if not row[0].startswith("**")]
     assert [row for row in table if len(row) != 3 or not all(row)] == []
     said = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
     defaults = {row.name: str(row.default) for row in SETTINGS.values()}
