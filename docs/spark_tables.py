@@ -30,7 +30,7 @@ def pages() -> Mapping[Path, str]:
 
 def options() -> str:
     """Return the table of the source's options."""
-    lines = ["| option | for | default | |", "|---|---|---|---|"]
+    lines = ["| option | for | default | meaning |", "|---|---|---|---|"]
     return "\n".join([*lines, *map(_option, OPTIONS)]) + "\n"
 
 
@@ -54,7 +54,7 @@ def _section(table: Table) -> Iterator[str]:
     yield f"### {table.full_name}\n"
     yield f"A row: {table.doc}.\n"
     yield f"Key: {_names(table.key)}. Directories: {_names(table.partitions)}.\n"
-    yield "| column | type | |"
+    yield "| column | type | meaning |"
     yield "|---|---|---|"
     for column in table.columns:
         yield f"| `{column.name}` | {column.kind} | {column.doc.replace('|', '&#124;')} |"

@@ -32,13 +32,13 @@ def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_page_names_every_filter() -> None:
-    table = PAGE.read_text().partition("| filter | |")[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition("| filter | meaning |")[2].partition("\n\n")[0]
     first = " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 1)
     assert set(re.findall(r"`(\w+)`", first)) == set(JobFilter.__annotations__)
 
 
 def test_the_page_names_every_option_of_the_commands_and_no_other() -> None:
-    table = PAGE.read_text().partition("| option | of | |")[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition("| option | of | meaning |")[2].partition("\n\n")[0]
     said: dict[str, set[str]] = {"show": set(), "list": set(), "serve": set()}
     for row in table.splitlines():
         if row.count("|") > 3 and not row.startswith("|-"):
