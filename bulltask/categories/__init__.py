@@ -1,9 +1,9 @@
-"""Is an error transient (try again), permanent (fail at once), or unknown? (seed 002 section 5)
+"""Error categories: transient (retry), permanent (fail at once) or unknown.
 
-Libraries are recognised by the names of their exception types, so none of them is imported. A file each for: the
-words, what belongs to an exception (``chain``), what is known (``known``, with ``http`` and ``database`` for what a
-type alone does not say), the judge with the user's rules (``categorizer``), and what a server asks for
-(``retry_after``).
+Libraries are recognised by the names of their exception types, so none of them is imported. The modules: ``category``
+(the categories), ``chain`` (the causes of an exception), ``known`` (the table of known exceptions, with ``http`` and
+``database`` where the type alone does not suffice), ``categorizer`` (the decision, with the user's rules) and
+``retry_after`` (the delay that a server asks for).
 """
 
 from __future__ import annotations

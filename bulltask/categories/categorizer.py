@@ -1,4 +1,4 @@
-"""The judge: what the task said, then the user's rules, then what is known."""
+"""The decision on an error's category: the task's own exception, then the user's rules, then the known exceptions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Categorizer", "categorize_error", "explicit_category"]
 
 
 class Categorizer:
-    """Ordered rules: those of the user, the newest first, then the ones that are known by themselves.
+    """Ordered rules: the user's, newest first, then the built-in table of known exceptions.
 
-    What is decided, in this order: a ``TransientError`` or ``PermanentError`` anywhere in the chain of causes (the
-    outermost wins: it was said last, by code that knew of the inner one); then, for each exception of the chain from
-    the outside in, the user's rules and the known ones. So a known outer error hides its cause, and an unknown one is
-    judged by it. If nothing in the chain is known, the texts of a lost or refused connection make it transient
-    (``RuntimeError("connect ECONNREFUSED …")``). An ``ExceptionGroup`` is transient only if everything in it is, and
-    permanent if anything is.
+    The order of decision: first, a ``TransientError`` or ``PermanentError`` anywhere in the chain of causes; the
+    outermost wins, because it was raised last, by code that knew the inner one. Then, for each exception of the chain
+    from the outside in, the user's rules and the known exceptions. So a known outer exception hides its cause, and an
+    unknown one has the category of its cause. If nothing in the chain is known, messages of a lost or refused
+    connection (``RuntimeError("connect ECONNREFUSED …")``) make it transient. An ``ExceptionGroup`` is transient only
+    if all its exceptions are, and permanent if any is.
     """
 
     def __init__(self) -> None:
@@ -32,25 +32,25 @@ class Categorizer:
         match: type[BaseException] | tuple[type[BaseException], ...] | str | Rule,
         category: ErrorCategory | None = None,
     ) -> None:
-        """Add a rule that goes before all present ones.
+        """Add a rule with precedence over all existing ones.
 
         Args:
-            match: what the rule is about, one of
+            match: one of
 
                 - an exception type or a tuple of them; subclasses match too;
-                - the name of a type, so that nothing need be imported: ``"redis.ConnectionError"`` also matches a type
-                  defined deeper, in ``redis.exceptions``, a bare ``"OperationalError"`` matches in any module, and
-                  subclasses match too;
-                - a function from the exception to a category, ``None`` for no opinion. If it raises, it had none, and
-                  a note on the job's traceback says so.
-            category: what a match means; left out for a function. ``UNKNOWN`` is an answer too: it ends the search.
+                - the name of a type, which needs no import: ``"redis.ConnectionError"`` also matches a type that is
+                  defined in a submodule such as ``redis.exceptions``; a bare ``"OperationalError"`` matches in any
+                  module; subclasses match too;
+                - a function from the exception to a category, or to ``None`` if the rule does not apply. If the
+                  function raises, the rule does not apply, and a note on the job's traceback says so.
+            category: category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
 
         Raises:
-            ConfigError: the two do not fit together.
+            ConfigError: the arguments do not go together.
         """
         if callable(match) and not isinstance(match, type):
             if category is not None:
-                raise ConfigError(f"the rule {match!r} is a function and returns the category itself: leave it out")
+                raise ConfigError(f"the rule {match!r} is a function, which returns the category itself: omit category")
             self._rules.insert(0, match)
             return
         if category not in set(ErrorCategory):
@@ -58,25 +58,25 @@ class Categorizer:
         self._rules.insert(0, _type_rule(match, ErrorCategory(category)))
 
     def categorize(self, exc: BaseException) -> ErrorCategory:
-        """Return what ``exc`` says about the next attempt; never raises."""
+        """Return the category of ``exc``; never raises."""
         return self._categorize(exc, frozenset())
 
     def copy(self) -> Categorizer:
-        """Return one with the same rules; rules added later to either are not seen by the other."""
+        """Return an independent copy with the same rules."""
         twin = Categorizer()
         twin._rules = self._rules.copy()
         return twin
 
     def _categorize(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory:
-        """``above`` holds the groups that are being judged: something in a group may have that group as its cause."""
+        """``above`` has the ids of the enclosing groups, because a member may have its own group as its cause."""
         chain = list(chain_of(exc, above))
         marked = _marked(chain)
         if marked is not None:
             return marked
-        verdicts = (self._judge(each, above | {id(each)}) for each in chain)
-        return next((verdict for verdict in verdicts if verdict is not None), None) or by_text(chain) or UNKNOWN
+        categories = (self._classify(each, above | {id(each)}) for each in chain)
+        return next((verdict for verdict in categories if verdict is not None), None) or by_text(chain) or UNKNOWN
 
-    def _judge(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory | None:
+    def _classify(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory | None:
         for rule in self._rules:
             verdict = _asked(rule, exc)
             if verdict is not None:
@@ -90,14 +90,14 @@ class Categorizer:
 
 
 def categorize_error(exc: BaseException) -> ErrorCategory:
-    """Return the category of ``exc`` without any rule of a user."""
+    """Return the category of ``exc``, without rules of the user."""
     return Categorizer().categorize(exc)
 
 
 def explicit_category(exc: BaseException) -> ErrorCategory | None:
-    """Return what the task itself said with a ``TransientError`` or ``PermanentError`` in the chain, else ``None``.
+    """Return the category of a ``TransientError`` or ``PermanentError`` in the chain, ``None`` if there is none.
 
-    For jobs of other BullMQ clients nothing else may stop a retry (PROTOCOL section 5, row 31).
+    For jobs of other BullMQ clients, nothing else may prevent a retry.
     """
     return _marked(list(chain_of(exc)))
 
@@ -114,7 +114,7 @@ def _type_rule(match: object, category: ErrorCategory) -> Rule:
         return lambda exc: category if any(_is_named(cls, match) for cls in type(exc).__mro__) else None
     types = match if isinstance(match, tuple) else (match,)
     if not types or not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
-        raise ConfigError(f"a rule is for exception types, for a type's name, or a function, not {match!r}")
+        raise ConfigError(f"a rule must be exception types, the name of a type, or a function, not {match!r}")
     return lambda exc: category if isinstance(exc, types) else None
 
 
@@ -122,7 +122,7 @@ def _is_named(cls: type, name: str) -> bool:
     package, _, last = name.rpartition(".")
     if last != cls.__name__:
         return False
-    # Underscores: "csv.Error" and "pickle.UnpicklingError" are defined in _csv and _pickle.
+    # With a leading underscore, because csv.Error and pickle.UnpicklingError are defined in _csv and _pickle.
     return not package or f"{cls.__module__}.".lstrip("_").startswith(f"{package.lstrip('_')}.")
 
 
@@ -130,8 +130,8 @@ def _asked(rule: Rule, exc: BaseException) -> ErrorCategory | None:
     try:
         verdict = rule(exc)
         return None if verdict is None else ErrorCategory(verdict)
-    except Exception as error:  # noqa: BLE001 - the job must be settled whatever a user's rule does
-        # A note travels with the traceback, so whoever reads why the job failed also reads why the rule did not count.
+    except Exception as error:  # noqa: BLE001 - a user's rule must not block the outcome of the job
+        # A note is part of the traceback, so the reader sees why the job failed and why the rule did not apply.
         with suppress(Exception):
-            exc.add_note(f"bulltask: the category rule {rule!r} was left out: {error!r}")
+            exc.add_note(f"bulltask: the category rule {rule!r} raised {error!r} and was skipped")
         return None

@@ -1,15 +1,15 @@
-"""The words: what an error can say about the next attempt, and what a rule is."""
+"""The categories, and the type of a rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
 
-__all__ = ["PERMANENT", "TRANSIENT", "UNKNOWN", "ErrorCategory", "Rule", "verdicts"]
+__all__ = ["PERMANENT", "TRANSIENT", "UNKNOWN", "ErrorCategory", "Rule", "category_table"]
 
 
 class ErrorCategory(StrEnum):
-    """What an error says about the next attempt."""
+    """Whether an error is worth another attempt."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
@@ -19,9 +19,9 @@ class ErrorCategory(StrEnum):
 TRANSIENT, PERMANENT, UNKNOWN = ErrorCategory
 
 Rule = Callable[[BaseException], ErrorCategory | None]
-"""Judges one exception; ``None`` is "no opinion"."""
+"""Returns the category of an exception, or ``None`` if the rule does not apply."""
 
 
-def verdicts(*, transient: str = "", permanent: str = "") -> dict[str, ErrorCategory]:
-    """Return a table from blank-separated words to what they mean."""
+def category_table(*, transient: str = "", permanent: str = "") -> dict[str, ErrorCategory]:
+    """Return a mapping from space-separated words to their category."""
     return dict.fromkeys(transient.split(), TRANSIENT) | dict.fromkeys(permanent.split(), PERMANENT)

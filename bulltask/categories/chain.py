@@ -1,9 +1,8 @@
-"""What belongs to an exception: what it was made from, and how to look at it without being hurt.
+"""The chain of an exception's causes, and access to its attributes that never raises.
 
 Only deliberate links count: ``raise … from cause``, and the exception that a wrapper holds as ``.reason`` (urllib,
 urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` does not count: a bug in an
-``except ConnectionError:`` block has the connection error as its context, and would be retried as if the network had
-failed again.
+``except ConnectionError:`` block has the connection error as its context, and would be retried like a network fault.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ __all__ = ["attribute", "chain_of", "first_argument", "text_of", "tree_of"]
 
 
 def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator[BaseException]:
-    """Yield ``exc`` and what it was made from, outermost first; each once, for causes may go in circles.
+    """Yield ``exc`` and its causes, outermost first, each once (causes can form a cycle).
 
     Args:
-        exc: where to begin.
-        skip: ``id()`` of exceptions to leave out, with what only they lead to.
+        exc: the outermost exception.
+        skip: ``id()`` of exceptions to leave out, together with their causes.
     """
     stack, seen = [exc], set(skip)
     while stack:
@@ -32,7 +31,7 @@ def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator
 
 
 def tree_of(exc: BaseException) -> Iterator[BaseException]:
-    """Yield the chain of ``exc`` and the chains of everything in its exception groups."""
+    """Yield the chain of ``exc`` and the chains of all members of its exception groups."""
     stack, seen = [exc], set[int]()
     while stack:
         for each in list(chain_of(stack.pop(), frozenset(seen))):
@@ -43,10 +42,10 @@ def tree_of(exc: BaseException) -> Iterator[BaseException]:
 
 
 def attribute(thing: object, name: str) -> object:
-    """Return an attribute, ``None`` if there is none or its property raises (httpx's ``request`` may)."""
+    """Return an attribute, ``None`` if it is missing or its property raises (httpx's ``request`` may)."""
     try:
         return getattr(thing, name, None)
-    except Exception:  # noqa: BLE001 - somebody's broken property must not hide the error that is being judged
+    except Exception:  # noqa: BLE001 - a broken property must not hide the error itself
         return None
 
 
@@ -57,7 +56,7 @@ def first_argument(exc: BaseException) -> object:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return ``str(exc)``, empty if that raises."""
+    """Return ``str(exc)``, ``""`` if that raises."""
     try:
         return str(exc)
     except Exception:  # noqa: BLE001 - as above

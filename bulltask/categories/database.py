@@ -1,27 +1,29 @@
-"""Database errors: DB-API's type names are coarse, the drivers' own numbers say more."""
+"""Database errors, by the drivers' own error codes, because DB-API's exception types are coarse."""
 
 from __future__ import annotations
 
 import re
 
-from bulltask.categories.category import PERMANENT, TRANSIENT, ErrorCategory, verdicts
+from bulltask.categories.category import PERMANENT, TRANSIENT, ErrorCategory, category_table
 from bulltask.categories.chain import attribute, chain_of, first_argument, text_of
 
 __all__ = ["by_database", "by_operation", "by_sqlstate"]
 
-# Lost or refused connections, too many of them, shutting down, read-only after a failover, locks, deadlocks, time and
-# space that ran out | accounts, names, constraints, missing values.
-_MYSQL = verdicts(
+# Transient: lost or refused connections, too many connections, shutdown, read-only after a failover, locks, deadlocks,
+# timeouts, no space left. Permanent: accounts, unknown names, constraints, missing values.
+_MYSQL = category_table(
     transient="1015 1021 1037 1040 1041 1053 1114 1203 1205 1213 1226 1290 1317 1836 2002 2003 2006 2013 2055 3024 "
     "3572",
     permanent="1044 1045 1049 1054 1142 1143 1227 1364 3819 4025",
 )
-_SQLITE = verdicts(permanent="ERROR READONLY PERM AUTH MISMATCH MISUSE RANGE TOOBIG CONSTRAINT NOTADB CORRUPT FORMAT")
+_SQLITE = category_table(
+    permanent="ERROR READONLY PERM AUTH MISMATCH MISUSE RANGE TOOBIG CONSTRAINT NOTADB CORRUPT FORMAT"
+)
 _SQLSTATE_PERMANENT = ("0A", "21", "22", "23", "28", "2B", "34", "3D", "3F", "40002", "42", "44")
-# Connection, rollback (deadlock, serialization), resources, operator, system; then lock not available, object in use,
-# read-only (a failover), ODBC's timeouts.
+# Classes: connection, rollback (deadlock, serialization), resources, operator, system. Codes: lock not available,
+# object in use, read-only (a failover), ODBC's timeouts.
 _SQLSTATE_TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "HYT")
-# All that a failed connection to PostgreSQL leaves, and SQLite's errors when they lost their code on the way.
+# A failed connection to PostgreSQL has only a message, and SQLite's errors may have lost their code.
 _PERMANENT_TEXT = re.compile(
     r"no such (table|column|function|module)|syntax error|has no column|readonly database|not a database|"
     r"authentication failed|no pg_hba\.conf entry|(role|database|user) \S+ does not exist",
@@ -30,7 +32,7 @@ _PERMANENT_TEXT = re.compile(
 
 
 def by_sqlstate(exc: BaseException) -> ErrorCategory | None:
-    """Judge by the SQLSTATE that psycopg, psycopg2, asyncpg and others attach."""
+    """Return the category for the SQLSTATE that psycopg, psycopg2, asyncpg and others attach."""
     state = attribute(exc, "sqlstate") or attribute(exc, "pgcode")
     if not isinstance(state, str) or len(state) != 5:
         return None
@@ -40,17 +42,17 @@ def by_sqlstate(exc: BaseException) -> ErrorCategory | None:
 
 
 def by_database(exc: BaseException) -> ErrorCategory | None:
-    """Judge an error whose type says no more than "the database": by number, else by text, else no opinion."""
-    # SQLAlchemy and Django name theirs like the driver's and keep the driver's, with its numbers, one level below.
+    """Return the category of a generic database error: by code, else by message, else ``None``."""
+    # SQLAlchemy and Django wrap the driver's error, which has the code, in one of the same name.
     chain = list(chain_of(exc))
     said = next((verdict for each in chain if (verdict := _by_driver(each)) is not None), None)
-    # Not SQLAlchemy's own text: it quotes the statement and its parameters, which may say anything.
+    # Not SQLAlchemy's own message: it quotes the statement and its parameters.
     texts = (text_of(each) for each in chain if attribute(each, "orig") is None)
     return said or (PERMANENT if any(map(_PERMANENT_TEXT.search, texts)) else None)
 
 
 def by_operation(exc: BaseException) -> ErrorCategory:
-    """Judge an ``OperationalError`` or ``InterfaceError``: transient unless something says otherwise."""
+    """Return the category of an ``OperationalError`` or ``InterfaceError``: transient unless its code is permanent."""
     return by_database(exc) or TRANSIENT
 
 

@@ -1,15 +1,15 @@
-"""What is known about the errors of Python and of much used libraries, in one table.
+"""The table of known exceptions of Python and popular libraries.
 
-The classes of an exception are looked up from the most special to the most general; the first that says something
-decides. A key is the outermost package of the type and its name, so ``redis.ConnectionError`` is found wherever in
-redis it is defined, and the library is never imported.
+The classes of an exception are looked up from the most specific to the most general; the first match decides. A key is
+the top-level package and the name of a type, so ``redis.ConnectionError`` matches wherever redis defines it, and the
+library is never imported.
 """
 
 from __future__ import annotations
 
 import errno
 
-from bulltask.categories.category import PERMANENT, TRANSIENT, ErrorCategory, Rule, verdicts
+from bulltask.categories.category import PERMANENT, TRANSIENT, ErrorCategory, Rule, category_table
 from bulltask.categories.chain import attribute, chain_of, text_of
 from bulltask.categories.database import by_database, by_operation, by_sqlstate
 from bulltask.categories.http import by_response, by_status_error, by_url_error
@@ -18,8 +18,8 @@ __all__ = ["known_category"]
 
 
 def known_category(exc: BaseException) -> ErrorCategory | None:
-    """Return what is known about this one exception (not about its causes), ``None`` for nothing."""
-    # Clients turn a refused certificate into a plain connection error, some leave nothing of it but the text.
+    """Return the category of this exception (not of its causes), ``None`` if it is unknown."""
+    # Clients turn a certificate error into a connection error; in some, only the message shows it.
     if any("certificate verify failed" in text_of(each).lower() for each in chain_of(exc)):
         return PERMANENT
     for cls in type(exc).__mro__:
@@ -31,13 +31,13 @@ def known_category(exc: BaseException) -> ErrorCategory | None:
     return by_response(exc) or by_sqlstate(exc)
 
 
-_ERRNO = verdicts(
+_ERRNO = category_table(
     transient="ECONNREFUSED ECONNRESET ECONNABORTED EPIPE ESHUTDOWN ENOTCONN ETIMEDOUT EHOSTUNREACH EHOSTDOWN "
     "ENETUNREACH ENETDOWN ENETRESET EADDRINUSE EADDRNOTAVAIL EINPROGRESS EALREADY EAGAIN EWOULDBLOCK EINTR EBUSY "
     "EDEADLK EDEADLOCK ENOLCK ESTALE EIO EREMOTEIO ENOSPC EDQUOT EMFILE ENFILE ENOMEM ENOBUFS",
     permanent="EINVAL EBADF ENAMETOOLONG ELOOP EROFS EXDEV ENOEXEC ENOSYS E2BIG EFBIG EAFNOSUPPORT EPROTONOSUPPORT",
 )
-_REDIS_WORDS = verdicts(
+_REDIS_WORDS = category_table(
     transient="LOADING BUSY OOM READONLY MISCONF CLUSTERDOWN MASTERDOWN TRYAGAIN NOREPLICAS NOGOODSLAVE MOVED ASK",
     permanent="NOAUTH WRONGPASS NOPERM WRONGTYPE CROSSSLOT DENIED",
 )
@@ -56,7 +56,7 @@ def _by_smtp(exc: BaseException) -> ErrorCategory | None:
     refused = attribute(exc, "recipients")
     answers = refused.values() if isinstance(refused, dict) else [(attribute(exc, "smtp_code"),)]
     codes = [answer[0] for answer in answers if isinstance(answer[0], int)]
-    if any(400 <= code < 500 for code in codes):  # the other way round than HTTP: 4yz is "try again later"
+    if any(400 <= code < 500 for code in codes):  # the reverse of HTTP: 4yz means "try again later"
         return TRANSIENT
     return PERMANENT if any(500 <= code < 600 for code in codes) else None
 
@@ -66,7 +66,7 @@ def _by_content_type(exc: BaseException) -> ErrorCategory | None:
 
 
 def _table(*rows: tuple[ErrorCategory | Rule, str, str]) -> dict[str, ErrorCategory | Rule]:
-    """``package.Type`` (``Type`` alone for ``*``) to its verdict, from rows of verdict, packages, types."""
+    """Build a mapping from ``package.Type`` (``Type`` for package ``*``) to a category or rule."""
     return {
         name if package == "*" else f"{package}.{name}": verdict
         for verdict, packages, names in rows
@@ -130,14 +130,14 @@ _KNOWN = _table(
     (PERMANENT, "redis valkey", "AuthenticationError AuthorizationError AuthenticationWrongNumberOfArgsError"),
     (PERMANENT, "redis valkey", "NoPermissionError DataError ClusterCrossSlotError CrossSlotTransactionError"),
     (_by_redis_reply, "redis valkey", "ResponseError"),
-    # databases: DB-API's names, whoever defines them
+    # databases: DB-API's names in any package
     (by_operation, "*", "OperationalError InterfaceError"),
     (by_database, "*", "InternalError DatabaseError"),
     (PERMANENT, "*", "IntegrityError ProgrammingError DataError NotSupportedError"),
-    (PERMANENT, "sqlite3", "InterfaceError"),  # there is no connection to lose: a wrong call
+    (PERMANENT, "sqlite3", "InterfaceError"),  # SQLite has no connection to lose: it is a wrong call
     (TRANSIENT, "sqlalchemy", "TimeoutError DisconnectionError"),
     (PERMANENT, "sqlalchemy", "ArgumentError CompileError"),
-    # what cannot be read, or was set up wrong
+    # invalid input or configuration
     (PERMANENT, "*", "ValidationError ImproperlyConfigured"),
     (PERMANENT, "struct zlib", "error"),
     (PERMANENT, "_csv configparser", "Error"),

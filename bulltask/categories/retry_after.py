@@ -1,4 +1,4 @@
-"""How long the other side asked us to wait."""
+"""The delay that a server asks for (``Retry-After``)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from bulltask.errors import ConfigError, TransientError
 
 __all__ = ["retry_after_ms"]
 
-_CAP_MS = 3_600_000  # a server may ask for a week, and the job would look lost
+_CAP_MS = 3_600_000  # with a week, the job would look lost
 
 
 def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
-    """Return how long to wait at least before the next attempt, if somebody said so.
+    """Return the minimum delay before the next attempt that the error asks for.
 
-    That is ``TransientError.retry_after`` if the task gave one, as it is; else the ``Retry-After`` header of a 429 or
-    503 response (seconds or an HTTP date, at most 1 h) that an error of httpx, requests, aiohttp, urllib or of a client
-    built like one of these carries. Causes and the members of an ``ExceptionGroup`` count; the longest wins.
+    That is ``TransientError.retry_after`` if the task set it. Otherwise it is the ``Retry-After`` header of a 429 or
+    503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a similar
+    client.
+    Causes and the members of an ``ExceptionGroup`` count; the longest delay wins.
 
     Args:
         exc: the error of the attempt.
-        now: the time that a date is counted from: an aware ``datetime``, or epoch milliseconds.
+        now: the current time, for HTTP dates: an aware ``datetime``, or epoch milliseconds.
 
     Returns:
-        Milliseconds, 0 or more; ``None`` when nobody asked, or not in a way that can be understood.
+        Milliseconds, 0 or more; ``None`` if there is no valid delay.
     """
     every = list(tree_of(exc))
     now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime) else now
@@ -43,7 +44,7 @@ def _said_ms(exc: BaseException) -> int | None:
     try:
         return to_ms(exc.retry_after)
     except ConfigError:
-        return None  # raising here would lose the attempt's own error
+        return None  # raising would hide the error of the attempt
 
 
 def _header_ms(exc: BaseException, now_ms: int) -> int | None:
@@ -51,7 +52,7 @@ def _header_ms(exc: BaseException, now_ms: int) -> int | None:
         return None
     for holder in (attribute(exc, "response"), exc):
         get = attribute(attribute(holder, "headers"), "get")
-        with suppress(Exception):  # somebody else's object, which only looks like headers
+        with suppress(Exception):  # an object that only looks like headers
             value = get("Retry-After") if callable(get) else None
             if isinstance(value, str):
                 return _parsed_ms(value.strip(), now_ms)
@@ -60,7 +61,7 @@ def _header_ms(exc: BaseException, now_ms: int) -> int | None:
 
 def _parsed_ms(value: str, now_ms: int) -> int | None:
     if value.isascii() and value.isdigit():
-        return min(int(value[:10]) * 1000, _CAP_MS)  # ten digits are three centuries
+        return min(int(value[:10]) * 1000, _CAP_MS)  # ten digits of seconds are three centuries
     try:
         moment = parsedate_to_datetime(value)
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -1,4 +1,4 @@
-"""The last resort: what the text of an error says whose type says nothing."""
+"""The last resort: categories by the message of an error whose type is unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bulltask.categories.chain import attribute, text_of
 
 __all__ = ["by_text"]
 
-_LOOKED_AT = 10_000  # characters; a text may be megabytes long
+_LOOKED_AT = 10_000  # characters; a message may have megabytes
 
-# What Go, Node, curl and the C library call a network or a Redis that is not there at the moment.
+# Messages of Go, Node, curl and the C library for a network or a Redis that is temporarily unavailable.
 _TRANSIENT = re.compile(
     r"connection refused|connection reset|connection timed out|i/o timeout|no route to host|network is unreachable|"
     r"temporary failure in name resolution|"
@@ -23,7 +23,7 @@ _TRANSIENT = re.compile(
 
 
 def by_text(chain: Iterable[BaseException]) -> ErrorCategory | None:
-    """Judge a chain of which no type, number or status is known; ``None`` when its texts say nothing either."""
-    # Not the text of SQLAlchemy's errors: it quotes the statement and its parameters, which may say anything.
+    """Return the category of a chain without a known type, code or status; ``None`` if no message matches either."""
+    # Not the message of SQLAlchemy's errors: it quotes the statement and its parameters.
     texts = (text_of(each)[:_LOOKED_AT] for each in chain if attribute(each, "orig") is None)
     return TRANSIENT if any(map(_TRANSIENT.search, texts)) else None
