@@ -8,14 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis.exceptions import ClusterCrossSlotError, InvalidResponse, ResponseError
 
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
-from bulltask.jobs.job import JobOptions, NewJob
+from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.jobs.states import Revocation
 from bulltask.transport.acl_advice import advice
 from bulltask.transport.call import Call
-from bulltask.transport.endpoint import DeadlineParser
+from bulltask.transport.client import ClientPool
+from bulltask.transport.cluster_slots import CROSS_SLOT
+from bulltask.transport.endpoint import DeadlineParser, Endpoint
+from bulltask.transport.faults import connection_error, reply_error
+from bulltask.transport.follow import Follower, StreamGap
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
 from bulltask.transport.results import RECHECK_MS, _Patience
@@ -25,7 +30,7 @@ from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
 from bulltask.transport.scripts.queue import served_queues, state_size
 from bulltask.transport.scripts.schedule import read_repeatable
-from bulltask.transport.scripts.stream import is_retained, read_blocking
+from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 NOW_MS = 1_700_000_000_000
@@ -194,6 +199,46 @@ def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list
     found = list(_parts(jobs_of(sizes)))
     assert [len(part) for part in found] == parts
     assert [len(job.data) for part in found for job in part] == sizes
+
+
+def test_a_pool_keeps_ten_idle_clients() -> None:
+    pool = ClientPool(Endpoint("redis://127.0.0.1:1/0", 1_000, 1_000), None)
+    lent = [pool._lend(None) for _ in range(12)]
+    for client in lent:
+        pool._take_back(client)
+    assert {id(pool._lend(None)) for _ in range(10)} == {id(client) for client in lent[:10]}
+    assert pool._lend(None) not in lent
+
+
+def test_a_job_that_cannot_be_read_is_in_its_first_attempt() -> None:
+    broken = RunningJob.broken("mail", "7", "no name")
+    assert (broken.attempts_started, broken.attempts_made, broken.malformed) == (1, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "across"),
+    [
+        (ClusterCrossSlotError("Keys in request don't hash to the same slot"), True),
+        (ResponseError("Script attempted to access a non local key in a cluster node"), True),
+        (ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
+    ],
+)
+def test_only_keys_of_several_slots_are_explained_as_such(fault: ResponseError, across: bool) -> None:
+    assert (CROSS_SLOT in str(reply_error(fault, "redis://there"))) == across
+
+
+@pytest.mark.parametrize(("counted", "missing"), [(3, 1), (5, None), (9, None)])
+def test_a_stream_that_has_trimmed_less_than_was_read_is_another_one(counted: int, missing: int | None) -> None:
+    follower = Follower(KEYS, "1-0", "there")
+    follower._count = counted
+    gap = follower._gap("1-0", StreamInfo(2, "9-0", 6, deleted=False), [("8-0", {})])
+    assert gap == StreamGap("1-0", "8-0", missing)
+
+
+def test_what_answers_in_another_protocol_is_not_taken_for_a_server_that_is_gone() -> None:
+    error = connection_error(InvalidResponse("HTTP/1.1 400"), "redis://there", connecting=True)
+    assert isinstance(error, BrokerUnavailableError)
+    assert error.answered
 
 
 def budget(**settings: Any) -> RetryBudget:
