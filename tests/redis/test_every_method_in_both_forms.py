@@ -1,4 +1,4 @@
-"""Every method that exists twice, for plain code and for asyncio: each form is called, and says and does the same.
+"""Every method that exists twice, blocking and for asyncio: both forms are called, and return and do the same.
 
 A method that is added to one of these classes needs a scenario here: the tests at the end compare the table with the
 classes.
@@ -50,7 +50,7 @@ HOUR: Final = HOUR_MS // 1000
 
 
 def after(*first: Scenario, then: Scenario) -> Scenario:
-    """Do some things and answer with another."""
+    """Run some scenarios and return the result of the last."""
 
     def run(side: Side) -> Any:
         for scenario in first:
@@ -284,7 +284,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
 
 
 def on(change: Callable[[Job], Any], **options: Any) -> Scenario:
-    """Change a new job and say what the object says of itself afterwards."""
+    """Change a new job and return the object's fields afterwards."""
 
     def run(side: Side) -> Any:
         job = side.add(**options)
@@ -472,19 +472,19 @@ REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {
 
 def run_until_closed(side: Side) -> Any:
     side.add()
-    events, heard = side.events(), list[str]()
-    events.on("added", lambda event: heard.append(event.event))
+    events, received = side.events(), list[str]()
+    events.on("added", lambda event: received.append(event.event))
     events.on("waiting", side.closing(events))
     events.run()
-    return heard
+    return received
 
 
 def listen_aside(side: Side) -> Any:
-    events, heard = side.events(), side.signal()
-    events.on("completed", heard.set)
+    events, received = side.events(), side.signal()
+    events.on("completed", received.set)
     events.listen()
     side.completed()
-    return heard.wait()
+    return received.wait()
 
 
 def closed(side: Side) -> Any:
@@ -529,8 +529,8 @@ def sides(broker_url: str) -> Iterator[tuple[Side, Side]]:
             side.close()
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
-    """Note the calls of a method, or the reads of a property."""
+def recorded(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+    """Record the calls of a method, or the reads of a property."""
     original, calls = getattr(kind, name), list[str]()
 
     def note(function: Any) -> Any:
@@ -545,12 +545,12 @@ def noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
         if inspect.isasyncgenfunction(function):
 
             @functools.wraps(function)
-            async def awalk(*args: Any, **options: Any) -> Any:
+            async def agenerate(*args: Any, **options: Any) -> Any:
                 calls.append(name)
                 async for item in function(*args, **options):
                     yield item
 
-            return awalk
+            return agenerate
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
@@ -565,16 +565,18 @@ def noted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_forms_say_and_do_the_same(sides: tuple[Side, Side], case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_forms_return_and_do_the_same(
+    sides: tuple[Side, Side], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenario, expected = CASES[case]
     kind, _, method = case.partition(".")
     states, ids = [], []
     for side, form in zip(sides, TWINS[kind], strict=True):
-        calls = noted(monkeypatch, form, method)
+        calls = recorded(monkeypatch, form, method)
         answer = scenario(side)
         assert calls, f"the scenario does not call {form.__name__}.{method}"
         ids.append(side.ids())
-        assert side.said(answer, ids[-1]) == expected
+        assert side.comparable(answer, ids[-1]) == expected
         states.append(side.state(ids[-1]))
     assert states[0] == states[1]
 
@@ -584,7 +586,7 @@ def members(kind: type) -> set[str]:
 
 
 def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> None:
-    """What both forms share is one piece of code that asks nothing of Redis."""
+    """What both forms share is one function, which does not reach Redis."""
     twice = {
         f"{name}.{member}"
         for name, (kind, twin) in TWINS.items()
@@ -594,7 +596,7 @@ def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> Non
     assert twice == CASES.keys()
 
 
-# ---- with, for and await: words of the language, which each form has its own of -------------------------------------
+# ---- with and for, which each form has its own of ---------------------------------------------------------------
 
 
 def with_a_queue(url: str) -> str:
@@ -628,19 +630,19 @@ async def with_async_events(url: str) -> str:
     async with AsyncQueueEvents("mail", url, start="0") as events:
         async for event in events:
             return event.event
-    raise AssertionError("nothing was heard")
+    raise AssertionError("no event was received")
 
 
-WORDS: Final[dict[str, tuple[Callable[[str], str], Callable[[str], Coroutine[Any, Any, str]], str]]] = {
+STATEMENTS: Final[dict[str, tuple[Callable[[str], str], Callable[[str], Coroutine[Any, Any, str]], str]]] = {
     "Queue": (with_a_queue, with_an_async_queue, "a"),
     "FlowProducer": (with_flows, with_async_flows, "a"),
     "QueueEvents": (with_events, with_async_events, "added"),
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
-def test_the_words_of_the_language_mean_the_same(broker_url: str, kind: str) -> None:
-    plain, awaitable, expected = WORDS[kind]
+@pytest.mark.parametrize("kind", STATEMENTS)
+def test_with_and_for_work_in_both_forms(broker_url: str, kind: str) -> None:
+    plain, awaitable, expected = STATEMENTS[kind]
     assert plain(broker_url) == expected
     assert asyncio.run(awaitable(broker_url)) == expected
 
@@ -648,7 +650,7 @@ def test_the_words_of_the_language_mean_the_same(broker_url: str, kind: str) -> 
 def test_every_class_that_can_be_used_with_with_or_for_is_used_so_here() -> None:
     pairs = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
     having = {name for name, (kind, _) in TWINS.items() if any(hasattr(kind, word) for word in pairs)}
-    assert having == WORDS.keys()
+    assert having == STATEMENTS.keys()
     for kind, twin in TWINS.values():
         assert [hasattr(kind, word) for word in pairs] == [hasattr(twin, word) for word in pairs.values()]
 
@@ -672,7 +674,7 @@ PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
     "successful": (lambda s: s.completed().result().successful(), True),
     "traceback": (lambda s: s.failed().result().traceback, None),
 }
-"""For plain code only: ``await result.asnapshot()`` has all of it."""
+"""Without an asyncio form: ``await result.asnapshot()`` has all of it."""
 
 
 @pytest.mark.parametrize("case", RESULTS)
@@ -680,7 +682,7 @@ def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[Side, Side], 
     scenario, expected = RESULTS[case]
     for side in sides:
         answer = scenario(side)
-        assert side.said(answer, side.ids()) == expected
+        assert side.comparable(answer, side.ids()) == expected
 
 
 def test_a_result_is_awaited_as_it_is(sides: tuple[Side, Side]) -> None:
@@ -695,12 +697,12 @@ def test_a_result_is_awaited_as_it_is(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize("case", PLAIN)
-def test_what_a_result_says_of_itself(sides: tuple[Side, Side], case: str) -> None:
+def test_properties_of_a_result(sides: tuple[Side, Side], case: str) -> None:
     scenario, expected = PLAIN[case]
-    assert sides[0].said(scenario(sides[0]), []) == expected
+    assert sides[0].comparable(scenario(sides[0]), []) == expected
 
 
-def test_every_question_to_a_result_is_asked_here() -> None:
+def test_every_member_of_a_result_is_tested_here() -> None:
     twice = {name for name in members(AsyncResult) if f"a{name}" in members(AsyncResult)}
     assert twice == RESULTS.keys() == members(Awaited)
     assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue"} == PLAIN.keys()

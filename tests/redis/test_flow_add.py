@@ -124,7 +124,7 @@ def test_each_job_may_be_in_a_queue_of_its_own(flows: FlowProducer, redis_client
 
 
 @pytest.mark.parametrize(("option", "flag"), FLAGS.items())
-def test_what_a_failure_means_is_in_the_options_and_in_the_parent_map(
+def test_how_a_failure_affects_the_parent_is_in_the_options_and_in_the_parent_map(
     flows: FlowProducer, redis_client: redis.Redis, option: str, flag: str
 ) -> None:
     flag_on: Any = {option: True}
@@ -175,7 +175,7 @@ def test_data_and_options_are_those_of_queue_add(flows: FlowProducer, redis_clie
     assert by_name["root"].timestamp_ms == int(root["timestamp"])
 
 
-def test_defaults_of_a_queue_are_for_those_who_say_nothing(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_defaults_of_a_queue_apply_to_jobs_without_the_option(flows: FlowProducer, redis_client: redis.Redis) -> None:
     flows.add(
         job("root", job("a", queue="parts"), job("b", queue="parts", attempts=2)),
         queue_defaults={"parts": {"attempts": 9, "ignore_dependency_on_failure": True}},
@@ -291,7 +291,7 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         ("bad id", FlowJob("x", "q", {}, {"job_id": "123"})),
     ],
 )
-def test_what_is_wrong_anywhere_in_a_flow_is_said_before_anything_is_sent(
+def test_an_invalid_job_anywhere_in_a_flow_is_reported_before_anything_is_sent(
     flows: FlowProducer, redis_client: redis.Redis, why: str, child: Any
 ) -> None:
     kind, text = refused(why)
@@ -322,7 +322,7 @@ def test_a_flow_may_be_the_child_of_an_existing_job(
     assert redis_client.smembers(f"{parent.key}:dependencies") == {f"bull:{{q}}:child-{n}" for n in range(4)}
 
 
-def test_a_parent_that_is_gone_is_an_error_and_nothing_is_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_missing_parent_is_an_error_and_nothing_is_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
     with pytest.raises(ParentNotFoundError, match=r"job root in queue \{q\}.*Nothing was added"):
         flows.add_bulk([job("fine"), job("root", job("child"), parent=JobRef("orders", "gone"))])
     assert set(cast("list[str]", redis_client.keys("*"))) <= {"bull:{q}:meta", "bull:{orders}:meta"}
@@ -369,7 +369,7 @@ def test_a_parent_does_not_run_early_because_its_first_child_has_completed_befor
     broker.close()
 
 
-def test_a_flow_whose_root_counts_as_another_job_adds_nothing(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_flow_with_a_deduplicated_root_adds_nothing(flows: FlowProducer, redis_client: redis.Redis) -> None:
     first = flows.add(anonymous("import", anonymous("part"), deduplication="import"))
     again = flows.add_bulk([anonymous("import", anonymous("part"), deduplication="import"), job("other")])
     assert (again[0].job.id, again[0].children, again[1].job.id) == (first.job.id, (), "other")
@@ -379,7 +379,7 @@ def test_a_flow_whose_root_counts_as_another_job_adds_nothing(flows: FlowProduce
 # ---- all or nothing --------------------------------------------------------------------------------------------------
 
 
-def test_nobody_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
+def test_no_client_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     done, seen = threading.Event(), set[int]()
@@ -427,7 +427,7 @@ def shaky(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowPro
         driven.close()
 
 
-def test_a_flow_whose_reply_was_lost_is_there_once(
+def test_a_flow_whose_reply_was_lost_is_stored_once(
     shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     shaky.add(job("before"))
@@ -496,7 +496,7 @@ def fail_first(hand: Hand) -> None:
     hand.end(job_id, failure="no")
 
 
-def test_a_flow_that_could_not_be_sent_is_not_there(
+def test_a_flow_that_could_not_be_sent_is_not_stored(
     shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     shaky.add(job("before"))
@@ -508,7 +508,7 @@ def test_a_flow_that_could_not_be_sent_is_not_there(
     assert names(redis_client, "added") == ["before"]
 
 
-def test_a_full_server_takes_nothing_of_a_flow(server_factory: ServerFactory) -> None:
+def test_a_server_without_memory_adds_no_job_of_a_flow(server_factory: ServerFactory) -> None:
     server = server_factory()
     with FlowProducer(server.url) as flows, redis.Redis.from_url(server.url, decode_responses=True) as plain:
         flows.add(job("before"))
@@ -550,7 +550,7 @@ SLOTS = (
 
 
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
-def test_a_flow_across_slots_is_refused_on_a_cluster_with_the_cure(cluster_url: str, user: str) -> None:
+def test_a_flow_across_slots_is_refused_on_a_cluster_and_the_error_says_what_to_do(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
     with admitted(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
         for _ in range(2):

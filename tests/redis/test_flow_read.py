@@ -77,7 +77,7 @@ def test_a_flow_is_read_as_it_was_added(flows: FlowProducer) -> None:
     assert flows.get_flow("q", "b") is None
 
 
-def test_children_are_found_whatever_became_of_them(flows: FlowProducer, hand: Hand) -> None:
+def test_children_are_found_in_every_state(flows: FlowProducer, hand: Hand) -> None:
     flows.add(
         job(
             "root",
@@ -116,7 +116,7 @@ def test_as_many_levels_are_read_as_are_asked_for(flows: FlowProducer, depth: in
     assert [node.job.id for node in found.walk()] == ["l1", "l2", "l3", "l4"][:levels]
 
 
-def test_ten_levels_are_read_if_nobody_says_how_many(flows: FlowProducer) -> None:
+def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
     chain = job("l12")
     for number in range(11, 0, -1):
         chain = job(f"l{number}", chain)
@@ -138,7 +138,7 @@ def test_as_many_children_of_each_kind_are_read_as_are_asked_for(flows: FlowProd
     assert len({child.job.id for child in found.children}) == len(found.children)
 
 
-def test_twenty_children_of_each_kind_are_read_if_nobody_says_how_many(flows: FlowProducer) -> None:
+def test_twenty_children_of_each_kind_are_read_by_default(flows: FlowProducer) -> None:
     flows.add(job("root", *(job(f"child-{number}") for number in range(50))))
     found = flows.get_flow("q", "root")
     assert found is not None
@@ -171,7 +171,7 @@ def test_children_are_found_under_any_spelling(flows: FlowProducer, broker_url: 
     ]
 
 
-def test_a_prefix_with_a_colon_is_read_by_those_who_have_it(broker_url: str) -> None:
+def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
     """Node 5.62 cannot (PROTOCOL 1)."""
     with FlowProducer(broker_url, prefix="a:b") as flows:
         flows.add(job("root", job("child", queue="parts")))
@@ -192,7 +192,7 @@ def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, hand: Hand) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("depth", 0), ("depth", "2"), ("max_children", 0), ("max_children", True)]
 )
-def test_numbers_that_mean_nothing_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
+def test_invalid_numbers_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be an integer"):
         flows.get_flow("q", "root", **{name: number})
     with pytest.raises(InvalidNameError):

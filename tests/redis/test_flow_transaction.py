@@ -86,7 +86,7 @@ def test_a_transaction_of_scripts_that_the_server_does_not_know_is_one_round_tri
     assert "cmdstat_script|load" not in stats
 
 
-def test_nobody_sees_a_part_of_a_transaction_while_scripts_are_flushed_every_20_ms(
+def test_no_client_sees_part_of_a_transaction_while_scripts_are_flushed_every_20_ms(
     broker: Broker, client: Client, redis_client: redis.Redis
 ) -> None:
     """A reader counts the jobs all the time: never a number that is no multiple of four."""
@@ -146,7 +146,7 @@ async def test_a_task_that_is_cancelled_in_a_transaction_leaves_the_connection_u
     assert await run_async(aclient, transaction([command("ECHO", "mine too")], "here")) == [b"mine too"]
 
 
-def test_a_call_that_is_refused_stands_for_itself_and_the_others_have_their_results(
+def test_a_refused_call_does_not_affect_the_results_of_others(
     broker: Broker, client: Client, redis_client: redis.Redis
 ) -> None:
     redis_client.set("text", "x")
@@ -160,7 +160,7 @@ def test_a_call_that_is_refused_stands_for_itself_and_the_others_have_their_resu
     assert "Redis at there refused a command: WRONGTYPE" in str(results[2])
 
 
-def test_what_the_server_refuses_to_queue_stops_the_whole_transaction(
+def test_a_command_that_the_server_refuses_to_queue_stops_the_whole_transaction(
     broker: Broker, client: Client, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(BrokerError, match="unknown command"):

@@ -38,7 +38,7 @@ def test_data_is_replaced(queue: Queue) -> None:
         job.update_data({"x": float("nan")})
 
 
-def test_progress_is_stored_and_told(queue: Queue, redis_client: redis.Redis) -> None:
+def test_progress_is_stored_and_emitted(queue: Queue, redis_client: redis.Redis) -> None:
     job = queue.add("n")
     job.update_progress(40)
     job.update_progress({"rows": 7})
@@ -97,7 +97,7 @@ def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(br
     app.close()
 
 
-def test_a_running_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) -> None:
+def test_data_that_is_too_large_together_with_the_options_is_refused(broker_url: str) -> None:
     app = App("writing", broker_url, max_payload=1_000)
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
@@ -134,7 +134,7 @@ def test_states_and_their_predicates(queue: Queue, hand: Hand) -> None:
     assert told(failed) == (JobState.UNKNOWN, set())
 
 
-def test_a_failed_job_is_tried_again(queue: Queue, hand: Hand) -> None:
+def test_a_failed_job_is_retried(queue: Queue, hand: Hand) -> None:
     job = queue.add("n")
     hand.fail("no stamps")
     job.refresh()
@@ -159,7 +159,7 @@ def test_a_retried_lifo_job_is_the_next_one(queue: Queue, hand: Hand) -> None:
     assert hand.take() == job.id
 
 
-def test_a_removed_job_is_gone_for_all_its_methods(queue: Queue, hand: Hand) -> None:
+def test_all_methods_of_a_removed_job_raise(queue: Queue, hand: Hand) -> None:
     job = queue.add("n")
     hand.take()
     with pytest.raises(LockMismatchError, match="cannot be removed"):
@@ -253,7 +253,7 @@ class Family:
         return self.queue.add("child", parent=self.parent, **options)
 
 
-def test_children_by_what_became_of_them(queue: Queue, hand: Hand) -> None:
+def test_children_by_outcome(queue: Queue, hand: Hand) -> None:
     family = Family(queue, hand)
     done, ignored, fatal, pending = (
         family.child(),
@@ -285,7 +285,7 @@ def test_children_by_what_became_of_them(queue: Queue, hand: Hand) -> None:
 @pytest.mark.parametrize(
     "flag", ["fail_parent_on_failure", "ignore_dependency_on_failure", "continue_parent_on_failure", None]
 )
-def test_a_failed_child_is_tried_again_and_its_parent_waits_for_it(
+def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
     queue: Queue, hand: Hand, redis_client: redis.Redis, flag: str | None
 ) -> None:
     family = Family(queue, hand)

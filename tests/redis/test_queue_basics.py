@@ -24,7 +24,7 @@ def test_a_job_is_added_and_read_back(queue: Queue) -> None:
     assert read.key == sent.key == "bull:{mail}:" + sent.id
 
 
-def test_there_is_no_job_of_an_unknown_id(queue: Queue) -> None:
+def test_an_unknown_id_returns_no_job(queue: Queue) -> None:
     assert queue.get_job("nobody") is None
     assert queue.get_job_state("nobody") is JobState.UNKNOWN
 
@@ -53,7 +53,7 @@ def test_the_same_id_twice_is_one_job(queue: Queue) -> None:
     assert [job.data for job in queue.get_jobs()] == [1]
 
 
-def test_a_queues_default_options_are_those_of_its_jobs(broker_url: str) -> None:
+def test_a_queues_default_options_apply_to_its_jobs(broker_url: str) -> None:
     with Queue("mail", broker_url, default_job_options={"attempts": 7, "lifo": True}) as queue:
         assert queue.add("a").attempts == 7
         assert queue.add("a", attempts=1).opts["attempts"] == 1

@@ -198,7 +198,7 @@ def test_there_is_a_class_for_every_event_that_bullmqs_scripts_write() -> None:
     assert {name: kind.event for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
-def test_a_listener_hears_what_happens_from_its_opening_on(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_receives_events_from_its_opening_on(listen: Listen, redis_client: redis.Redis) -> None:
     add_many(redis_client, 3)
     events = listen()
     ids = add_many(redis_client, 2)
@@ -206,7 +206,7 @@ def test_a_listener_hears_what_happens_from_its_opening_on(listen: Listen, redis
     assert events.next(0.05) is None
 
 
-def test_a_listener_of_a_queue_that_is_not_there_yet_hears_its_first_job(listen: Listen, broker: Broker) -> None:
+def test_a_listener_of_a_queue_that_does_not_exist_yet_receives_its_first_event(listen: Listen, broker: Broker) -> None:
     events = listen()
     assert events.next(0.01) is None
     broker.producer.send([NewJob("mail", "a", "send", b"{}", JobOptions())])
@@ -218,13 +218,13 @@ def test_a_listener_of_a_queue_that_is_not_there_yet_hears_its_first_job(listen:
     assert abs(added.timestamp_ms - broker.clock.now_ms()) < 5_000
 
 
-def test_a_listener_from_the_start_hears_all_that_is_there(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_from_the_start_receives_all_events(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     redis_client.xtrim(STREAM, 8, approximate=False)
     assert [event.id for event in heard(listen("0"), 8)] == ids[2:], "and nobody asked for what was trimmed before"
 
 
-def test_a_listener_goes_on_behind_an_id(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_starts_after_an_id(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     first = listen("0")
     heard(first, 4)
@@ -236,7 +236,7 @@ def test_a_listener_goes_on_behind_an_id(listen: Listen, redis_client: redis.Red
     assert listen(str(int(moment) + 1)).next(0.01) is None, "an id may be a time"
 
 
-def test_a_listener_hears_thousands_in_order(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_receives_thousands_of_events_in_order(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     ids = add_many(redis_client, 3_456)
     assert [event.id for event in heard(events, 3_456)] == ids
@@ -244,7 +244,7 @@ def test_a_listener_hears_thousands_in_order(listen: Listen, redis_client: redis
 
 
 @pytest.mark.parametrize("bad", ["NaN", "[1,Infinity]", "{", "", "'a'", "\ud800" * 3])
-def test_json_that_cannot_be_read_ends_no_listener(listen: Listen, redis_client: redis.Redis, bad: str) -> None:
+def test_malformed_json_does_not_stop_a_listener(listen: Listen, redis_client: redis.Redis, bad: str) -> None:
     """Node's QueueEvents stops for good at any of these (PROTOCOL 2.3)."""
     events = listen()
     raw = bad.encode("utf-8", "surrogatepass")
@@ -264,7 +264,7 @@ def test_json_that_cannot_be_read_ends_no_listener(listen: Listen, redis_client:
     assert "data of job 7 is not valid JSON" in str(progress.error)
 
 
-def test_bytes_that_are_no_utf_8_end_no_listener(listen: Listen, redis_client: redis.Redis, broker: Broker) -> None:
+def test_invalid_utf_8_does_not_stop_a_listener(listen: Listen, redis_client: redis.Redis, broker: Broker) -> None:
     events = listen()
     redis_client.xadd(STREAM, cast("Any", {"event": "stalled", "jobId": b"\xff\x00"}))
     redis_client.xadd(STREAM, cast("Any", {"event": b"\xfe", b"\xfd": b"\xfc"}))
@@ -285,7 +285,7 @@ async def test_a_listener_needs_no_app(broker_url: str, redis_client: redis.Redi
 
 
 @pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])
-def test_a_place_that_is_none_is_refused(broker: Broker, start: Any) -> None:
+def test_an_invalid_start_is_refused(broker: Broker, start: Any) -> None:
     with pytest.raises(ConfigError, match="start must be"):
         QueueEvents("mail", start=start, broker=lambda: broker)
     with pytest.raises(InvalidNameError, match="queue name"):
@@ -302,7 +302,7 @@ def test_the_connection_has_the_name_by_which_node_finds_listeners(listen: Liste
 # ---- callbacks -------------------------------------------------------------------------------------------------------
 
 
-def test_callbacks_hear_what_they_asked_for_in_their_order(listen: Listen, redis_client: redis.Redis) -> None:
+def test_callbacks_receive_their_events_in_order_of_registration(listen: Listen, redis_client: redis.Redis) -> None:
     events, told = listen(), list[tuple[str, str]]()
     for name, kind, job_id in [
         ("by name", "stalled", None),
@@ -351,7 +351,7 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(
     assert caplog.records[0].exc_info is not None
 
 
-def test_on_is_a_decorator_too_and_off_forgets(broker: Broker, redis_client: redis.Redis) -> None:
+def test_on_is_also_a_decorator_and_off_removes_a_callback(broker: Broker, redis_client: redis.Redis) -> None:
     with QueueEvents("mail", broker=lambda: broker) as events:
         told: list[str] = []
 
@@ -416,9 +416,7 @@ async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_c
 # ---- events of one's own ---------------------------------------------------------------------------------------------
 
 
-def test_an_event_of_ones_own_is_heard_and_leaves_the_others_in_the_stream(
-    listen: Listen, redis_client: redis.Redis
-) -> None:
+def test_a_published_event_is_received_and_does_not_trim_others(listen: Listen, redis_client: redis.Redis) -> None:
     add_many(redis_client, 2_000)
     events = listen()
     entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5, "text": "ä😀"})
@@ -430,7 +428,7 @@ def test_an_event_of_ones_own_is_heard_and_leaves_the_others_in_the_stream(
     assert redis_client.xlen(STREAM) == 2_002, "Node's QueueEventsProducer trims the stream to 1,000"
 
 
-def test_an_event_of_ones_own_may_not_pass_for_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_published_event_cannot_have_the_name_of_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     for name in ("completed", "events-lost", ""):
         with pytest.raises(InvalidNameError, match="a name that BullMQ does not use"):
@@ -590,7 +588,7 @@ def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, sh
     assert events.next(0.05) is None
 
 
-def test_nothing_is_missed_and_nothing_heard_twice_while_the_way_breaks(
+def test_no_event_is_missed_or_received_twice_while_the_connection_breaks(
     listen: Listen, proxy: FlakyProxy, shaky: Broker, redis_client: redis.Redis
 ) -> None:
     events, ids, seen = listen(on=shaky), list[str](), list[str]()

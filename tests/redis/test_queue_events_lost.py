@@ -95,7 +95,7 @@ class TestWhileTheListenerWasAway:
         assert heard(events, 10) == later[30:]
         assert silent(events)
 
-    def test_it_says_nothing_while_nothing_was_lost_however_much_was_trimmed(
+    def test_trimming_events_that_were_read_is_not_reported(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
         assert len(heard(events, len(add(redis_client, 5)))) == 5
@@ -109,7 +109,7 @@ class TestWhileTheListenerWasAway:
         trim(redis_client, 3)
         assert heard(events, 3) == ids
 
-    def test_it_says_so_when_everything_was_trimmed(
+    def test_a_fully_trimmed_stream_is_reported(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
         first = add(redis_client, 5)
@@ -122,7 +122,7 @@ class TestWhileTheListenerWasAway:
         later = add(redis_client, 2)
         assert heard(events, 2) == later
 
-    def test_a_callback_hears_of_it(self, events: QueueEvents, redis_client: redis.Redis) -> None:
+    def test_a_callback_receives_it(self, events: QueueEvents, redis_client: redis.Redis) -> None:
         told: list[int | None] = []
         events.on(EventsLost, lambda event: told.append(event.count))
         events.on("events-lost", lambda event: told.append(event.count))
@@ -132,9 +132,7 @@ class TestWhileTheListenerWasAway:
         assert told == [7, 7]
 
 
-def test_a_listener_that_takes_long_for_each_event_is_told_what_it_missed(
-    events: QueueEvents, redis_client: redis.Redis
-) -> None:
+def test_a_slow_listener_learns_what_it_missed(events: QueueEvents, redis_client: redis.Redis) -> None:
     ids: list[str] = []
     counted = missed = 0
     for _ in range(6):  # what is read at once is kept here; only what comes meanwhile can be trimmed away
@@ -254,7 +252,7 @@ class TestAnotherStream:
         assert lost(events).count is None
         assert heard(events, 3) == ids
 
-    def test_a_server_that_had_not_seen_everything_is_followed_from_its_end(
+    def test_a_stream_that_is_behind_the_listener_is_read_from_its_end(
         self, events: QueueEvents, proxy: FlakyProxy, redis_client: redis.Redis
     ) -> None:
         """After a failover to a replica that was behind, and whose clock is."""
@@ -269,7 +267,7 @@ class TestAnotherStream:
         redis_client.xadd(STREAM, {"event": "drained"}, id="9999999999999-3")
         assert heard(events, 1) == ["9999999999999-3"]
 
-    def test_where_entries_were_deleted_one_by_one_nobody_can_count(
+    def test_gaps_cannot_be_counted_after_single_entries_were_deleted(
         self, events: QueueEvents, redis_client: redis.Redis
     ) -> None:
         ids = add(redis_client, 10)
@@ -281,7 +279,7 @@ class TestAnotherStream:
         assert heard(events, 4) == later[6:]
 
 
-async def test_the_async_form_says_it_too(broker: Broker, redis_client: redis.Redis) -> None:
+async def test_the_async_form_reports_it_too(broker: Broker, redis_client: redis.Redis) -> None:
     async with AsyncQueueEvents("mail", broker=lambda: broker) as events:
         add(redis_client, 9)
         trim(redis_client, 2)
@@ -345,7 +343,7 @@ class TestAServerThatDoesNotCount:
         server.add("5-0", "6-0")
         assert (len((page := server.read()).entries), page.gap) == (2, None)
 
-    def test_a_gap_is_told_without_a_number(self, broker: Broker) -> None:
+    def test_a_gap_of_unknown_size_is_reported(self, broker: Broker) -> None:
         server = Old(BEGINNING, broker)
         server.add("5-0", "6-0")
         server.read()
@@ -364,7 +362,7 @@ class TestAServerThatDoesNotCount:
         assert server.read() == EventPage([], StreamGap("6-0", None, None))
         assert server.read() == EventPage([])
 
-    def test_nothing_is_told_while_an_entry_up_to_the_place_is_there(self, broker: Broker) -> None:
+    def test_nothing_is_reported_while_an_entry_up_to_the_position_exists(self, broker: Broker) -> None:
         server = Old(BEGINNING, broker)
         server.add("5-0", "6-0")
         server.read()
@@ -373,7 +371,7 @@ class TestAServerThatDoesNotCount:
         page = server.read()
         assert ([it for it, _ in page.entries], page.gap) == (["7-0"], None)
 
-    def test_the_numbers_are_not_asked_for_again_and_again(self, broker: Broker) -> None:
+    def test_the_counts_of_the_stream_are_read_once(self, broker: Broker) -> None:
         server = Old("5-0", broker)
         server.add("5-0")
         for _ in range(5):

@@ -51,7 +51,7 @@ def test_the_global_rate_limit(queue: Queue, hand: Hand, redis_client: redis.Red
         queue.set_global_rate_limit(1, 0)
 
 
-def test_a_rate_limit_by_hand(queue: Queue, hand: Hand) -> None:
+def test_a_rate_limit_set_manually(queue: Queue, hand: Hand) -> None:
     queue.add("n")
     queue.set_global_rate_limit(10, 1)
     assert queue.get_rate_limit_ttl() == 0
@@ -64,7 +64,7 @@ def test_a_rate_limit_by_hand(queue: Queue, hand: Hand) -> None:
     assert hand.take()
 
 
-def test_what_meta_says(queue: Queue, redis_client: redis.Redis) -> None:
+def test_fields_of_meta(queue: Queue, redis_client: redis.Redis) -> None:
     assert queue.get_version() is None
     queue.add("n")
     assert queue.get_version() == "bullmq:5.62.0"
@@ -141,7 +141,7 @@ def test_a_queue_without_hash_tag_and_with_another_prefix(broker_url: str, redis
         assert redis_client.hget(f"shop:mail:{job.id}", "name") == "n"
 
 
-def test_the_queues_of_an_app_share_its_way_to_redis(broker_url: str) -> None:
+def test_the_queues_of_an_app_share_its_connections(broker_url: str) -> None:
     app = App("queues", prefix="first")
     queue, aqueue = app.queue("mail"), app.aqueue("mail", default_job_options={"attempts": 9})
     app.conf.prefix = "shop"  # making a queue does not freeze the settings
@@ -162,6 +162,6 @@ def test_the_queues_of_an_app_share_its_way_to_redis(broker_url: str) -> None:
     app.close()
 
 
-def test_the_fault_of_a_missing_server_is_said() -> None:
+def test_an_unreachable_server_is_named() -> None:
     with Queue("mail", "redis://127.0.0.1:1/0") as queue, pytest.raises(BrokerUnavailableError):
         queue.count()

@@ -225,7 +225,7 @@ def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:
     assert queue.add("n", job_id="repeat:mine:1").id == "repeat:mine:1"
 
 
-def test_a_job_of_the_past_is_due_from_its_own_time(queue: Queue, hand: Hand) -> None:
+def test_a_delay_counts_from_the_timestamp_of_the_job(queue: Queue, hand: Hand) -> None:
     sent = queue.add("n", delay=60, timestamp=queue.context.now_ms() / 1000 - 61)
     assert hand.take() == sent.id
 

@@ -64,7 +64,7 @@ def now_ms(jobs: Queue) -> int:
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_interval_starts_at_once_and_says_everything_about_itself(
+def test_an_interval_starts_at_once_and_all_its_fields_can_be_read(
     schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
 ) -> None:
     before = now_ms(jobs)
@@ -130,7 +130,7 @@ def test_a_pattern_that_does_not_fire_before_its_end_makes_nothing(schedulers: J
     assert schedulers.count() == 0
 
 
-def test_with_an_offset_an_interval_keeps_to_multiples_of_itself(schedulers: JobSchedulers, jobs: Queue) -> None:
+def test_with_an_offset_an_interval_keeps_to_its_multiples(schedulers: JobSchedulers, jobs: Queue) -> None:
     scheduler = made(schedulers.upsert("hourly", every=3600, offset=600))
     assert scheduler.next_ms % HOUR_MS == 600_000
     assert 0 <= scheduler.next_ms - now_ms(jobs) <= HOUR_MS
@@ -142,7 +142,7 @@ def test_expiry_counts_from_the_moment_for_which_a_job_was_made(schedulers: JobS
     assert scheduler.opts["bulltask"] == {"v": 1, "ttl": 5000}
 
 
-def test_a_queues_default_options_are_those_of_its_schedulers_as_far_as_they_make_sense(broker_url: str) -> None:
+def test_a_queues_default_options_apply_to_its_schedulers_if_they_are_allowed_there(broker_url: str) -> None:
     with Queue("mail", broker_url, default_job_options={"delay": 9, "deduplication": "x", "priority": 4}) as queue:
         scheduler = made(queue.schedulers.upsert("a", every=60))
         job = queue.get_job(scheduler.next_job_id)
@@ -177,7 +177,7 @@ def test_a_queues_default_options_are_those_of_its_schedulers_as_far_as_they_mak
         ({"cron": "* * * * *", "start": "tomorrow"}, "start must be a datetime"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(schedulers: JobSchedulers, rule: dict[str, Any], said: str) -> None:
+def test_invalid_rules_are_refused(schedulers: JobSchedulers, rule: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         schedulers.upsert("a", **rule)
     assert schedulers.count() == 0
@@ -199,7 +199,7 @@ def test_options_that_a_scheduler_decides_are_refused_and_unknown_ones_named(sch
 # --- changing ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_again_changes_nothing_but_the_template(schedulers: JobSchedulers, jobs: Queue) -> None:
+def test_an_unchanged_rule_only_updates_the_template(schedulers: JobSchedulers, jobs: Queue) -> None:
     first = made(schedulers.upsert("beat", every=3600, start=FAR))
     second = made(schedulers.upsert("beat", every=3600, start=FAR, data={"new": True}))
     assert (second.next_ms, second.data) == (first.next_ms, {"new": True})
@@ -227,7 +227,7 @@ def test_a_job_that_has_run_cannot_be_replaced(schedulers: JobSchedulers, jobs: 
         schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR)
 
 
-def test_an_interval_whose_next_two_moments_have_run_is_busy(
+def test_an_interval_whose_next_two_jobs_have_run_is_busy(
     schedulers: JobSchedulers, jobs: Queue, hand: Hand, redis_client: redis.Redis
 ) -> None:
     first = made(schedulers.upsert("beat", every=3600, start=FAR))
@@ -246,7 +246,7 @@ def test_an_interval_whose_next_two_moments_have_run_is_busy(
 # --- the next job -----------------------------------------------------------------------------------------------------
 
 
-def test_the_next_job_is_added_once_however_often_it_is_asked_for(
+def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     schedulers: JobSchedulers, jobs: Queue, hand: Hand
 ) -> None:
     first = made(schedulers.upsert("beat", every=3600, data={"n": 1}))
@@ -264,7 +264,7 @@ def test_the_next_job_is_added_once_however_often_it_is_asked_for(
     assert run(call) is None
 
 
-def test_ticks_that_nobody_saw_are_one_job(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
+def test_ticks_without_a_worker_make_one_job(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
     first = made(schedulers.upsert("beat", every=60))
     assert hand.take() == first.next_job_id
     late = first.next_ms + 10 * 60_000 + 7
@@ -281,7 +281,7 @@ def test_ticks_that_nobody_saw_are_one_job(schedulers: JobSchedulers, jobs: Queu
 # --- reading and removing ---------------------------------------------------------------------------------------------
 
 
-def test_schedulers_are_listed_by_their_next_moment(schedulers: JobSchedulers) -> None:
+def test_schedulers_are_listed_in_the_order_of_their_next_jobs(schedulers: JobSchedulers) -> None:
     for hours in (3, 1, 2):
         schedulers.upsert(f"in-{hours}", every=60, start=FAR + timedelta(hours=hours))
     assert [it.id for it in schedulers.list()] == ["in-3", "in-2", "in-1"]

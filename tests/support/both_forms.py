@@ -1,4 +1,4 @@
-"""One interface of bulltask, the sync or the async one, on a queue of its own; what was said and done is comparable."""
+"""One form of the API, blocking or asyncio, on a queue of its own, with comparable results and states."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Side:
         return self.queue.add("a", {"n": 1}, **options)
 
     def take(self) -> Job:
-        """Take the next job by hand."""
+        """Acquire the next job."""
         job = self.queue.get_next_job("t")
         assert job is not None
         return job
@@ -141,8 +141,8 @@ class Side:
         added = cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.key("events")))
         return list(dict.fromkeys(event["jobId"] for _, event in added if event["event"] == "added"))
 
-    def said(self, value: Any, ids: Sequence[str]) -> Any:
-        """An answer in words that are the same in both forms."""
+    def comparable(self, value: Any, ids: Sequence[str]) -> Any:
+        """A result without what differs between the forms: ids, names, classes."""
         if isinstance(value, Driven):
             value = value.target
         if isinstance(value, JobFields):
@@ -156,8 +156,8 @@ class Side:
         if isinstance(value, str):
             return self._text(value, ids)
         if isinstance(value, Mapping):
-            return {self.said(name, ids): self.said(item, ids) for name, item in value.items()}
-        return [self.said(item, ids) for item in value]
+            return {self.comparable(name, ids): self.comparable(item, ids) for name, item in value.items()}
+        return [self.comparable(item, ids) for item in value]
 
     def _text(self, text: str, ids: Sequence[str]) -> str:
         for place, job_id in enumerate(ids, 1):

@@ -1,4 +1,4 @@
-"""Jobs taken and ended without a worker; tests/interop/differential compares what Redis then holds with Node's."""
+"""Processing jobs without a worker; tests/interop/differential compares the result in Redis with Node's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_blocked(client: redis.Redis) -> bool:
     return int(client.info("clients")["blocked_clients"]) > 0
 
 
-def test_the_next_job_is_taken_and_locked(queue: Queue, redis_client: redis.Redis) -> None:
+def test_the_next_job_is_acquired_and_locked(queue: Queue, redis_client: redis.Redis) -> None:
     assert queue.get_next_job("t") is None
     made = queue.add("send", {"to": "ann"}, priority=1)
     job = taken(queue, lock_duration=5, worker="me")
@@ -67,7 +67,7 @@ def test_the_next_job_is_taken_and_locked(queue: Queue, redis_client: redis.Redi
     assert queue.get_next_job("t") is None
 
 
-def test_nobodys_name_is_noted_unless_there_is_one(queue: Queue, redis_client: redis.Redis) -> None:
+def test_no_worker_name_is_stored_unless_there_is_one(queue: Queue, redis_client: redis.Redis) -> None:
     queue.add("a")
     queue.add("b")
     first = taken(queue)
@@ -83,12 +83,12 @@ def test_the_lock_lasts_as_long_as_the_setting_says(queue: Queue, redis_client: 
 
 
 @pytest.mark.parametrize("token", ["", "0"])
-def test_a_token_that_locks_nothing_is_refused(queue: Queue, token: str) -> None:
+def test_an_invalid_token_is_refused(queue: Queue, token: str) -> None:
     with pytest.raises(ConfigError, match="token"):
         queue.get_next_job(token)
 
 
-def test_a_lock_of_no_time_is_refused(queue: Queue) -> None:
+def test_a_lock_of_zero_duration_is_refused(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="lock_duration"):
         queue.get_next_job("t", lock_duration=0)
 
@@ -116,9 +116,7 @@ def test_waiting_for_a_job_ends_when_a_delayed_one_is_due(queue: Queue) -> None:
     assert mono_ms() - begun_ms < 30_000
 
 
-def test_waiting_in_vain_ends_in_time_and_leaves_the_announcement_to_others(
-    queue: Queue, redis_client: redis.Redis
-) -> None:
+def test_waiting_without_success_ends_in_time_and_puts_the_marker_back(queue: Queue, redis_client: redis.Redis) -> None:
     queue.add("late", delay=3600)
     marker = redis_client.zrange(f"{queue.qualified_name}:marker", 0, -1, withscores=True)
     begun_ms = mono_ms()
@@ -137,7 +135,7 @@ def test_a_rate_limit_is_waited_out(queue: Queue) -> None:
     assert taken(queue, timeout=60).name == "b"
 
 
-def test_a_completed_job_brings_the_next_one(queue: Queue) -> None:
+def test_completing_a_job_can_return_the_next_one(queue: Queue) -> None:
     first, second = queue.add("a"), queue.add("b")
     job = taken(queue, "mine", worker="me")
     following = job.move_to_completed({"n": 1}, fetch_next=True)
@@ -149,14 +147,14 @@ def test_a_completed_job_brings_the_next_one(queue: Queue) -> None:
     assert (first.get_state(), second.get_state()) == (JobState.COMPLETED, JobState.COMPLETED)
 
 
-def test_the_next_job_is_left_alone_unless_asked_for(queue: Queue) -> None:
+def test_the_next_job_is_not_acquired_unless_asked_for(queue: Queue) -> None:
     queue.add("a")
     second = queue.add("b")
     assert taken(queue).move_to_completed(1) is None
     assert second.is_waiting()
 
 
-def test_a_failed_attempt_is_tried_again_until_none_is_left(queue: Queue) -> None:
+def test_a_failed_job_is_retried_until_no_attempts_are_left(queue: Queue) -> None:
     made = queue.add("a", attempts=3, backoff={"type": "fixed", "delay": 3600})
     job = taken(queue)
     with pytest.raises(ValueError, match="nö") as caught:
@@ -185,14 +183,14 @@ def test_a_failure_is_stored_and_told_in_part_where_it_is_long(
     job.move_to_failed(error)
     stored: Any = redis_client.hgetall(queue.context.keys.job(job.id))
     events: Any = redis_client.xrange(queue.context.keys.events)
-    told = [fields["failedReason"] for _, fields in events if fields["event"] == "failed"]
-    assert [stored["failedReason"]] == told == [job.failed_reason]
-    assert len(told[0]) == REASON_CHARS
+    emitted = [fields["failedReason"] for _, fields in events if fields["event"] == "failed"]
+    assert [stored["failedReason"]] == emitted == [job.failed_reason]
+    assert len(emitted[0]) == REASON_CHARS
     assert len(stored["stacktrace"]) < 2 * REASON_CHARS
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "delay_ms"),
+    ("error", "options", "delay_ms"),
     [
         ("no", {"countdown": 60}, 60_000),
         ("no", {"countdown": timedelta(hours=2)}, 7_200_000),
@@ -207,12 +205,12 @@ def test_a_failure_is_stored_and_told_in_part_where_it_is_long(
     ],
 )
 def test_the_delay_of_a_retry_may_be_chosen(
-    queue: Queue, redis_client: redis.Redis, error: BaseException | str, said: dict[str, Any], delay_ms: int
+    queue: Queue, redis_client: redis.Redis, error: BaseException | str, options: dict[str, Any], delay_ms: int
 ) -> None:
     made = queue.add("a", attempts=3, backoff=10)
     job = taken(queue)
     before_ms = int(queue.context.broker.clock.now_ms())
-    assert job.move_to_failed(error, **said) is None
+    assert job.move_to_failed(error, **options) is None
     assert (job.delay_ms, job.attempts_made) == (delay_ms, 1)
     if delay_ms:
         due_ms = float(cast(Any, redis_client.zscore(queue.context.keys.delayed, made.id))) / 4096
@@ -234,7 +232,7 @@ def test_a_chosen_delay_is_no_further_attempt(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("countdown", [-1, "60", float("nan")])
-def test_a_delay_that_is_none_leaves_the_job_active(queue: Queue, countdown: Any) -> None:
+def test_an_invalid_delay_leaves_the_job_active(queue: Queue, countdown: Any) -> None:
     queue.add("a", attempts=2)
     job = taken(queue)
     with pytest.raises(ConfigError, match="countdown must be"):
@@ -242,14 +240,14 @@ def test_a_delay_that_is_none_leaves_the_job_active(queue: Queue, countdown: Any
     assert job.is_active()
 
 
-def test_without_a_backoff_it_waits_again_at_once(queue: Queue) -> None:
+def test_without_a_backoff_the_job_is_retried_at_once(queue: Queue) -> None:
     made = queue.add("a", attempts=2, backoff=None)
     taken(queue).move_to_failed("no")
     assert made.is_waiting()
 
 
 @pytest.mark.parametrize("way", ["permanent", "discarded"])
-def test_what_will_not_pass_is_not_tried_again(queue: Queue, way: str) -> None:
+def test_a_permanent_error_is_not_retried(queue: Queue, way: str) -> None:
     made, following = queue.add("a", attempts=5), queue.add("b")
     job = taken(queue)
     if way == "discarded":
@@ -259,7 +257,7 @@ def test_what_will_not_pass_is_not_tried_again(queue: Queue, way: str) -> None:
     assert made.is_failed()
 
 
-def test_what_cannot_travel_leaves_the_job_active(queue: Queue) -> None:
+def test_a_value_that_cannot_be_encoded_leaves_the_job_active(queue: Queue) -> None:
     queue.add("a")
     job = taken(queue)
     with pytest.raises(EncodeError, match=f"return value of job {job.id}"):
@@ -267,9 +265,7 @@ def test_what_cannot_travel_leaves_the_job_active(queue: Queue) -> None:
     assert job.is_active()
 
 
-def test_a_backoff_that_cannot_be_read_is_told_before_anything_is_written(
-    queue: Queue, redis_client: redis.Redis
-) -> None:
+def test_a_malformed_backoff_is_reported_before_anything_is_written(queue: Queue, redis_client: redis.Redis) -> None:
     made = queue.add("a", attempts=2)
     redis_client.hset(made.key, "opts", '{"attempts":2,"backoff":{"type":"fixed","delay":"x"}}')
     job = taken(queue)
@@ -279,7 +275,7 @@ def test_a_backoff_that_cannot_be_read_is_told_before_anything_is_written(
 
 
 @pytest.mark.parametrize("ending", ["move_to_completed", "move_to_failed", "move_to_delayed", "move_to_wait"])
-def test_only_who_holds_the_lock_ends_the_job(queue: Queue, redis_client: redis.Redis, ending: str) -> None:
+def test_only_the_holder_of_the_lock_can_end_the_job(queue: Queue, redis_client: redis.Redis, ending: str) -> None:
     queue.add("a")
     job = taken(queue)
     arguments = [] if ending == "move_to_wait" else [1 if ending == "move_to_delayed" else "x"]
@@ -290,7 +286,7 @@ def test_only_who_holds_the_lock_ends_the_job(queue: Queue, redis_client: redis.
         getattr(job, ending)(*arguments)
 
 
-def test_a_job_that_was_read_is_ended_with_the_token_that_is_said(queue: Queue) -> None:
+def test_a_job_that_was_only_read_needs_the_token(queue: Queue) -> None:
     made = queue.add("a")
     taken(queue, "mine")
     read = queue.get_job(made.id)
@@ -301,7 +297,7 @@ def test_a_job_that_was_read_is_ended_with_the_token_that_is_said(queue: Queue) 
     assert made.is_completed()
 
 
-def test_a_job_is_put_off_or_given_back_without_counting_an_attempt(queue: Queue) -> None:
+def test_delaying_or_releasing_a_job_counts_no_attempt(queue: Queue) -> None:
     made = queue.add("a")
     job = taken(queue)
     job.move_to_delayed(3600)
@@ -327,7 +323,7 @@ def test_a_job_waits_for_its_children(queue: Queue) -> None:
     assert (job.id, job.get_children_values()) == (parent.id, {child.key: "hers"})
 
 
-def test_a_scheduler_goes_on_when_its_job_is_taken(queue: Queue) -> None:
+def test_acquiring_a_schedulers_job_adds_the_next_one(queue: Queue) -> None:
     queue.schedulers.upsert("s", name="tick", every=3600)
     job = taken(queue)
     assert job.scheduler_id == "s"
@@ -338,7 +334,7 @@ def test_a_scheduler_goes_on_when_its_job_is_taken(queue: Queue) -> None:
     assert job.next_iteration_id == following[0].id
 
 
-def test_a_scheduler_whose_rule_cannot_be_read_has_its_job_put_off(queue: Queue, redis_client: redis.Redis) -> None:
+def test_the_job_of_a_scheduler_with_a_malformed_rule_is_delayed(queue: Queue, redis_client: redis.Redis) -> None:
     queue.schedulers.upsert("s", name="tick", every=3600)
     made = queue.get_jobs("waiting")[0]
     redis_client.hset(made.key, "opts", '{"repeat":{"every":"x"}}')
@@ -367,7 +363,7 @@ def test_the_count_of_stalls_is_checked(queue: Queue) -> None:
         queue.check_stalled(-1)
 
 
-def test_what_the_settings_say_of_a_workers_jobs_counts_by_hand_too(broker_url: str) -> None:
+def test_the_settings_for_a_workers_jobs_apply_to_manual_processing_too(broker_url: str) -> None:
     options: Any = {"metrics_max_data_points": 10, "limiter": {"max": 2, "duration": 60}, "result_expires": None}
     with Queue("mail", broker_url, remove_on_complete=1, remove_on_fail=1, **options) as queue:
         for _ in range(2):
@@ -416,7 +412,7 @@ def test_a_lost_server_is_told_and_leaves_nothing_behind(server_factory: ServerF
             queue.wait_until_ready()
 
 
-def test_the_settings_of_a_worker_count_by_hand_too(broker_url: str, redis_client: redis.Redis) -> None:
+def test_the_settings_of_a_worker_apply_to_manual_processing_too(broker_url: str, redis_client: redis.Redis) -> None:
     settings: dict[str, Any] = {
         "limiter": "2/h",
         "remove_on_complete": 1,
