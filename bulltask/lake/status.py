@@ -30,12 +30,12 @@ class Lag:
     """How far the lake is behind a queue in Redis.
 
     Attributes:
-        ring: the queue's event stream.
+        stream: the queue's event stream.
         events: events in the stream that are not in the lake.
         seconds: how much older the lake's last event is than the stream's last, by Redis' clock.
     """
 
-    ring: StreamRetention
+    stream: StreamRetention
     events: int
     seconds: float
 
@@ -135,6 +135,8 @@ def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
     known = QueueStatus(name, last.ends.get(name), last.lost.get(name, 0))
     if lag is None:
         return known
-    ring = lag.ring
-    left_s = max(0.0, (ring.limit - lag.events) / ring.rate) if ring.rate else None
-    return QueueStatus(known.queue, known.last_id, known.lost, lag.events, lag.seconds, ring.length, ring.limit, left_s)
+    stream = lag.stream
+    left_s = max(0.0, (stream.limit - lag.events) / stream.rate) if stream.rate else None
+    return QueueStatus(
+        known.queue, known.last_id, known.lost, lag.events, lag.seconds, stream.length, stream.limit, left_s
+    )

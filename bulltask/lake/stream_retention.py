@@ -81,7 +81,7 @@ class StreamRetention:
         """Whether that is long enough; ``None`` if the rate is unknown."""
         return None if self.headroom_s is None else self.headroom_s >= need.seconds
 
-    def advice(self, need: RetentionNeed) -> int | None:
+    def recommended_limit(self, need: RetentionNeed) -> int | None:
         """Return the ``maxLen`` that is long enough; ``None`` if the rate is unknown."""
         return None if self.rate is None else recommended_length(self.rate, need)
 

@@ -40,7 +40,7 @@ def test_the_advice_is_enough_and_no_shorter_than_the_default() -> None:
     for rate in (0.1, 333.3, 1_000.0, 8_860.0):
         ring = StreamRetention("mail", 0, recommended_length(rate, RetentionNeed(7, 3, 61)), rate)
         assert ring.is_enough(RetentionNeed(7, 3, 61))
-        assert ring.advice(RetentionNeed(7, 3, 61)) == ring.limit
+        assert ring.recommended_limit(RetentionNeed(7, 3, 61)) == ring.limit
 
 
 def test_the_rate_is_that_of_the_busiest_span_and_of_nothing_there_is_none() -> None:

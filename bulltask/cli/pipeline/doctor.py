@@ -91,16 +91,16 @@ def command(
         return
     need = RetentionNeed(trigger, batch, outage)
     source = source_of(ctx, where)
-    parts = [_java(), *map(_package, _PACKAGES)]
-    redis, rings, aside = _check_redis(source)
-    parts.append(redis)
-    enough = all(ring.is_enough(need) is not False for ring in rings)
-    well = enough and not aside and all(not part.advice for part in parts)
+    requirements = [_java(), *map(_package, _PACKAGES)]
+    redis, streams, skipped = _check_redis(source)
+    requirements.append(redis)
+    enough = all(stream.is_enough(need) is not False for stream in streams)
+    well = enough and not skipped and all(not requirement.advice for requirement in requirements)
     if as_json:
-        checks = _to_json(parts, rings, need, well=well)
-        click.echo(json.dumps({**checks, "set_aside": [asdict(one) for one in aside]}, indent=2))
+        checks = _to_json(requirements, streams, need, well=well)
+        click.echo(json.dumps({**checks, "set_aside": [asdict(one) for one in skipped]}, indent=2))
     else:
-        click.echo("\n".join([*_lines(parts, rings, need), *skipped_queue_lines(aside)]))
+        click.echo("\n".join([*_lines(requirements, streams, need), *skipped_queue_lines(skipped)]))
     ctx.exit(0 if well else 1)
 
 
@@ -126,7 +126,7 @@ def _package(name: str) -> Requirement:
 
 
 def _check_version(name: str, found: str, advice: str) -> Requirement:
-    numbers = tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".") if part.isdecimal())
+    numbers = tuple(int(number) for number in found.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
     return Requirement(name, found, "" if numbers >= _OLDEST[name] else advice)
 
 
@@ -140,74 +140,76 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     try:
         with Connection(options.config) as connection:
             found = redis_version(connection) or "unknown"
-            look = observe_streams(connection, options)
+            observed = observe_streams(connection, options)
     except BulltaskError as exc:
         return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
     advice = "before 7.0 losses are noticed but cannot be counted: use Redis 7 or Valkey"
-    counted = all(facts is None or facts.added is not None for _, _, facts in look.streams)
+    counted = all(state is None or state.added is not None for _, _, state in observed.streams)
     if found == "unknown":
         redis = Requirement("redis", found, "" if counted else advice)
     else:
         redis = _check_version("redis", found, advice)
-    return redis, [ring for _, ring, _ in look.streams], look.skipped
+    return redis, [stream for _, stream, _ in observed.streams], observed.skipped
 
 
 def _to_json(
-    parts: Sequence[Requirement], rings: Sequence[StreamRetention], need: RetentionNeed, *, well: bool
+    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed, *, well: bool
 ) -> dict[str, Any]:
     return {
         "well": well,
         "needed_s": need.seconds,
-        "parts": [{"name": one.name, "version": one.found, "advice": one.advice or None} for one in parts],
+        "parts": [{"name": one.name, "version": one.found, "advice": one.advice or None} for one in requirements],
         "queues": [
             {
-                "queue": ring.queue,
-                "length": ring.length,
-                "max_length": ring.limit,
-                "events_per_s": ring.rate,
-                "headroom_s": ring.headroom_s,
-                "enough": ring.is_enough(need),
-                "advised_max_length": ring.advice(need),
+                "queue": stream.queue,
+                "length": stream.length,
+                "max_length": stream.limit,
+                "events_per_s": stream.rate,
+                "headroom_s": stream.headroom_s,
+                "enough": stream.is_enough(need),
+                "advised_max_length": stream.recommended_limit(need),
             }
-            for ring in rings
+            for stream in streams
         ],
     }
 
 
-def _lines(parts: Sequence[Requirement], rings: Sequence[StreamRetention], need: RetentionNeed) -> Iterator[str]:
+def _lines(
+    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed
+) -> Iterator[str]:
     yield as_table(
         ("", "found", "needed", ""),
         [
             (one.name, one.found or "missing", ">= " + ".".join(map(str, _OLDEST[one.name])), one.advice)
-            for one in parts
+            for one in requirements
         ],
     )
     yield f"\nAn event stream should hold {need.seconds:,.0f} s: the greater of 2 x (trigger + batch) and the outage."
-    if not rings:
-        if parts[-1].found is not None:  # Redis is there
+    if not streams:
+        if requirements[-1].found is not None:  # Redis is there
             yield "No queues found."
         return
     yield as_table(
         ("queue", "events now", "maxLen", "events/s", "holds", "verdict"),
         [
             (
-                ring.queue,
-                f"{ring.length:,}",
-                f"{ring.limit:,}",
-                "-" if ring.rate is None else f"{ring.rate:,.1f}",
-                "-" if ring.headroom_s is None else f"{ring.headroom_s:,.0f} s",
-                _verdict(ring, need),
+                stream.queue,
+                f"{stream.length:,}",
+                f"{stream.limit:,}",
+                "-" if stream.rate is None else f"{stream.rate:,.1f}",
+                "-" if stream.headroom_s is None else f"{stream.headroom_s:,.0f} s",
+                _verdict(stream, need),
             )
-            for ring in rings
+            for stream in streams
         ],
     )
 
 
-def _verdict(ring: StreamRetention, need: RetentionNeed) -> str:
-    enough = ring.is_enough(need)
+def _verdict(stream: StreamRetention, need: RetentionNeed) -> str:
+    enough = stream.is_enough(need)
     if enough is None:
         return "no events yet"
-    return "long enough" if enough else f"too short: set streams.events.maxLen to {ring.advice(need):,}"
+    return "long enough" if enough else f"too short: set streams.events.maxLen to {stream.recommended_limit(need):,}"
 
 
 def _sizes() -> str:

@@ -75,15 +75,15 @@ class TaskAggregate:
     @classmethod
     def together(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
         """Combine several."""
-        keys = [key for tally in aggregates for key in tally.keys]
+        keys = [key for aggregate in aggregates for key in aggregate.keys]
         counts: Counter[str] = Counter()
-        for tally in aggregates:
-            counts.update(tally.counts)
+        for aggregate in aggregates:
+            counts.update(aggregate.counts)
         return cls(
             keys,
             label,
             counts,
-            *(merge_histograms(getattr(tally, name) for tally in aggregates) for name in ("waits", "runs")),
+            *(merge_histograms(getattr(aggregate, name) for aggregate in aggregates) for name in ("waits", "runs")),
         )
 
 
@@ -129,7 +129,9 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
     aggregates = [
         TaskAggregate([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
     ]
-    return sorted(aggregates, key=lambda tally: (-tally.counts["busy_ms"], -tally.attempts, tally.label))
+    return sorted(
+        aggregates, key=lambda aggregate: (-aggregate.counts["busy_ms"], -aggregate.attempts, aggregate.label)
+    )
 
 
 def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
@@ -178,7 +180,7 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
                 incomplete=len(incomplete.get(found["queue"], ())),
             )
         )
-    return sorted(aggregates, key=lambda tally: (-tally.busy_mean, tally.queue))
+    return sorted(aggregates, key=lambda aggregate: (-aggregate.busy_mean, aggregate.queue))
 
 
 def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:

@@ -223,7 +223,7 @@ def _charts(
     data: ReportData, axis: Axis, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate]
 ) -> dict[str, Chart]:
     lost = bands(axis, {minute for minutes in incomplete_minutes(data).values() for minute in minutes})
-    called = {key: tally.label for tally in aggregates for key in tally.keys}
+    called = {key: aggregate.label for aggregate in aggregates for key in aggregate.keys}
     others = len(called) - len(data.shown)
     names = [called[key] for key in data.shown] + ([f"{others} others"] if others else [])
     wanted = {

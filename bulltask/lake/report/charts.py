@@ -168,18 +168,18 @@ def ranges(aggregates: Sequence[TaskAggregate], of: str) -> Ranges | None:
         aggregates: the tasks.
         of: ``wait`` or ``run``.
     """
-    measured = [(tally, [getattr(tally, of)(share) for share in (0.5, 0.95, 0.99)]) for tally in aggregates]
-    known = [(tally, values) for tally, values in measured if values[0] is not None]
+    measured = [(aggregate, [getattr(aggregate, of)(share) for share in (0.5, 0.95, 0.99)]) for aggregate in aggregates]
+    known = [(aggregate, values) for aggregate, values in measured if values[0] is not None]
     if not known:
         return None
     scale, ticks = _log_scale([value for _, values in known for value in values])
     rows = [
         Range(
-            tally.label,
+            aggregate.label,
             [round(scale.place(value), 2) for value in values],
             [format_value(value, Unit.MS) for value in values],
         )
-        for tally, values in known
+        for aggregate, values in known
     ]
     return Ranges([Tick(round(scale.place(tick), 2), format_value(tick, Unit.MS)) for tick in ticks], rows)
 

@@ -78,9 +78,9 @@ def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) 
     """
     lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
     known, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
-    for place, tally in enumerate(aggregates):
+    for place, aggregate in enumerate(aggregates):
         line = min(place, len(lines) - 1)  # the last one may stand for several
-        first = min((axis.place(minute) for minute in incomplete.get(tally.queue, ())), default=axis.points)
+        first = min((axis.place(minute) for minute in incomplete.get(aggregate.queue, ())), default=axis.points)
         known[line] = min(known[line], max(first, 0))
     for one, points in zip(lines, known, strict=True):
         sums = accumulate(value or 0 for value in one.values[:points])
@@ -92,7 +92,7 @@ def _by_queue(
     data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate], column: str, divisor: int
 ) -> list[Series]:
     many = len(aggregates) > MAX_SERIES
-    shown = [tally.queue for tally in aggregates[: MAX_SERIES - 1 if many else MAX_SERIES]]
+    shown = [aggregate.queue for aggregate in aggregates[: MAX_SERIES - 1 if many else MAX_SERIES]]
     lines = {queue: Series(shorten(queue), [0.0] * axis.points) for queue in shown}
     rest = Series(f"{len(aggregates) - len(shown)} others", [0.0] * axis.points, others=True)
     for row in data.queues.select(["queue", "at", column]).to_pylist():

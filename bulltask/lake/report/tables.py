@@ -65,27 +65,27 @@ class ReportTable:
         return ReportTable(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
 
 
-def as_text(grid: ReportTable) -> str:
+def as_text(table: ReportTable) -> str:
     """Return aligned columns for a terminal."""
-    head = [column.heading for column in grid.columns]
-    lines = [head, *grid.cells()]
+    head = [column.heading for column in table.columns]
+    lines = [head, *table.cells()]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     padded = (
         "  ".join(
             cell.ljust(width) if column.is_text else cell.rjust(width)
-            for cell, width, column in zip(line, widths, grid.columns, strict=True)
+            for cell, width, column in zip(line, widths, table.columns, strict=True)
         ).rstrip()
         for line in lines
     )
-    return "\n".join([*padded, *([f"\n{grid.note}"] if grid.note else [])]) + "\n"
+    return "\n".join([*padded, *([f"\n{table.note}"] if table.note else [])]) + "\n"
 
 
-def as_markdown(grid: ReportTable) -> str:
+def as_markdown(table: ReportTable) -> str:
     """Return a Markdown table, in which untrusted text cannot leave its cell."""
-    heads = [column.heading for column in grid.columns]
-    rule = ["---" if column.is_text else "---:" for column in grid.columns]
-    lines = [heads, rule, *([markdown_text(cell) for cell in row] for row in grid.cells())]
-    note = f"\n{grid.note}\n" if grid.note else ""
+    heads = [column.heading for column in table.columns]
+    rule = ["---" if column.is_text else "---:" for column in table.columns]
+    lines = [heads, rule, *([markdown_text(cell) for cell in row] for row in table.cells())]
+    note = f"\n{table.note}\n" if table.note else ""
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n" + note
 
 
@@ -103,24 +103,24 @@ def markdown_text(text: str) -> str:
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
 
 
-def as_json(grid: ReportTable) -> str:
+def as_json(table: ReportTable) -> str:
     """Return a JSON list of objects, with times in ISO 8601 and money as text."""
-    names = [column.name for column in grid.columns]
-    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in grid.rows]
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in table.rows]
     lines = json.dumps(rows, indent=2, ensure_ascii=False).split("\n")
     # json.dumps leaves some control characters as they are, which a terminal would obey.
     return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
 
 
-def as_csv(grid: ReportTable) -> str:
+def as_csv(table: ReportTable) -> str:
     """Return CSV with a header.
 
     Texts that a spreadsheet would read as formulas get a leading ``'``; control characters are escaped: ``\\x1b``.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.name for column in grid.columns])
-    writer.writerows([_csv_cell(_plain(value)) for value in row] for row in grid.rows)
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([_csv_cell(_plain(value)) for value in row] for row in table.rows)
     return out.getvalue()
 
 

@@ -92,12 +92,12 @@ def short_errors(found: Sequence[Failure]) -> ReportTable:
 
 def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
     """Return the load of queues as a table, with the workers that each queue needs if it has its own."""
-    grid = sections.capacity(queues)
+    table = sections.capacity(queues)
     if not recommendations.by_queue:
-        return grid
+        return table
     workers = {queue: found.workers for queue, found in recommendations.by_queue.items()}
-    rows = [[*row, workers.get(tally.queue)] for row, tally in zip(grid.rows, queues, strict=True)]
-    return ReportTable([*grid.columns, ReportColumn("workers", "Workers needed", Unit.COUNT)], rows)
+    rows = [[*row, workers.get(aggregate.queue)] for row, aggregate in zip(table.rows, queues, strict=True)]
+    return ReportTable([*table.columns, ReportColumn("workers", "Workers needed", Unit.COUNT)], rows)
 
 
 def recommendation_text(recommendations: Recommendations) -> str:
@@ -116,7 +116,9 @@ def recommendation_text(recommendations: Recommendations) -> str:
 
 def queues_shown(report: Report, most: int = 8) -> str:
     """Return the names of the report's queues, or their number if they are many."""
-    names = [shorten(name) for name in sorted(tally.queue for tally in report.queues) or report.data.period.queues]
+    names = [
+        shorten(name) for name in sorted(aggregate.queue for aggregate in report.queues) or report.data.period.queues
+    ]
     if not names:
         return "all queues"
     return (
