@@ -229,11 +229,11 @@ class App:
             name: the queue's name, without braces and prefix.
             default_job_options: default options of jobs added through it.
         """
-        return Queue(name, link=QueueContext(name, lambda: self.broker, default_job_options))
+        return Queue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
     def aqueue(self, name: str, *, default_job_options: AddOptions | None = None) -> AsyncQueue:
         """:meth:`queue` for asyncio; no ``await`` needed."""
-        return AsyncQueue(name, link=QueueContext(name, lambda: self.broker, default_job_options))
+        return AsyncQueue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
     def flows(self) -> FlowProducer:
         """Return a producer of flows: trees of jobs in which a parent runs after its children."""
