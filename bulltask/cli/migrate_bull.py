@@ -27,7 +27,7 @@ EXIT_SKIPPED: Final = 4
 _MAX_LISTED: Final = 5
 
 
-@click.command("migrate-bull")
+@click.command("migrate-bull", short_help="Convert a Bull queue to BullMQ.")
 @click.argument("queue")
 @app_options
 @click.option("--to", "target", help="Target queue (default: QUEUE).")

@@ -30,7 +30,7 @@ _MESSAGES: Final = {
 _EXITS: Final = {Revocation.RUNNING: EXIT_RUNNING, Revocation.UNKNOWN: EXIT_UNKNOWN}
 
 
-@click.command("revoke")
+@click.command("revoke", short_help="Prevent jobs from running, or end them.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @redis_options
 @click.option("-q", "--queue", help="The jobs' queue; required if several queues have a job with this id.")

@@ -20,7 +20,7 @@ __all__ = ["command", "server"]
 _ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
-@click.command()
+@click.command("server", short_help="Run a Valkey or Redis server for development.")
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port on 127.0.0.1.")
 @click.option(
     "--data-dir",

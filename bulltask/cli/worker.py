@@ -41,7 +41,7 @@ SETTINGS: Final = {
 """The setting of each flag. A flag that is not given leaves its setting alone."""
 
 
-@click.command("worker")
+@click.command("worker", short_help="Run a worker.")
 @app_options
 @click.option("-Q", "--queues", help="Queues to serve, comma-separated (default: those of the app's tasks).")
 @click.option("-X", "--exclude-queues", help="Queues not to serve, comma-separated.")

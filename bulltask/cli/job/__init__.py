@@ -20,7 +20,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group("job", cls=LazyGroup, modules=COMMANDS)
+@click.group("job", short_help="Look at jobs in Redis and in the lake.", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
     """Look at jobs, including jobs that Redis no longer has.
 

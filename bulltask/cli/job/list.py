@@ -19,7 +19,7 @@ __all__ = ["command"]
 _REASON_WIDTH = 80
 
 
-@click.command("list")
+@click.command("list", short_help="Search for finished jobs.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--name", help="Only jobs of this task.")

@@ -16,7 +16,7 @@ __all__ = ["command"]
 _ENDS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
-@click.command("serve")
+@click.command("serve", short_help="Serve the history as JSON over HTTP.")
 @job_lake_option(required=True)
 @click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
 def command(*, lake: Path, port: int) -> None:

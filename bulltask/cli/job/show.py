@@ -22,7 +22,7 @@ __all__ = ["command"]
 EXIT_UNKNOWN: Final = 1
 
 
-@click.command("show")
+@click.command("show", short_help="Show a job by ID.")
 @click.argument("job_id", metavar="ID")
 @redis_options
 @job_lake_option(required=False)

@@ -30,7 +30,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group("pipeline", cls=LazyGroup, modules=COMMANDS)
+@click.group("pipeline", short_help="Copy queues' events into a lake, with Spark.", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
     """Copy the events and jobs of queues into a lake: a directory of tables.
 

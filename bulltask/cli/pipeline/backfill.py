@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("backfill")
+@click.command("backfill", short_help="Add jobs that gaps hide, from Redis and snapshots.")
 @root_option
 @source_options
 @click.option("--since", type=moment, metavar="TIME", required=True, help="Gaps that reach this time (UTC) or later.")

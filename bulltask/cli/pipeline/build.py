@@ -14,7 +14,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("build")
+@click.command("build", short_help="Build silver or gold tables for some days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @root_option
 @click.option(

@@ -15,7 +15,7 @@ from bulltask.cli.terminal import as_table
 __all__ = ["command"]
 
 
-@click.command("compact")
+@click.command("compact", short_help="Rewrite past days into few files.")
 @root_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
 @click.option(

@@ -50,7 +50,7 @@ class Requirement:
     advice: str
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Check requirements and event stream lengths.")
 @source_options
 @click.option(
     "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("expire")
+@click.command("expire", short_help="Remove old days from tables.")
 @root_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Remove days (UTC) before this one.")
 @click.option(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("gaps")
+@click.command("gaps", short_help="List lost events.")
 @root_option
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
 @click.option("--since", type=moment, metavar="TIME", help="Gaps that reach this time (UTC) or later.")

@@ -13,7 +13,7 @@ from bulltask.cli.terminal import as_table
 __all__ = ["command"]
 
 
-@click.command("gather")
+@click.command("gather", short_help="Write the outcomes of a write's jobs to Parquet.")
 @click.argument("write_id")
 @redis_options
 @click.option("--queue", required=True, help="Queue of the jobs.")

@@ -20,7 +20,7 @@ __all__ = ["command"]
 _CELL_WIDTH = 60
 
 
-@click.command("replay")
+@click.command("replay", short_help="Send finished jobs again.")
 @root_option
 @source_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition on silver.jobs.")

@@ -27,7 +27,7 @@ _TABLES: Final = ("table", "json", "csv", "md")
 _BY_ENDING: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "json", ".csv": "csv", ".txt": "table"}
 
 
-@click.command("report")
+@click.command("report", short_help="Write a report from the gold tables.")
 @click.argument("topic", type=click.Choice(_TOPICS), required=False)
 @root_option
 @click.option(

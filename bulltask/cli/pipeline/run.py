@@ -35,7 +35,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
 """Finds the exception of a traceback: its first line that is not indented."""
 
 
-@click.command("run")
+@click.command("run", short_help="Copy events into the bronze and silver tables.")
 @root_option
 @source_options
 @click.option("--once", is_flag=True, help="Read the events that are there now, and exit.")

@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("snapshot")
+@click.command("snapshot", short_help="Save the jobs that Redis has now.")
 @root_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "skipped_queue_lines"]
 
 
-@click.command("status")
+@click.command("status", short_help="Show how far the lake is behind the queues.")
 @root_option
 @source_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
