@@ -1,13 +1,12 @@
-"""What happens in a worker, as values, and the bus that hands them to whoever listens.
+"""The events of a worker, and the bus that passes them to listeners.
 
-Events are the only side channel of the core: it emits, and logs, metrics and users' own listeners subscribe. The
-classes here are the documentation of everything that can be heard: :mod:`~bulltask.events.children` has what a child
-tells, :mod:`~bulltask.events.supervisor` what the supervisor does. In all of them ``queue`` is the user's spelling
-of the queue, durations end in ``_ms`` and ``attempt`` or ``attempts_made`` are BullMQ's ``ats`` and ``atm``.
+A worker emits events; its log, its metrics and an app's own listeners subscribe to them. The children emit those in
+:mod:`~bulltask.events.children`, the supervisor those in :mod:`~bulltask.events.supervisor`. In all of them ``queue``
+is the queue's name as the user spells it, durations end in ``_ms``, and ``attempt`` and ``attempts_made`` are BullMQ's
+``ats`` and ``atm``.
 
-A bus belongs to one process. A child makes its own after the fork, so a listener of the supervisor hears what the
-supervisor does and a listener of a child hears the jobs of that child. Listeners of an app (``app.on(…)``) are in the
-children; what these tell is a :class:`ChildEvent`.
+A bus belongs to one process. A child makes its own after the fork, so it has only the events of that child. Listeners
+of an app (``app.on(…)``) run in the children, and receive subclasses of :class:`ChildEvent`.
 """
 
 from __future__ import annotations

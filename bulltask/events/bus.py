@@ -1,4 +1,4 @@
-"""The bus that hands events to whoever listens; the events themselves are in ``bulltask.events``."""
+"""The bus that passes events to listeners."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ __all__ = ["Bus", "Event", "Listener", "OnError"]
 
 
 class Event:
-    """Something that happened; a listener of this class hears every event."""
+    """Base class of all events; a listener for this class receives every event."""
 
     __slots__ = ()
 
 
 E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
-"""Takes one event; what it returns is ignored, what it raises is reported and dropped."""
+"""Called with an event. Its return value is ignored; an exception is reported and dropped."""
 OnError = Callable[[str, Event, Exception], None]
-"""Takes the listener's name, the event and what the listener raised."""
+"""Called with the listener's name, the event and the listener's exception."""
 
 
 class Bus:
-    """Hands every event to the listeners of its class, in the order in which they subscribed.
+    """Passes every event to the listeners of its class, in the order in which they subscribed.
 
     Args:
-        on_error: called with the listener's name, the event and the exception when a listener raises, once for each
-            pair of listener and class of event: a broken listener on the hot path must not flood the log. Not given,
-            the exception is dropped.
+        on_error: Called when a listener raises, once for each pair of listener and event class, so that a broken
+            listener does not flood the log. Without it the exception is dropped.
     """
 
     __slots__ = ("_on_error", "_reported", "_routes", "_subscribed")
@@ -35,35 +34,35 @@ class Bus:
     def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
         self._subscribed: list[tuple[type[Event], Listener]] = []
-        # Class of an event to its listeners; filled at the first emit or question, emptied by subscribe().
+        # Event class to listeners; filled by the first emit() or wants(), emptied by subscribe().
         self._routes: dict[type[Event], tuple[Listener, ...]] = {}
         self._reported: set[tuple[str, type[Event]]] = set()
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
-        """Call ``listener`` with every event of class ``kind``; ``Event`` itself means all of them.
+        """Call ``listener`` with every event of class ``kind`` or its subclasses.
 
-        The listener runs inside the caller's ``emit``, in the worker's hot path: it must be quick and must not block.
+        The listener is called by :meth:`emit`, between two jobs: it must be quick and must not block.
         """
         self._subscribed.append((kind, listener))
         self._routes = {}  # a new dict, not clear(): another thread may be inside emit()
 
     def wants(self, kind: type[Event]) -> bool:
-        """True when somebody listens to ``kind``; hot paths ask before they build an event."""
+        """Whether ``kind`` has a listener; frequent events are only created if it does."""
         routes = self._routes
         return bool(routes[kind] if kind in routes else self._route(kind))
 
     def emit(self, event: Event) -> None:
-        """Call the listeners of ``event``. Never raises, whatever they do (``Interrupt`` and ``SystemExit`` pass)."""
+        """Call the listeners of ``event``. Drops their exceptions, except ``Interrupt`` and ``SystemExit``."""
         kind = type(event)
         routes = self._routes
         for listener in routes[kind] if kind in routes else self._route(kind):
             try:
                 listener(event)
-            except Exception as exc:  # noqa: BLE001 - a listener is foreign code; the job must not pay for it
+            except Exception as exc:  # noqa: BLE001 - a listener must not fail a job
                 self._report(listener, event, exc)
 
     def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
-        routes = self._routes  # taken before the list is read: a subscribe() in between throws this dict away
+        routes = self._routes  # read before the list: a subscribe() in between replaces this dict
         routes[kind] = found = tuple(call for wanted, call in self._subscribed if issubclass(kind, wanted))
         return found
 
@@ -75,5 +74,5 @@ class Bus:
         self._reported.add(key)
         try:
             self._on_error(name, event, exc)
-        except Exception:  # noqa: BLE001 - nothing is left to report it to
+        except Exception:  # noqa: BLE001 - on_error itself failed
             return

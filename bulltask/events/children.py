@@ -1,4 +1,4 @@
-"""What a child tells of itself and of the jobs that it runs; the supervisor tells of its own Redis with these, too."""
+"""Events that a child emits about itself and its jobs. The supervisor emits those about Redis, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class ChildEvent(Event):
-    """What a child tells of itself and its jobs; a listener of this class hears all of it."""
+    """Base class of the events that children emit; a listener for this class receives all of them."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class ChildEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobPickedUp(ChildEvent):
-    """A child took the job and starts to run it."""
+    """A child has acquired the job and starts to run it."""
 
     job_id: str
     queue: str
@@ -51,7 +51,7 @@ class JobPickedUp(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobCompleted(ChildEvent):
-    """The job ended well and Redis took the result."""
+    """The job has completed and Redis has stored the result."""
 
     job_id: str
     queue: str
@@ -62,7 +62,7 @@ class JobCompleted(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobFailed(ChildEvent):
-    """The job ended badly and for good: it is in ``failed``."""
+    """The job has failed and is not retried."""
 
     job_id: str
     queue: str
@@ -70,16 +70,16 @@ class JobFailed(ChildEvent):
     duration_ms: float
     error: str
     category: str
-    """Of the error: ``transient``, ``permanent`` or ``unknown``."""
+    """Category of the error: ``transient``, ``permanent`` or ``unknown``; or ``revoked``."""
     attempts_made: int
     traceback: str
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    """What the task raised, or bulltask in its place; ``None`` when it was the result that could not be stored."""
+    """The exception of the task, or of bulltask; ``None`` if the result could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRetried(ChildEvent):
-    """An attempt failed and the job will be tried again."""
+    """An attempt has failed and the job will be retried."""
 
     job_id: str
     queue: str
@@ -90,12 +90,12 @@ class JobRetried(ChildEvent):
     attempts_made: int
     delay_ms: int
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    """What the task raised."""
+    """The exception of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job went back unfinished, as at a shutdown or because its task asked for it; it costs no attempt."""
+    """The job was released unfinished, at a shutdown or because its task asked for it. No attempt is counted."""
 
     job_id: str
     queue: str
@@ -105,18 +105,18 @@ class JobReleased(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class UnknownTaskSeen(ChildEvent):
-    """A job names a task that this app does not have."""
+    """A job calls a task that this app does not have."""
 
     job_id: str
     queue: str
     name: str
     delay_ms: int | None
-    """When it is tried again; ``None``: the job was failed by policy."""
+    """Delay until the next try; ``None`` if the job has failed (``task_unknown="fail"``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingFailed(ChildEvent):
-    """The job of a job scheduler was not run, because the next one could not be added; it is tried again."""
+    """A job scheduler's job was not run, because its next iteration could not be added; it is tried again."""
 
     job_id: str
     queue: str
@@ -127,9 +127,9 @@ class SchedulingFailed(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class MalformedJobFailed(ChildEvent):
-    """A job could not be taken or settled because of what stands in its hash: it was failed, so that the others go on.
+    """A job with a malformed hash could not be acquired or settled. It has failed, so that it blocks no other job.
 
-    The supervisor tells of it, too.
+    The supervisor emits this event, too.
     """
 
     job_id: str
@@ -139,7 +139,7 @@ class MalformedJobFailed(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockLost(ChildEvent):
-    """The outcome of a job was discarded: its lock ran out and another worker has the job."""
+    """The outcome of a job was discarded, because its lock ran out and another worker has the job."""
 
     job_id: str
     queue: str
@@ -151,7 +151,7 @@ class LockLost(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildReady(ChildEvent):
-    """A child has its connections and will take its first job now; told by itself (see also ``ChildStarted``)."""
+    """A child is connected and will acquire its first job; emitted by the child (see also ``ChildStarted``)."""
 
     index: int
     pid: int
@@ -159,7 +159,7 @@ class ChildReady(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildClosing(ChildEvent):
-    """A child that was told to end has settled its last job; one that is killed cannot say so."""
+    """A child that is stopping has settled its last job. A child that is killed does not emit it."""
 
     index: int
     pid: int
@@ -167,11 +167,11 @@ class ChildClosing(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class EventLoopStopped(ChildEvent):
-    """A task has ended the event loop that it shares with the other async tasks of its child; the child is replaced.
+    """A task has stopped the event loop that all async tasks of its child share; the child is replaced.
 
     Attributes:
-        jobs: ids of the async jobs that the child had.
-        error: what ended the loop; ``""`` where a task has called ``loop.stop()``.
+        jobs: Ids of the child's async jobs.
+        error: The exception that ended the loop; ``""`` if a task has called ``loop.stop()``.
     """
 
     pid: int
@@ -181,17 +181,17 @@ class EventLoopStopped(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisDisconnected(ChildEvent):
-    """Redis does not answer this process any more."""
+    """This process has lost its connection to Redis."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class RedisReconnecting(ChildEvent):
-    """Another attempt to reach Redis begins."""
+    """This process tries to reach Redis again."""
 
     attempt: int
-    """1 for the first after the loss."""
+    """1 for the first one after the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +201,21 @@ class RedisReconnected(ChildEvent):
     attempt: int
     """The attempt that succeeded."""
     duration_ms: float
-    """From the loss to this moment."""
+    """Time since the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisRefused(ChildEvent):
-    """Redis answers with an error: it is full, read-only, the keys of a queue are broken …"""
+    """Redis answers with an error: it is full, it is read-only, a queue's keys are malformed …"""
 
     queue: str
-    """Whose jobs it does not hand out; ``""``: it serves this process nothing."""
+    """The queue that is affected; ``""`` for all commands of this process."""
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class RedisRecovered(ChildEvent):
-    """Redis does again what it had refused."""
+    """Redis serves commands again that it had refused."""
 
     queue: str
     attempt: int
@@ -224,10 +224,10 @@ class RedisRecovered(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class StacksDumped(ChildEvent):
-    """A process was asked what it is doing."""
+    """The stacks of a process, after ``USR1``."""
 
     index: int | None
-    """The child's place in the fleet, ``None`` for the supervisor."""
+    """The child's index in the pool, ``None`` for the supervisor."""
     pid: int
     stacks: str
-    """Its threads, innermost call first, and its asyncio tasks, outermost call first; they can be long."""
+    """Its threads, innermost call first, and its asyncio tasks, outermost call first. The text can be long."""

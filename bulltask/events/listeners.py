@@ -1,4 +1,4 @@
-"""What an app wants to hear of its children: ``@app.on(JobFailed)``."""
+"""The event listeners of an app: ``@app.on(JobFailed)``."""
 
 from __future__ import annotations
 
@@ -15,53 +15,51 @@ __all__ = ["Listeners"]
 
 
 class Listeners:
-    """Responsible for remembering an app's listeners until a child has a bus for them.
+    """Collects an app's listeners until a child attaches them to its bus.
 
-    They are in the children and never in the supervisor, which renews the locks of running jobs and must not wait for
-    code of an app (ADR 15).
+    They never run in the supervisor, which renews the locks of running jobs and must not wait for an app's code
+    (docs/adr/0015-listeners-in-children.md).
     """
 
     def __init__(self) -> None:
-        self._wanted: list[tuple[type[Event], Listener]] = []
+        self._listeners: list[tuple[type[Event], Listener]] = []
         self._attached = False
 
     def add(self, kind: object, listener: object) -> None:
-        """Remember that ``listener`` wants events of class ``kind``.
+        """Add a listener for events of class ``kind``.
 
         Raises:
-            ConfigError: ``kind`` is no class of events, or one that no child tells; ``listener`` cannot be called, or
-                is a coroutine function; or the children work already.
+            ConfigError: ``kind`` is not an event class, or children do not emit it; ``listener`` is not callable, or is
+                a coroutine function; or the child is running already.
         """
         if not isinstance(kind, type) or not issubclass(kind, Event):
             raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r}")
         if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):
             raise ConfigError(
-                f"{kind.__name__} is told by the supervisor of a worker, which runs no code of an app; the log has it, "
-                "and app.events(queue) hears from Redis what becomes of jobs"
+                f"{kind.__name__} is emitted by a worker's supervisor, which runs no app code; the log has it, "
+                "and app.events(queue) reads the events of jobs from Redis"
             )
         if not callable(listener):
             raise ConfigError(f"a listener must be a function, not {listener!r}")
         if inspect.iscoroutinefunction(listener):
             raise ConfigError(
-                f"listener {_name(listener)} must be a plain function: nobody would await it. Send a job instead"
+                f"listener {_name(listener)} must be a plain function, because it is not awaited. Send a job instead"
             )
         if self._attached:
-            raise ConfigError(
-                f"listener {_name(listener)} comes too late: this child works already. Add it while the app is imported"
-            )
-        self._wanted.append((kind, _kept_in(listener)))
+            raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is imported")
+        self._listeners.append((kind, _contained(listener)))
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe all of them to a child's bus; call it in the child."""
+        """Subscribe all listeners to a child's bus; call it in the child."""
         self._attached = True
-        for kind, listener in self._wanted:
+        for kind, listener in self._listeners:
             bus.subscribe(kind, listener)
 
 
-def _kept_in(listener: Listener) -> Listener:
-    """Return ``listener`` as something that can only raise an ``Exception``, which a bus reports and drops.
+def _contained(listener: Listener) -> Listener:
+    """Wrap a listener so that it raises only ``Exception``, which a bus reports and drops.
 
-    A process that it forks ends where it returns.
+    A process that the listener forks ends when the listener returns.
     """
 
     def call(event: Any) -> None:

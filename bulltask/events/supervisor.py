@@ -1,4 +1,4 @@
-"""What the supervisor tells of jobs, of its children and of the worker."""
+"""Events that the supervisor emits about jobs, its children and the worker."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobStalled(Event):
-    """A job was active without a lock and went back to ``wait``."""
+    """An active job had no lock and was released."""
 
     job_id: str
     queue: str
     lock_expired_at_ms: int | None
-    """Server's epoch milliseconds; that of the check before, if the lock was gone by then; ``None`` when a worker that
-    is not bulltask's has made that check."""
+    """Server time in epoch milliseconds. If the lock had run out before the previous check, the time of that check;
+    ``None`` if a worker of another client made that check."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecovered(Event):
-    """The job of a dead child is back in ``wait``."""
+    """The job of a dead child was released."""
 
     job_id: str
     queue: str
     crashes: int
-    """How many children this job has seen die."""
+    """How many crashes this job was in."""
     waited_ms: float
-    """From the child's death to the job's return."""
+    """Time from the child's death to the release."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCrashed(Event):
-    """The job was failed: it saw as many children die as it may, the last one with no other job in hand."""
+    """The job has failed: it was in ``max_crashes`` crashes, the last one alone in its child."""
 
     job_id: str
     queue: str
@@ -69,18 +69,18 @@ class JobCrashed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested(Event):
-    """A run that goes on was told to end; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` say what became of it."""
+    """A running job was asked to end; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` follows."""
 
     job_id: str
     index: int
-    """The child's place in the fleet."""
+    """The child's index in the pool."""
     reason: str
     """``"soft_limit"``, ``"hard_limit"`` or ``"revoked"``."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRevoked(Event):
-    """A job that was marked as revoked, and that nobody ran, was failed; of a run ``JobFailed`` tells."""
+    """A revoked job that no worker ran has failed; for a running job the event is ``JobFailed``."""
 
     job_id: str
     queue: str
@@ -103,26 +103,26 @@ class HeartbeatFailed(Event):
     job_ids: tuple[str, ...]
     error: str
     attempt: int
-    """How often in a row, this time included; only the first is logged."""
+    """Number of failures in a row, this one included; only the first is logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class StalledCheckSkipped(Event):
-    """A look for stalled jobs was due while the one before still ran."""
+    """Stalled checks were skipped, because the previous one was still running."""
 
     queue: str
     cycles: int
-    """Cycles skipped in this go."""
+    """Number of skipped checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailed(Event):
-    """A duty of the supervisor ended with an error that nobody expected; it is tried again when it is due again."""
+    """A service of the supervisor raised an unexpected exception; it runs again when it is due."""
 
     service: str
     """``"Heartbeat"``, ``"Recovery"`` …"""
     failures: int
-    """Of this duty, this one included."""
+    """Failures of this service, this one included."""
     exception: Exception
 
 
@@ -134,37 +134,37 @@ class ChildStarted(Event):
     """A child process was started."""
 
     index: int
-    """Its place in the fleet; the child that replaces it has the same."""
+    """Its index in the pool; the child that replaces it has the same."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChildDied(Event):
-    """A child process ended without being asked to."""
+    """A child process died unexpectedly."""
 
     index: int
     pid: int
     reason: str
     """``"SIGKILL"``, ``"exit code 3"`` …"""
     jobs: int
-    """Jobs it held."""
+    """Number of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildKilled(Event):
-    """A child process was killed by its supervisor, to end a run that did not end otherwise; it is replaced."""
+    """The supervisor killed a child to end a run that did not end otherwise; the child is replaced."""
 
     index: int
     pid: int
     reason: str
-    """Why the run was to end: ``"hard_limit"`` or ``"revoked"``."""
+    """Why the run was cancelled: ``"hard_limit"`` or ``"revoked"``."""
     jobs: int
-    """Jobs it held."""
+    """Number of its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExited(Event):
-    """A child process was told to end by somebody else than its supervisor: it has ended its jobs, and is replaced."""
+    """A child exited after a signal from outside the worker: its jobs have ended, and it is replaced."""
 
     index: int
     pid: int
@@ -172,7 +172,7 @@ class ChildExited(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    """The worker takes jobs from now on."""
+    """The worker starts to acquire jobs."""
 
     worker_id: str
     app: str
@@ -184,24 +184,24 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopping(Event):
-    """The worker takes no more jobs."""
+    """The worker acquires no more jobs, because it is stopping."""
 
     how: str
-    """``"warm"``, ``"cold"``, or ``"restart"``: warm, and then again."""
+    """``"warm"``, ``"cold"``, or ``"restart"`` (warm, followed by a start)."""
     running: int
-    """Jobs that run at this moment."""
+    """Number of running jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped(Event):
-    """The worker has ended all its children and leaves."""
+    """All children have ended and the worker exits."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRestarting(Event):
-    """The worker has stopped and starts itself again, as the same process."""
+    """The worker has stopped and starts again in the same process."""
 
     command: str
     """The program and its arguments, without passwords in URLs."""
@@ -209,30 +209,30 @@ class WorkerRestarting(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPaused(Event):
-    """The worker takes no more jobs until it is told to go on; those that run are not concerned."""
+    """The worker is paused: it acquires no jobs, and running jobs continue."""
 
     running: int
-    """Jobs that run at this moment."""
+    """Number of running jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerResumed(Event):
-    """A worker that was paused takes jobs again."""
+    """The worker is no longer paused."""
 
     paused_ms: float
-    """How long it took none."""
+    """Length of the pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyChanged(Event):
-    """The worker was told to have another number of children."""
+    """The number of children was changed by a signal."""
 
     children: int
 
 
 @dataclass(frozen=True, slots=True)
 class SignalIgnored(Event):
-    """The worker was sent a signal that does nothing, or nothing now."""
+    """The worker ignored a signal that has no meaning, or none at this time."""
 
     signal: str
     """``"SIGUSR2"`` …"""

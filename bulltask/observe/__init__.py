@@ -1,6 +1,6 @@
-"""Logs and metrics: subscribers of the events, which the core knows nothing about.
+"""Logs and metrics, which listen to a worker's events.
 
-Nothing is imported here: ``prometheus_client`` is loaded only by a worker whose metrics are on.
+This module imports nothing, so that ``prometheus_client`` is loaded only by a worker whose metrics are on.
 """
 
 from __future__ import annotations

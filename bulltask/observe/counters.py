@@ -1,9 +1,9 @@
-"""Counters of all processes of a worker in one piece of shared memory.
+"""Counters of all processes of a worker, in shared memory.
 
-Each process counts in a block of its own: block 0 is the supervisor's, block ``i + 1`` that of the child with index
-``i``. A block has one writer at a time, so counting needs no lock between processes, and the child that replaces a
-dead one goes on with its block, so totals never go back (Prometheus would take that for a restart). Nothing is
-written to disk, unlike in the multi-process mode of ``prometheus_client``, whose files of dead processes pile up.
+Each process has its own block: block 0 is the supervisor's, block ``i + 1`` that of the child with index ``i``. A block
+has one writer at a time, so no lock between processes is needed. The child that replaces a dead one continues its
+block, so totals never decrease (which Prometheus would take for a restart). Nothing is written to disk, unlike in the
+multi-process mode of ``prometheus_client``, where the files of dead processes pile up.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bulltask.jobs import states
 __all__ = ["BUCKETS", "FAILURE_REASONS", "Histogram", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Upper bounds in seconds, those of ``prometheus_client``; one more bucket takes what is slower."""
+"""Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts slower ones."""
 
-# Cells of a block: doubles, whole up to 2**53 and written by one machine instruction, so a reader sees no half value.
+# Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 PID, CONNECTION, RECONNECTS = range(3)
 HEAD = 3
-# Cells of each queue, after the head; then one for each reason of a failure, then the histograms.
+# Cells of each queue, after the head; then one for each failure reason, then the histograms.
 COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
 FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed", "unknown_task")
-"""Why a job failed: the category of its error, or what else ended it."""
+"""Why a job failed: the category of its error, or another reason."""
 TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED, UNKNOWN_TASK = FAILED = range(6, 12)
 HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
 DURATIONS, LOCK_EXTENDS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
@@ -44,22 +44,22 @@ _BY_CATEGORY = {
     states.REVOKED: REVOKED,
 }
 
-CONNECTED, DISCONNECTED = 1.0, 2.0  # 0: no connection was tried yet
+CONNECTED, DISCONNECTED = 1.0, 2.0  # 0: not connected yet
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something took how long."""
+    """A histogram of durations."""
 
     seconds: float
     """Sum of all durations."""
     buckets: tuple[int, ...]
-    """How many took at most as long as each of `BUCKETS`, and, last, how many there were (cumulative)."""
+    """How many took at most as long as each of `BUCKETS`, and, last, all of them (cumulative)."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """The sums of one queue over all processes."""
+    """The totals of one queue over all processes."""
 
     completed: int
     failed_by: Mapping[str, int]
@@ -70,27 +70,27 @@ class QueueTotals:
     heartbeat_failures: int
     skipped: int
     durations: Histogram
-    """Of all attempts."""
+    """Durations of all attempts."""
     lock_extends: Histogram
-    """Of the calls that renewed locks."""
+    """Durations of the calls that renewed locks."""
 
     @property
     def failed(self) -> int:
-        """Failed jobs, for whatever reason."""
+        """Failed jobs, for all reasons."""
         return sum(self.failed_by.values())
 
 
 class MetricsMemory:
-    """Responsible for the memory that all processes of a worker count in; make it before the first fork.
+    """The shared memory of all counters of a worker; create it before the first fork.
 
     Args:
-        queues: the queues of the worker, in the user's spelling.
-        blocks: one more than the fleet may ever have children.
-        fd: a file to keep the counters in, for children that are spawned instead of forked (``os.memfd_create``, its
-            descriptor inherited); an empty one is made as large as it must be. Without it the memory is anonymous.
+        queues: The worker's queues, as the user spells them.
+        blocks: The maximum number of children plus one.
+        fd: A descriptor of a file for the counters (``os.memfd_create``), for children that are spawned; an empty file
+            is enlarged. ``None`` for anonymous memory.
 
     Raises:
-        ValueError: there is no block, a queue is named twice, or the file is of another size.
+        ValueError: There is no block, a queue is named twice, or the file has the wrong size.
     """
 
     def __init__(self, queues: Sequence[str], blocks: int, fd: int | None = None) -> None:
@@ -111,7 +111,7 @@ class MetricsMemory:
         """Return block ``number``: 0 is the supervisor's, ``index + 1`` that of the child with that index.
 
         Raises:
-            IndexError: the memory was made for fewer processes.
+            IndexError: The memory was created for fewer processes.
         """
         if not 0 <= number < self.blocks:
             raise IndexError(f"the metrics have {self.blocks} blocks, there is no block {number}")
@@ -119,21 +119,21 @@ class MetricsMemory:
         return MetricsBlock(self._cells[start : start + self._block_cells], self.queues)
 
     def totals(self) -> Mapping[str, QueueTotals]:
-        """Return the sums by queue, as they are at this moment."""
+        """Return the current totals by queue."""
         return {name: self._queue_totals(HEAD + QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
 
     def reconnects(self) -> int:
-        """Attempts to reach Redis again, of all processes that ever were."""
+        """Return the number of attempts to reconnect to Redis, of all processes so far."""
         return int(sum(self._column(RECONNECTS)))
 
     def connected(self) -> bool:
-        """False when a process that lives has lost Redis."""
+        """Return False if a running process has lost Redis."""
         states = zip(self._column(PID), self._column(CONNECTION), strict=True)
-        return not any(state == DISCONNECTED and _lives(int(pid)) for pid, state in states)
+        return not any(state == DISCONNECTED and _is_running(int(pid)) for pid, state in states)
 
     def live_children(self) -> int:
-        """How many children run at this moment."""
-        return sum(_lives(int(pid)) for pid in self._column(PID)[1:])
+        """Return the number of running children."""
+        return sum(_is_running(int(pid)) for pid in self._column(PID)[1:])
 
     def _column(self, cell: int) -> Sequence[float]:
         return self._cells[cell :: self._block_cells].tolist()
@@ -154,16 +154,16 @@ class MetricsMemory:
 
 
 class MetricsBlock:
-    """The cells of one process; made by `MetricsMemory.block`."""
+    """The cells of one process; created by `MetricsMemory.block`."""
 
     def __init__(self, cells: memoryview[float], queues: Sequence[str]) -> None:
         self._cells = cells
         self.queues = tuple(queues)
         self._first = {name: HEAD + QUEUE_CELLS * at for at, name in enumerate(queues)}
-        self._lock = threading.Lock()  # += on shared memory is three steps; a pool of threads would lose some
+        self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts
 
     def enter(self) -> None:
-        """Take the block over for this process: it lives, and has not lost Redis."""
+        """Make this process the writer of the block, and mark Redis as not lost."""
         self._cells[CONNECTION] = 0.0
         self._cells[PID] = float(os.getpid())
 
@@ -171,25 +171,25 @@ class MetricsBlock:
         """Add ``amount`` to a cell of ``queue``.
 
         Raises:
-            KeyError: ``queue`` is none of the worker's (in the user's spelling).
+            KeyError: ``queue`` is not one of the worker's queues.
         """
         at = self._first[queue] + cell
         with self._lock:
             self._cells[at] += amount
 
     def attempt(self, queue: str, cell: int, duration_ms: float) -> None:
-        """Count an attempt that ended in ``cell`` (completed, retried, a reason of failures) and how long it took.
+        """Count an attempt in ``cell`` (completed, retried, a failure reason), and its duration.
 
         Raises:
-            KeyError: as `add`.
+            KeyError: As in `add`.
         """
         self._count(queue, cell, 1, DURATIONS, duration_ms)
 
     def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
-        """Count ``locks`` that one call renewed and how long it took.
+        """Count ``locks`` that one call has renewed, and its duration.
 
         Raises:
-            KeyError: as `add`.
+            KeyError: As in `add`.
         """
         self._count(queue, HEARTBEATS, locks, LOCK_EXTENDS, duration_ms)
 
@@ -203,24 +203,24 @@ class MetricsBlock:
             self._cells[first + histogram] += seconds
 
     def reconnecting(self) -> None:
-        """Count an attempt to reach Redis."""
+        """Count an attempt to reconnect to Redis."""
         with self._lock:
             self._cells[RECONNECTS] += 1
 
     def set_connected(self, connected: bool) -> None:
-        """Say whether this process can reach Redis."""
+        """Record whether this process can reach Redis."""
         self._cells[CONNECTION] = CONNECTED if connected else DISCONNECTED
 
 
 class MetricsListener:
-    """Responsible for counting what happens in one process.
+    """Counts the events of one process.
 
     Args:
-        block: the block of this process.
-        queues: the queues whose events this process will emit.
+        block: The block of this process.
+        queues: The queues whose events this process will emit.
 
     Raises:
-        ValueError: a queue has no cells in the block; said here, not at its first event.
+        ValueError: A queue has no cells in the block.
     """
 
     def __init__(self, block: MetricsBlock, queues: Sequence[str]) -> None:
@@ -229,7 +229,7 @@ class MetricsListener:
         self._block = block
 
     def attach(self, bus: events.Bus) -> None:
-        """Take the block over for the calling process and count the events of ``bus``; call it after the fork."""
+        """Make the calling process the block's writer and count the events of ``bus``; call it after the fork."""
         block = self._block
         block.enter()
         bus.subscribe(events.JobCompleted, lambda e: block.attempt(e.queue, COMPLETED, e.duration_ms))
@@ -238,7 +238,7 @@ class MetricsListener:
             lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNKNOWN), e.duration_ms),
         )
         bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
-        # Never ran: no duration. It comes in place of JobFailed or JobRetried, not beside it.
+        # The job never ran, so it has no duration. This event replaces JobFailed or JobRetried.
         bus.subscribe(
             events.UnknownTaskSeen,
             lambda e: block.add(e.queue, UNKNOWN_TASK if e.delay_ms is None else RETRIED),
@@ -246,7 +246,7 @@ class MetricsListener:
         bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
-        # The supervisor is quicker than the check for stalled jobs; it is the same thing that happened to the job.
+        # A recovered job is a stalled one that the supervisor found before the stalled check.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
@@ -259,11 +259,11 @@ class MetricsListener:
 
 
 def _histogram(cells: Sequence[float]) -> Histogram:
-    # The total is the sum of the buckets: a scrape in the middle of an update sees a histogram that adds up.
+    # The total is the sum of the buckets, so a scrape during an update sees a consistent histogram.
     return Histogram(cells[0], tuple(itertools.accumulate(map(int, cells[1:]))))
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     if pid <= 0:
         return False
     try:

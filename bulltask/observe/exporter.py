@@ -1,6 +1,6 @@
-"""Serves ``/metrics`` from a forked process, so that a slow scrape never holds up the supervisor.
+"""Serves ``/metrics`` in a forked process, so that a slow scrape never delays the supervisor.
 
-Imported only when metrics are on: it loads ``prometheus_client``.
+Imported only if metrics are on, because it loads ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "run_exporter"]
 
-CLIENT_PATIENCE_S = 10
+CLIENT_TIMEOUT_S = 10
 BACKLOG = 16
-# What a terminal sends to all of its processes, and the supervisor's own commands: only the supervisor acts on them.
-NOT_FOR_US = (
+# Signals that a terminal sends to its process group, and commands to the supervisor, which alone acts on them.
+IGNORED_SIGNALS = (
     signal.SIGINT,
     signal.SIGQUIT,
     signal.SIGHUP,
@@ -41,19 +41,19 @@ NOT_FOR_US = (
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; done in the supervisor before the fork, so that a wrong port stops the start.
+    """Return a listening socket. The supervisor calls this before the fork, so that a wrong port stops the start.
 
     Args:
-        host: an address of this machine; ``""`` means all of them, IPv4.
-        port: 0 lets the system choose (``getsockname()`` tells).
+        host: An address of this machine; ``""`` for all IPv4 addresses.
+        port: 0 lets the system choose one (see ``getsockname()``).
 
     Raises:
-        ConfigError: the port is taken, not allowed, or the address is not this machine's.
+        ConfigError: The port is in use or not allowed, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A restarted worker finds its port in TIME_WAIT; a port that somebody listens on is refused all the same.
+        # After a restart the port may be in TIME_WAIT. A port that is in use is still refused.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -68,12 +68,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int) -> None:
-    """Serve ``/metrics`` until SIGTERM or the parent's death; the body of the forked process, it does not return.
+    """Serve ``/metrics`` until SIGTERM or the parent's death. Runs in the forked process and does not return.
 
     Args:
-        listener: from `bind`. The parent closes its own after the fork.
-        collector: what is served, a `MetricsCollector`; connections it needs are opened after the fork.
-        parent_pid: ``os.getpid()`` of the supervisor, taken before the fork.
+        listener: The socket from `bind`. The parent closes its own copy after the fork.
+        collector: The `MetricsCollector`; it opens its connections after the fork.
+        parent_pid: ``os.getpid()`` of the supervisor, read before the fork.
     """
     _own_signals()
     die_with_parent(signal.SIGKILL, parent_pid)
@@ -84,12 +84,12 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
 
 
 def _own_signals() -> None:
-    """Drop what the supervisor set up: its wake-up pipe would tell it of signals that were sent to this process."""
+    """Remove the supervisor's handlers: its wakeup pipe would receive the signals of this process."""
     signal.set_wakeup_fd(-1)
-    for number in NOT_FOR_US:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # At once and without clean-up: a scrape in another thread may be waiting for Redis.
+    # At once, without cleanup, because a scrape in another thread may be waiting for Redis.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -105,7 +105,7 @@ def _only_metrics(app: WSGIApplication) -> WSGIApplication:
 
 
 def _with_head(app: WSGIApplication) -> WSGIApplication:
-    """Return ``app`` that answers HEAD as it answers GET, without the body; ``prometheus_client`` knows no HEAD."""
+    """Add HEAD requests to ``app``, which ``prometheus_client`` does not support."""
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
@@ -127,7 +127,7 @@ def _with_head(app: WSGIApplication) -> WSGIApplication:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """An HTTP server on a socket that is open already; one thread per scrape, so a client that hangs holds up none."""
+    """An HTTP server on an open socket; one thread per scrape, so a client that hangs blocks no other."""
 
     daemon_threads = True
 
@@ -136,17 +136,17 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.socket.close()
         self.socket = listener
         host, port = listener.getsockname()[:2]
-        # What WSGIServer.server_bind would have set, without its look-up of this machine's name, which may hang.
+        # As in WSGIServer.server_bind, but without looking up this machine's name, which may hang.
         self.server_name, self.server_port = host, port
         self.setup_environ()
         self.set_app(app)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that hung up in the middle is no news."""
+        """Do not log: a client may close its connection at any time."""
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_PATIENCE_S
+    timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a line for every scrape would drown the worker's log."""
+        """Do not log: a line for every scrape would flood the worker's log."""

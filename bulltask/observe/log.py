@@ -1,9 +1,8 @@
-"""Configures structlog for a worker: one line per event, and the worker's id on every line.
+"""Configures structlog for a worker: one line per event, with the worker's id on every line.
 
-On a terminal a line is meant for eyes (``key=value``, tracebacks below), everywhere else it is one JSON object.
-Times are UTC. What the user's tasks log with the standard library comes out in the same form, unless the app
-configured logging itself, in which case its records are left alone (Celery takes the root logger over; seed 002 §7
-and Celery's own users ask for the opposite).
+On a terminal lines are readable text (``key=value``, tracebacks below), everywhere else JSON objects. Times are UTC.
+Records of the standard library's ``logging`` in tasks get the same format, unless the app has configured logging
+itself. Celery replaces the app's root logger instead, which many of its users turn off.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-# ESC and its like would let the argument of a job paint over the operator's terminal.
+# Without this, control characters such as ESC in a job's data could manipulate the operator's terminal.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
@@ -44,30 +43,29 @@ def configure(
     stream: TextIO | None = None,
     hijack_root: bool | None = None,
 ) -> FilteringBoundLogger:
-    """Set up logging for this process and the children it forks; call it once, before the first fork.
+    """Set up logging for this process and the children that it forks; call it once, before the first fork.
 
-    structlog's global configuration is set too, so that ``structlog.get_logger()`` in a task writes the same lines,
-    unless the app has set it already.
+    This also sets structlog's global configuration, unless the app has set it, so that ``structlog.get_logger()`` in a
+    task writes the same lines.
 
     Args:
-        level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``, in any case.
-        worker_id: ``{hostname}-{pid}-{random}`` (seed 002 §7), on every line; ``None`` outside of a worker.
-        json: JSON lines or text for a terminal; by default JSON unless ``stream`` is a terminal. Colours are used
-            on a terminal only, and not when ``NO_COLOR`` is set.
-        stream: where lines go, by default the present ``sys.stderr``.
-        hijack_root: what happens to records of the standard library's ``logging``: True writes them in place of
-            what the app has set up, False leaves them alone, ``None`` (the default) writes them when the app has
-            given the root logger no handler.
+        level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``; case does not matter.
+        worker_id: Added to every line: ``{hostname}-{pid}-{random}``; ``None`` outside of a worker.
+        json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colours are used
+            only on a terminal, and not if ``NO_COLOR`` is set.
+        stream: Where lines are written, by default ``sys.stderr``.
+        hijack_root: What to do with records of the standard library's ``logging``. True: write them, replacing the
+            app's handlers. False: leave them alone. ``None`` (default): write them if the root logger has no handler.
 
     Returns:
         The logger for the worker's own lines; it does not depend on the global configuration.
 
     Raises:
-        ConfigError: there is no such level.
+        ConfigError: The level does not exist.
     """
     number = LEVELS.get(level.lower())
     if number is None:
-        raise ConfigError(f"log level {level!r} does not exist: use one of {', '.join(LEVELS)}")
+        raise ConfigError(f"invalid log level {level!r}: use one of {', '.join(LEVELS)}")
     out = stream if stream is not None else sys.stderr
     terminal = out.isatty()
     as_json = not terminal if json is None else json
@@ -82,7 +80,7 @@ def configure(
             processors=processors,
             wrapper_class=wrapper,
             logger_factory=_Factory(writer),
-            cache_logger_on_first_use=False,  # the app may still configure structlog its own way
+            cache_logger_on_first_use=False,  # the app may still configure structlog itself
         )
     if hijack_root or (hijack_root is None and all(isinstance(h, _Bridge) for h in logging.getLogger().handlers)):
         _bridge(number, context, renderer, writer)
@@ -91,7 +89,7 @@ def configure(
 
 
 class _Sink:
-    """The end of structlog's chain: gets the rendered line."""
+    """The last part of structlog's chain, which gets the rendered line."""
 
     def __init__(self, writer: LineWriter) -> None:
         self.msg = self.log = writer.write
@@ -100,7 +98,7 @@ class _Sink:
 
 
 class _Factory:
-    """Makes structlog's sinks; its class tells our configuration from an app's."""
+    """Makes structlog's sinks; its class distinguishes our configuration from an app's."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._sink = _Sink(writer)
@@ -110,7 +108,7 @@ class _Factory:
 
 
 class _Bridge(logging.Handler):
-    """Writes a record of the standard library as one of our lines."""
+    """Writes a record of the standard library in the same format."""
 
     def __init__(self, formatter: logging.Formatter, writer: LineWriter) -> None:
         super().__init__()
@@ -120,7 +118,7 @@ class _Bridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as exc:  # noqa: BLE001 - as logging itself does: a bad call to log() fails no task
+        except Exception as exc:  # noqa: BLE001 - as in logging itself, a wrong log call must not fail a task
             record = logging.makeLogRecord(record.__dict__)
             record.msg = f"A log call could not be formatted: {record.msg!r} ({type(exc).__name__}: {exc})"
             record.args = record.exc_info = None
@@ -146,12 +144,12 @@ def _bridge(level: int, context: list[Processor], renderer: list[Processor], wri
 
 
 def _trim(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
-    fields["event"] = str(fields["event"]).rstrip("\n")  # the warnings module ends its texts with one
+    fields["event"] = str(fields["event"]).rstrip("\n")  # texts of the warnings module end with a newline
     return fields
 
 
 def _context(worker_id: str | None) -> list[Processor]:
-    """What every line has, whoever wrote it."""
+    """Return the processors that add the fields of every line."""
 
     def add_worker_id(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
         if worker_id is not None:
@@ -162,11 +160,11 @@ def _context(worker_id: str | None) -> list[Processor]:
 
 
 def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
-    """From fields to one text; both forms end without a newline."""
+    """Return the processors that render a line, without its newline."""
     before: list[Processor] = [structlog.processors.format_exc_info, _redact]
     if as_json:
         return [*before, _render_json]
-    # Not structlog's default for tracebacks: it shows local variables, and those hold passwords and people's data.
+    # structlog's default shows local variables in tracebacks, which may contain passwords and personal data.
     plain = structlog.dev.plain_traceback
     return [
         *before,
@@ -186,7 +184,7 @@ def _for_terminals(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
     if traceback := fields.pop("traceback", None):
         fields.setdefault("exception", str(traceback).rstrip())
     if "hint" in fields:
-        fields["hint"] = fields.pop("hint")  # last, where it is read
+        fields["hint"] = fields.pop("hint")  # last, where it is easiest to see
     for key, value in fields.items():
         if isinstance(value, str) and not value.isprintable():
             fields[key] = value.translate(_CONTROL)
@@ -198,7 +196,7 @@ def _render_json(_: WrappedLogger, __: str, fields: EventDict) -> str:
     line = {**first, **fields}
     try:
         return jsonlib.dumps(line, default=_safe_repr, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # NaN, a key that is no text, a list that contains itself
+    except (TypeError, ValueError, RecursionError):  # NaN, a key that is not a string, a list that contains itself
         return jsonlib.dumps({str(key): _plain(value) for key, value in line.items()})
 
 
@@ -209,12 +207,12 @@ def _plain(value: object) -> object:
 def _safe_repr(value: object) -> str:
     try:
         return repr(value)
-    except Exception as exc:  # noqa: BLE001 - foreign code; the line matters more than one of its fields
+    except Exception as exc:  # noqa: BLE001 - user code; a broken repr() must not lose the line
         return f"<{type(value).__name__}: its repr() raised {type(exc).__name__}>"
 
 
 def _dropped_line(count: int, context: Iterable[Processor], renderer: Iterable[Processor]) -> str:
-    fields: Any = {"event": "Log lines dropped", "count": count, "hint": "Nobody read this worker's log for a while"}
+    fields: Any = {"event": "Log lines dropped", "count": count, "hint": "This worker's log was not read for a while"}
     for step in (*context, *renderer):
         fields = step(None, "warning", fields)
     return str(fields)

@@ -1,6 +1,6 @@
-"""Turns events into log lines: the eight of seed 002 §7 with its texts and fields, and one for each other event.
+"""Writes a log line for each event.
 
-Field names are snake_case; durations and delays are seconds, moments are ISO 8601 in UTC.
+Field names are snake_case; durations and delays are in seconds, times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ JOB_IDS = 10
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
 DEATHS = {
-    "SIGKILL": "Unless somebody killed it, the kernel did for lack of memory: look at the limits of this machine or "
-    "container, lower --concurrency, or send such jobs to a queue of their own",
+    "SIGKILL": "If it was not killed by hand, the kernel killed it because memory ran out: check the limits of the "
+    "machine or container, lower --concurrency, or send such jobs to a queue of their own",
     "SIGSEGV": NATIVE_CRASH,
     "SIGBUS": NATIVE_CRASH,
     "SIGILL": NATIVE_CRASH,
@@ -35,7 +35,7 @@ DEATHS = {
 
 
 def listener_errors(log: FilteringBoundLogger) -> events.OnError:
-    """Return what ``Bus(on_error=…)`` takes, so that a broken listener makes a line instead of silence."""
+    """Return a function for ``Bus(on_error=…)`` that logs the exceptions of listeners."""
 
     def report(listener: str, event: events.Event, exc: Exception) -> None:
         log.error(
@@ -43,31 +43,30 @@ def listener_errors(log: FilteringBoundLogger) -> events.OnError:
             listener=listener,
             on=type(event).__name__,
             exc_info=exc,
-            hint="Its other failures at this event are not shown",
+            hint="Its further failures for this event are not logged",
         )
 
     return report
 
 
 _Line = tuple[int, type[events.Event], Callable[[Any], None]]
-"""A level, a class of events, and what writes the line of one."""
+"""A level, an event class, and the function that writes its line."""
 
 
 class LogListener:
-    """Responsible for the log lines of one process.
+    """Writes the log lines of one process.
 
     Args:
-        log: the logger that ``bulltask.observe.log.configure`` returned.
+        log: The logger from ``bulltask.observe.log.configure``.
     """
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
 
     def attach(self, bus: events.Bus) -> None:
-        """Subscribe to the events whose lines the logger's level lets through, and to no others.
+        """Subscribe to the events that the logger's level includes, and to no others.
 
-        So at level ``warning`` a bus wants no `JobCompleted`, and a child that runs 5,000 jobs a second does not
-        even build one.
+        So at level ``warning`` no listener wants `JobCompleted`, and a child does not even create that event.
         """
         for level, kind, line in (*self._of_jobs(), *self._of_processes()):
             if self._log.is_enabled_for(level):
@@ -145,7 +144,7 @@ class LogListener:
             error=_shorten(event.error, ERROR_CHARS),
             category=event.category,
             attempts_made=event.attempts_made,
-            traceback=event.traceback[-TRACEBACK_CHARS:],  # the end of a traceback says most
+            traceback=event.traceback[-TRACEBACK_CHARS:],  # the end of a traceback is the most useful part
         )
 
     def _retried(self, event: events.JobRetried) -> None:
@@ -167,7 +166,7 @@ class LogListener:
     def _unknown_task(self, event: events.UnknownTaskSeen) -> None:
         fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
         if event.delay_ms is None:
-            hint = "The job was failed. Import the module of the task in this app, then retry the job"
+            hint = "The job has failed. Import the module of the task in this app, then retry the job"
             self._log.error("Unknown task", **fields, hint=hint)
         else:
             hint = "Import the module of the task in this app, or give its jobs a queue of their own"
@@ -181,7 +180,7 @@ class LogListener:
             scheduler=event.scheduler,
             error=_shorten(event.error, ERROR_CHARS),
             delay=_seconds(event.delay_ms),
-            hint="The job waits, because its series would end with it. Correct the scheduler, or remove it",
+            hint="The job waits, because the schedule would end with it. Correct the job scheduler, or remove it",
         )
 
     def _lock_lost(self, event: events.LockLost) -> None:
@@ -190,8 +189,8 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             task=event.task,
-            hint="The outcome was discarded, another worker has the job: Redis was out of reach, or this machine stood "
-            "still, for longer than the lock lasts. After a line 'Redis refused': a script stopped half-way",
+            hint="The outcome was discarded, because another worker has the job: Redis could not be reached, or this "
+            "machine was suspended, for longer than the lock lasts. After 'Redis refused': a script failed half-way",
         )
 
     def _stalled(self, event: events.JobStalled) -> None:
@@ -201,7 +200,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             lock_expired_at=None if expired is None else _moment(expired),
-            hint="It runs again. Its worker's machine died, or could not reach Redis for longer than the lock lasts",
+            hint="It runs again. Its worker died, or could not reach Redis for longer than the lock lasts",
         )
 
     def _recovered(self, event: events.JobRecovered) -> None:
@@ -221,7 +220,9 @@ class LogListener:
             queue=event.queue,
             crashes=event.crashes,
             reason=event.reason,
-            hint=DEATHS.get(event.reason, "The job was failed: every child that ran it died. Run it alone to see why"),
+            hint=DEATHS.get(
+                event.reason, "The job has failed, because every child that ran it died. Run it alone to see why"
+            ),
         )
 
     def _malformed_job(self, event: events.MalformedJobFailed) -> None:
@@ -230,7 +231,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             reason=_shorten(event.reason, ERROR_CHARS),
-            hint="Its hash in Redis is malformed. It was failed, and the other jobs go on",
+            hint="Its hash in Redis is malformed. It has failed, and other jobs continue",
         )
 
     def _cancel_requested(self, event: events.CancelRequested) -> None:
@@ -239,13 +240,13 @@ class LogListener:
     def _revoked(self, event: events.JobRevoked) -> None:
         self._log.info("Job revoked", job_id=event.job_id, queue=event.queue)
 
-    # ---- the supervisor's duties ----
+    # ---- the supervisor's services ----
 
     def _heartbeat(self, event: events.HeartbeatSucceeded) -> None:
         self._log.debug("Heartbeat", queue=event.queue, locks=event.locks, duration=_seconds(event.duration_ms))
 
     def _heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
-        if event.attempt > 1:  # once an outage
+        if event.attempt > 1:  # one line per outage
             return
         self._log.warning(
             "Heartbeat failed",
@@ -253,7 +254,7 @@ class LogListener:
             locks=len(event.job_ids),
             job_ids=event.job_ids[:JOB_IDS],
             error=_shorten(event.error, ERROR_CHARS),
-            hint="If this goes on until the lock runs out, another worker takes the job: look at Redis and the network",
+            hint="If the lock runs out, another worker acquires the job: check Redis and the network",
         )
 
     def _check_skipped(self, event: events.StalledCheckSkipped) -> None:
@@ -261,7 +262,7 @@ class LogListener:
             "Stalled check skipped",
             queue=event.queue,
             cycles=event.cycles,
-            hint="The check before still runs: Redis is slow, or too many jobs are active in one queue",
+            hint="The previous check is still running: Redis is slow, or too many jobs are active in one queue",
         )
 
     def _service_failed(self, event: events.ServiceFailed) -> None:
@@ -271,7 +272,7 @@ class LogListener:
                 service=event.service,
                 failures=event.failures,
                 exc_info=event.exception,
-                hint="The supervisor goes on, and tries again. This is a bug of bulltask: please report it",
+                hint="The supervisor continues and tries again. This is a bug in bulltask: please report it",
             )
 
     def _child_started(self, event: events.ChildStarted) -> None:
@@ -289,7 +290,7 @@ class LogListener:
             pid=event.pid,
             jobs=event.jobs,
             error=_shorten(event.error, ERROR_CHARS),
-            hint="A task has ended the event loop that async tasks share. The child is replaced, its jobs run again",
+            hint="A task has stopped the event loop that async tasks share. The child is replaced, its jobs run again",
         )
 
     def _child_died(self, event: events.ChildDied) -> None:
@@ -305,23 +306,23 @@ class LogListener:
             pid=event.pid,
             reason=event.reason,
             jobs=event.jobs,
-            hint="A run did not end otherwise: its attempt has failed, and the child's other jobs run again",
+            hint="A running task did not end: its attempt has failed, and the child's other jobs run again",
         )
 
     def _child_exited(self, event: events.ChildExited) -> None:
         self._log.info("Child exited", index=event.index, pid=event.pid)
 
-    # ---- connections and the worker's life ----
+    # ---- connections and the worker ----
 
     def _disconnected(self, event: events.RedisDisconnected) -> None:
         self._log.error(
             "Redis disconnected",
             error=_shorten(event.error, ERROR_CHARS),
-            hint="The worker reconnects by itself and running jobs go on. If it lasts: is Redis up, is the URL right?",
+            hint="The worker reconnects by itself, and running jobs continue. If it lasts, check Redis and the URL",
         )
 
     def _reconnecting(self, event: events.RedisReconnecting) -> None:
-        if event.attempt & (event.attempt - 1) == 0:  # 1, 2, 4, 8 …: an outage of a night is not ten thousand lines
+        if event.attempt & (event.attempt - 1) == 0:  # 1, 2, 4, 8 …, so that a long outage does not flood the log
             self._log.info("Redis reconnecting", attempt=event.attempt)
 
     def _reconnected(self, event: events.RedisReconnected) -> None:
@@ -332,7 +333,7 @@ class LogListener:
             "Redis refused",
             queue=event.queue or None,
             error=_shorten(event.error, ERROR_CHARS),
-            hint="This process asks again, after run_retry_delay at the latest, and running jobs go on",
+            hint="This process tries again, after run_retry_delay at the latest, and running jobs continue",
         )
 
     def _recovered_redis(self, event: events.RedisRecovered) -> None:
@@ -360,7 +361,7 @@ class LogListener:
         self._log.info("Worker restarting", command=event.command)
 
     def _paused(self, event: events.WorkerPaused) -> None:
-        self._log.info("Worker paused", running=event.running, hint="It takes jobs again after a CONT")
+        self._log.info("Worker paused", running=event.running, hint="Send CONT to resume it")
 
     def _resumed(self, event: events.WorkerResumed) -> None:
         self._log.info("Worker resumed", paused=_seconds(event.paused_ms))
@@ -374,14 +375,14 @@ class LogListener:
             index=event.index,
             pid=event.pid,
             traceback=_shorten(event.stacks, STACKS_CHARS),
-            hint="Nothing is wrong: somebody asked for it with USR1",
+            hint="Nothing is wrong: these were requested with USR1",
         )
 
     def _signal_ignored(self, event: events.SignalIgnored) -> None:
         self._log.info("Signal ignored", signal=event.signal, reason=event.reason)
 
 
-_REPR = reprlib.Repr()  # looks at the first few elements only: a result of a million rows costs nothing
+_REPR = reprlib.Repr()  # reads only the first elements, so that a large result costs nothing
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = RESULT_CHARS
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 50
 

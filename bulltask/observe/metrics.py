@@ -1,6 +1,6 @@
 """The metrics for Prometheus.
 
-Imported only when metrics are on: it loads ``prometheus_client``.
+Imported only if metrics are on, because it loads ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from bulltask.observe.counters import BUCKETS, Histogram, MetricsMemory, QueueTo
 __all__ = ["MetricsCollector", "QueueLengths"]
 
 QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
-"""Asks Redis how many jobs are in each state (``wait``, ``active``, …) of each queue."""
+"""Reads from Redis how many jobs each queue has in each state (``wait``, ``active``, …)."""
 
 _BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")
 
 
 class MetricsCollector(Collector):
-    """Responsible for what one scrape sees.
+    """Collects the metrics of one scrape.
 
     Args:
-        memory: what the processes of this worker have counted.
-        worker_id: label of ``bullmq_active_workers``.
-        queue_lengths: called once in each scrape, never by two threads at a time. What it raises does not break
-            the scrape: the lengths are missing from it and the connection is reported as lost.
+        memory: The counters of this worker's processes.
+        worker_id: Label of ``bullmq_active_workers``.
+        queue_lengths: Called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
+            and reports the connection as lost.
     """
 
     def __init__(self, memory: MetricsMemory, worker_id: str, queue_lengths: QueueLengths) -> None:
@@ -40,13 +40,13 @@ class MetricsCollector(Collector):
         self._one_scrape = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics as they are now; every queue and status is there from the start, with 0."""
+        """Return the current metrics; every queue and status is present from the start, with 0."""
         with self._one_scrape:
             return [*self._jobs(self._memory.totals()), *self._connections()]
 
     def _jobs(self, totals: Mapping[str, QueueTotals]) -> Iterator[Metric]:
         processed = CounterMetricFamily(
-            "bullmq_jobs_processed_total", "Attempts that ended, by how they ended", labels=("queue", "status")
+            "bullmq_jobs_processed_total", "Attempts by outcome", labels=("queue", "status")
         )
         failed = CounterMetricFamily("bullmq_jobs_failed_total", "Failed jobs, by reason", labels=("queue", "reason"))
         for queue, total in totals.items():
@@ -58,17 +58,21 @@ class MetricsCollector(Collector):
         yield processed
         yield failed
         for name, help_text, part in (
-            ("bullmq_job_duration_seconds", "How long attempts took, whatever their end", attrgetter("durations")),
-            ("bullmq_lock_extend_duration_seconds", "How long renewals of locks took", attrgetter("lock_extends")),
+            ("bullmq_job_duration_seconds", "Duration of attempts, for every outcome", attrgetter("durations")),
+            (
+                "bullmq_lock_extend_duration_seconds",
+                "Duration of the calls that renew locks",
+                attrgetter("lock_extends"),
+            ),
         ):
             yield _histograms(name, help_text, {queue: part(total) for queue, total in totals.items()})
         for name, help_text, value in (
-            ("bullmq_stalled_jobs_total", "Jobs that lost their worker and went back to wait", attrgetter("stalled")),
+            ("bullmq_stalled_jobs_total", "Jobs that lost their worker and were released", attrgetter("stalled")),
             ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
             ("bullmq_heartbeat_failure_total", "Locks that could not be renewed", attrgetter("heartbeat_failures")),
             (
                 "bullmq_stalled_checker_skipped_total",
-                "Stalled checks skipped, the one before still ran",
+                "Stalled checks skipped because the previous one was still running",
                 attrgetter("skipped"),
             ),
         ):
@@ -84,7 +88,7 @@ class MetricsCollector(Collector):
             for queue, states in self._queue_lengths().items():
                 for state, length in states.items():
                     lengths.add_metric((queue, state), length)
-        except Exception:  # noqa: BLE001 - the counters do not need Redis, and its absence is a metric itself
+        except Exception:  # noqa: BLE001 - the counters do not need Redis, and its absence is a metric too
             connected = False
         yield lengths
         workers = GaugeMetricFamily(
@@ -95,13 +99,13 @@ class MetricsCollector(Collector):
             workers.add_metric((queue, self._worker_id), children)
         yield workers
         status = GaugeMetricFamily(
-            "bullmq_redis_connection_status", "1 for the status that holds, 0 for the other", labels=("status",)
+            "bullmq_redis_connection_status", "1 for the current status, 0 for the other", labels=("status",)
         )
         status.add_metric(("connected",), connected)
         status.add_metric(("disconnected",), not connected)
         yield status
         yield CounterMetricFamily(
-            "bullmq_redis_reconnect_attempts_total", "Attempts to reach Redis again", value=self._memory.reconnects()
+            "bullmq_redis_reconnect_attempts_total", "Attempts to reconnect to Redis", value=self._memory.reconnects()
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes whole lines to a stream that several processes share."""
+"""Writes complete lines to a stream that several processes share."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from bulltask.config.urls import redact_text
 
 __all__ = ["LineWriter"]
 
-ATOMIC = 4096  # Linux' PIPE_BUF: a pipe that polls as writable takes this much at once, without blocking
+ATOMIC = 4096  # PIPE_BUF of Linux: a pipe that polls as writable accepts this much without blocking
 
 
 class LineWriter:
-    """Responsible for log lines that arrive whole, and for a worker that runs on when nobody reads them.
+    """Writes log lines that are never mixed with those of other processes, and never block the worker for long.
 
     A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback
-    goes through a pipe. So a writer holds a lock that all forks share while it writes its line. Passwords in URLs
-    are taken out here too, where no line gets past.
+    goes through a pipe. So a writer holds a lock, which all forks share, while it writes a line. It also removes
+    passwords from URLs, because every line passes here.
 
-    A reader that stops (``| less``, a stuck log shipper) would block the supervisor, which then renews no locks, and
-    every running job would run twice. So a line waits a second for the reader; then it and the following ones are
-    dropped until the reader goes on, and the next line that is written comes after one that says how many are gone.
+    A reader that stops (``| less``, a stuck log shipper) would block the supervisor. It would renew no locks, and every
+    running job would run twice. So a line waits for a second; then it and the following lines are dropped until the
+    reader continues. The next line that is written follows one that reports how many were dropped.
 
     Args:
-        stream: where the lines go. Its file descriptor is used when it has one (then nothing is buffered), its
-            ``write`` otherwise. Make the writer before the fork, or the processes do not share the lock.
-        dropped_line: returns the line that tells of this many dropped ones.
+        stream: Where the lines are written. Its file descriptor is used if it has one (without buffering), its
+            ``write`` otherwise. Create the writer before the fork, so that the processes share the lock.
+        dropped_line: Returns the line that reports a number of dropped lines.
     """
 
     patience_ms = 1000
@@ -43,9 +43,9 @@ class LineWriter:
         self._stream = stream
         self._dropped_line = dropped_line
         self._fd = _descriptor(stream)
-        # A pipe, a socket or a terminal; one write to a file is kept in one piece by the kernel, and never waits.
+        # True for a pipe, a socket or a terminal. The kernel writes a line to a file in one piece, and never waits.
         self._waits = self._fd is not None and not stat.S_ISREG(os.fstat(self._fd).st_mode)
-        self._lock_fd = _nameless_file() if self._waits else None
+        self._lock_fd = _anonymous_file() if self._waits else None
         self._lock_stuck = False
         self._writable = select.poll()
         if self._fd is not None and self._waits:
@@ -54,29 +54,29 @@ class LineWriter:
 
     def _enter_process(self) -> None:
         self._pid = os.getpid()
-        self._threads = threading.RLock()  # a file lock belongs to the process; reentrant for signal handlers
-        self._late = False  # the line before was given up: do not wait again
-        self._torn = False  # the line before is half out
+        self._threads = threading.RLock()  # a file lock is per process; reentrant for signal handlers
+        self._late = False  # the previous line was dropped: do not wait again
+        self._torn = False  # the previous line was written only in part
         self.dropped = 0
         """Lines lost since the last one that was written."""
 
     def close(self) -> None:
-        """Free the lock's file; the stream stays open."""
+        """Close the lock's file; the stream stays open."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def write(self, line: str) -> None:
-        """Write ``line`` and a newline, or drop it when that is not possible within about a second. Never raises."""
+        """Write ``line`` and a newline, or drop it if that takes longer than about a second. Never raises."""
         text = redact_text(line, json=True)
-        if self._pid != os.getpid():  # a thread that is not in this fork may have held the lock
+        if self._pid != os.getpid():  # a thread of the parent may have held the lock
             self._enter_process()
         if not self._threads.acquire(timeout=self.patience_ms / 1000):
             self.dropped += 1
             return
         try:
             self._write(text)
-        except (OSError, ValueError):  # closed, or a full disk: no reason to fail a job
+        except (OSError, ValueError):  # closed, or a full disk; neither must fail a job
             self.dropped += 1
         finally:
             self._threads.release()
@@ -102,7 +102,7 @@ class LineWriter:
         self.dropped = self.dropped + 1 if self._late else 0
 
     def _send(self, fd: int, data: bytes, give_up: float) -> int:
-        """Write ``data`` in pieces that do not block; return how much was taken in time."""
+        """Write ``data`` in pieces that do not block; return how much was written in time."""
         if not self._waits:
             return os.write(fd, data)
         sent = 0
@@ -110,14 +110,14 @@ class LineWriter:
             patience = 0.0 if self._late else max(0.0, give_up - time.monotonic())
             if not self._writable.poll(patience * 1000):
                 break
-            with contextlib.suppress(BlockingIOError):  # O_NONBLOCK was set by somebody who shares the stream
+            with contextlib.suppress(BlockingIOError):  # another process that shares the stream has set O_NONBLOCK
                 sent += os.write(fd, data[sent : sent + ATOMIC])
         return sent
 
     def _take_lock(self, give_up: float) -> bool:
-        """Wait for the lock, but not for ever: a process that was stopped (SIGSTOP) may hold it.
+        """Wait for the lock, but not forever: a process that was stopped (SIGSTOP) may hold it.
 
-        A line without the lock may be mixed with others; a supervisor that waits would lose its jobs' locks.
+        A line without the lock may be mixed with others, but a supervisor that waits would lose its jobs' locks.
         """
         if self._lock_fd is None:
             return False
@@ -126,9 +126,9 @@ class LineWriter:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 if self._lock_stuck or time.monotonic() >= give_up:
-                    self._lock_stuck = True  # the next line tries once
+                    self._lock_stuck = True  # the next line does not wait
                     return False
-                select.select([], [], [], 0.001)  # the kernel has no wait for a file lock that ends in time
+                select.select([], [], [], 0.001)  # file locks have no wait with a timeout
             else:
                 self._lock_stuck = False
                 return True
@@ -141,12 +141,12 @@ def _descriptor(stream: TextIO) -> int | None:
         return None
 
 
-def _nameless_file() -> int | None:
-    """A file without a name for the lock: the kernel frees it when its holder is killed, whatever happens."""
+def _anonymous_file() -> int | None:
+    """Return an anonymous file for the lock; the kernel releases the lock when its holder dies."""
     try:
         if hasattr(os, "memfd_create"):
             return os.memfd_create("bulltask-log-lock")
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
-    except OSError:  # nothing to make it with: long lines may be mixed, which is better than no worker
+    except OSError:  # no file can be created: long lines may be mixed
         return None

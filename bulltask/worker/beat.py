@@ -1,9 +1,9 @@
-"""``beat_schedule``: what code says becomes job schedulers in Redis when a worker starts.
+"""Stores ``beat_schedule`` as job schedulers in Redis when a worker starts.
 
-There is no beat process: a job scheduler is driven by whichever worker takes its jobs. What belongs to whom is written
-in the scheduler itself, in the template of its jobs (``opts.bulltask``: ``beat`` is the app's name, ``digest`` stands
-for what the entry said). So it cannot come apart from the scheduler, Node.js keeps it, and a scheduler that somebody
-else makes under the same id is seen to be theirs.
+There is no beat process: the worker that acquires a scheduler's job adds the next one. The scheduler's owner is stored
+in the template of its jobs (``opts.bulltask``: ``beat`` is the app's name, ``digest`` a hash of the entry). So owner
+and scheduler cannot diverge, Node.js keeps the fields, and a scheduler with the same id from another client is
+recognised as foreign.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NEVER_MS: Final = 86_400_000
 
 @dataclass(slots=True)
 class Changes:
-    """What was done in one queue, by the names of entries.
+    """The changes in one queue, by the names of entries.
 
     Attributes:
-        foreign: schedulers of these names belong to somebody else, and were left as they are.
-        failed: what Redis refused, and why.
+        foreign: Schedulers of these names belong to another client, and were not changed.
+        failed: Entries that Redis refused, with the error.
     """
 
     added: list[str] = field(default_factory=list)
@@ -59,19 +59,19 @@ class Changes:
 
 
 class Beat:
-    """Responsible for making the schedulers in Redis what the entries say: a service that has one thing to do.
+    """A service that brings the schedulers in Redis in line with the entries, once.
 
-    Several workers that start at once do the same, and find it done: an unchanged entry is left alone, and making the
-    same scheduler twice makes one. It is done once and not again: during a change of versions, old and new workers
-    would otherwise take each other's entries away for as long as both run.
+    Several workers may start at the same time: an unchanged entry is skipped, and creating a scheduler twice creates
+    one. It is not repeated, because during a deployment old and new workers would remove each other's entries for as
+    long as both run.
 
     Args:
-        app: whose entries they are.
-        entries: from ``read_entries``; ``None`` if the app says nothing, and then nothing is touched.
-        client: the supervisor's.
-        clock: the server's time.
-        backoff: the supervisor's view of an outage.
-        logger: hears what was changed.
+        app: The app of the entries.
+        entries: The result of ``read_entries``; with ``None`` nothing is changed.
+        client: The supervisor's client.
+        clock: The server's time.
+        backoff: The supervisor's backoff.
+        logger: Receives what was changed.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Beat:
 
     @property
     def interval_ms(self) -> int:
-        """A second until it is done, and then no more."""
+        """A second until it is done, then never again."""
         return _NEVER_MS if self._done else _RETRY_MS
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Bring every queue up to date that was not yet."""
+        """Update every queue that is not up to date yet."""
         if self._done:
             return
         try:
@@ -103,10 +103,10 @@ class Beat:
                 self._queues = self._client.run(beat_queues(*self._place))
                 self._queues |= {entry.job.queue for entry in self._entries or ()}
             if self._entries is None:
-                self._tell_of_orphans()
+                self._warn_of_orphans()
             else:
                 for queue in sorted(self._queues):
-                    self._bring_up_to_date(queue, [entry for entry in self._entries if entry.job.queue == queue])
+                    self._update(queue, [entry for entry in self._entries if entry.job.queue == queue])
                     self._queues.discard(queue)
         except _AGAIN as exc:
             self._backoff.record_failure(exc)
@@ -114,7 +114,7 @@ class Beat:
         self._backoff.reset()
         self._done = True
 
-    def _bring_up_to_date(self, queue: str, mine: Sequence[BeatEntry]) -> None:
+    def _update(self, queue: str, mine: Sequence[BeatEntry]) -> None:
         try:
             if mine:
                 self._client.run(note_queue(*self._place, queue))
@@ -125,12 +125,12 @@ class Beat:
         except _AGAIN:
             raise
         except BulltaskError as exc:
-            # Redis is full, forbids a command …: the worker goes on with its jobs, and with schedules as they were.
+            # Redis is full, forbids a command …: the worker continues with the schedules as they are.
             self._logger.error("Schedule not updated", queue=queue, error=str(exc))  # noqa: TRY400
         else:
-            self._tell(queue, changes)
+            self._log(queue, changes)
 
-    def _tell(self, queue: str, changes: Changes) -> None:
+    def _log(self, queue: str, changes: Changes) -> None:
         done = {"added": changes.added, "changed": changes.changed, "removed": changes.removed}
         if any(done.values()):
             self._logger.info("Schedule updated", queue=queue, **{word: names for word, names in done.items() if names})
@@ -138,28 +138,28 @@ class Beat:
             self._logger.error("Schedule not updated", queue=queue, scheduler=name, error=why)
         for name in changes.foreign:
             self._logger.warning(
-                "A job scheduler of this name is somebody else's and was left as it is; rename the entry of "
+                "A job scheduler of this name belongs to another client and was not changed; rename the entry of "
                 "beat_schedule, or remove the scheduler",
                 queue=queue,
                 scheduler=name,
             )
 
-    def _tell_of_orphans(self) -> None:
+    def _warn_of_orphans(self) -> None:
         if self._queues:
             self._logger.warning(
-                "beat_schedule is not set, but schedules of this app are in Redis and go on; set it to {} to end them",
+                "beat_schedule is not set, but Redis has schedules of this app; set it to {} to remove them",
                 queues=sorted(self._queues),
             )
 
 
 def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
-    """Make the schedulers of one queue what the entries say.
+    """Bring the schedulers of one queue in line with the entries.
 
     Args:
-        keys: the queue.
-        entries: those that belong into it.
-        owner: the app's name; other apps' schedulers are not touched.
-        now_ms: the server's time.
+        keys: The queue.
+        entries: The queue's entries.
+        owner: The app's name; schedulers of other apps are not changed.
+        now_ms: The server's time.
     """
     changes = Changes()
     found = yield from _labels(keys)
@@ -182,7 +182,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
 
 
 def _labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
-    """Who made each scheduler of the queue; there may be very many, so nothing else of them is read."""
+    """Return the label of each scheduler of the queue; there may be very many, so nothing else is read."""
     rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     found: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _READ_AT_ONCE):
@@ -193,10 +193,10 @@ def _labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
 
 
 def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Operation[str]:
-    """Make or change the scheduler of an entry; the result is why that cannot be done, ``""`` if it is."""
+    """Create or change the scheduler of an entry; return the error, ``""`` for none."""
     rule = entry.rule
     if rule.every_ms is not None:
-        # As in Celery, an interval runs for the first time when it is over, not when somebody deploys.
+        # As in Celery, the first run of an interval is at its end, not at deployment.
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
         own = {"beat": label.owner, "digest": label.digest}

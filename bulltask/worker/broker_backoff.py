@@ -1,4 +1,4 @@
-"""Redis is away: how long to wait before the next try, and what to say about it."""
+"""How long a process waits after errors of Redis, and which of them it reports."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from bulltask.transport.keys import QueueKeys
 
 __all__ = ["QueueBackoff", "ReconnectBackoff"]
 
-QUICK_MS: Final = 1_000
-_OF_THE_SERVER = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerConfigError)
+MAX_CHEAP_DELAY_MS: Final = 1_000
+_SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerConfigError)
 
 
 class ReconnectBackoff:
-    """Responsible for one process's view of one outage of Redis: it is lost, or it answers everything with an error.
+    """The backoff of one process while Redis is lost, or answers every command with an error.
 
     Args:
-        bus: hears of its beginning, every try to reach a lost Redis, and its end.
-        config: the pauses between tries.
+        bus: Receives events for the start of an outage, for each attempt to reach a lost Redis, and for the end.
+        config: The delays between attempts.
     """
 
     def __init__(self, bus: Bus, config: Config) -> None:
         self._bus, self._config = bus, config
         self._attempt = 0
-        self._tries: Counter[tuple[bool, bool]] = Counter()
+        self._attempts_by_kind: Counter[tuple[bool, bool]] = Counter()
         self._reported: set[str] = set()
         self._since_ms = self._until_ms = 0
         self._lost = False
 
     def record_failure(self, exc: BrokerError) -> int:
-        """Note a failure; return how many milliseconds to wait before the next try.
+        """Record a failure; return how many milliseconds to wait before the next attempt.
 
-        Every fault is told once, also when another one came first: a Redis that was lost may refuse the login when it
-        is back.
+        Every error is reported once per outage, also if another one came first: a Redis that was lost may refuse the
+        login when it is back.
 
-        The pause doubles up to ``broker_reconnect_delay_max`` where Redis is lost, ``run_retry_delay`` where it
-        answers: by default a worker works again within 5 s of Redis' return, however long it was away. Where the
-        machine itself says that nothing listens, or Redis that it is still loading, asking costs nobody anything and a
-        second is the most. Each kind of fault begins with a short pause: in a failover error replies come first, and a
-        connection that breaks after them says that something has changed.
+        The delay doubles up to ``broker_reconnect_delay_max`` if Redis is lost, and up to ``run_retry_delay`` if it
+        answers with an error. By default a worker works again within 5 s of Redis' return, however long the outage
+        was. If the connection is refused, or Redis is still loading its data, an attempt is cheap, and the delay is at
+        most a second. Each kind of error starts with a short delay: a failover begins with error replies, and a
+        connection that breaks afterwards shows that the situation has changed.
         """
         lost = isinstance(exc, BrokerUnavailableError)
         if self._attempt == 0:
@@ -71,25 +71,25 @@ class ReconnectBackoff:
         if self._lost:
             self._bus.emit(RedisReconnecting(self._attempt))
         quick = isinstance(exc, BrokerNotReadyError) or (isinstance(exc, BrokerUnavailableError) and exc.refused)
-        self._tries[lost, quick] += 1
-        most_ms = self._config.reconnect_delay_max_ms if lost else self._config.run_retry_delay_ms
+        self._attempts_by_kind[lost, quick] += 1
+        max_ms = self._config.reconnect_delay_max_ms if lost else self._config.run_retry_delay_ms
         return reconnect_delay_ms(
-            self._tries[lost, quick],
+            self._attempts_by_kind[lost, quick],
             first_ms=self._config.reconnect_delay_ms,
-            cap_ms=min(QUICK_MS, most_ms) if quick else most_ms,
+            cap_ms=min(MAX_CHEAP_DELAY_MS, max_ms) if quick else max_ms,
         )
 
     def record_shared_failure(self, exc: BrokerError) -> int:
-        """:meth:`failed` for jobs that share a connection: its fault meets all of them at once, and is one try."""
+        """:meth:`record_failure` for jobs that share a connection: failures at the same time count as one."""
         now_ms = mono_ms()
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self.record_failure(exc)
         return self._until_ms - now_ms
 
     def _report(self, exc: BrokerError) -> None:
-        fault = str(exc).partition(" script: ")[0]  # whichever script met it
+        fault = str(exc).partition(" script: ")[0]  # the same error from any script is one error
         if isinstance(exc, BrokerUnavailableError):
-            # Ways to be lost follow each other in every restart; an answer that is not Redis' says something else.
+            # A restart causes several connection errors: one is reported. So is a reply that is not Redis'.
             if not self._lost or (exc.answered and fault not in self._reported):
                 self._bus.emit(RedisDisconnected(str(exc)))
             self._lost = True
@@ -99,17 +99,17 @@ class ReconnectBackoff:
 
     @property
     def is_active(self) -> bool:
-        """True from a failure to the next :meth:`over`."""
+        """True from a failure to the next :meth:`reset`."""
         return self._attempt > 0
 
     @property
     def is_exhausted(self) -> bool:
-        """True after more tries than ``broker_connection_max_retries`` allows."""
+        """True after more attempts than ``broker_connection_max_retries``."""
         most = self._config.connection_retries
         return most is not None and self._attempt > most
 
     def reset(self) -> None:
-        """Redis serves this process; cheap when there was no outage."""
+        """Record that Redis serves this process; cheap when there was no outage."""
         if self._attempt:
             lasted_ms = mono_ms() - self._since_ms
             if self._lost:
@@ -117,7 +117,7 @@ class ReconnectBackoff:
             else:
                 self._bus.emit(RedisRecovered("", self._attempt, lasted_ms))
             self._attempt, self._until_ms, self._lost = 0, 0, False
-            self._tries.clear()
+            self._attempts_by_kind.clear()
             self._reported.clear()
 
 
@@ -129,29 +129,29 @@ class _QueueState:
 
 
 class QueueBackoff:
-    """Responsible for how long a queue is left alone, and for saying why, once; the worker's other queues go on.
+    """The backoff of single queues whose commands Redis refuses; the worker's other queues continue.
 
     Args:
-        queues: the worker's, in their order.
-        bus: hears of each refusal that is another one than before, and of the end.
-        config: the longest pause, ``run_retry_delay``.
+        queues: The worker's queues, in their order.
+        bus: Receives an event for each new error, and for its end.
+        config: The longest delay, ``run_retry_delay``.
     """
 
     def __init__(self, queues: Sequence[QueueKeys], bus: Bus, config: Config) -> None:
         self._queues, self._bus, self._config = queues, bus, config
-        self._open: dict[int, _QueueState] = {}
+        self._failing: dict[int, _QueueState] = {}
 
     @staticmethod
     def concerns_queue(exc: BrokerError) -> bool:
-        """False where Redis is lost, or would answer the same for every queue."""
-        return not (isinstance(exc, _OF_THE_SERVER) or (isinstance(exc, BrokerAuthError) and exc.login))
+        """Whether an error concerns one queue; False if Redis is lost, or would answer so for every queue."""
+        return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.login))
 
     @contextmanager
     def recording(self, index: int) -> Iterator[None]:
-        """Note the refusal of queue ``index`` that ends the block.
+        """Record an error of queue ``index`` that is raised in the block.
 
         Raises:
-            BrokerError: what ended the block concerns the server; the other queues need not be tried.
+            BrokerError: The error concerns the server, so other queues need not be tried.
         """
         try:
             yield
@@ -161,9 +161,9 @@ class QueueBackoff:
             self.record_failure(index, exc)
 
     def record_failure(self, index: int, exc: BrokerError) -> int:
-        """Note that asking queue ``index`` ended with ``exc``; return how many milliseconds to leave it alone."""
-        if (state := self._open.get(index)) is None:
-            state = self._open[index] = _QueueState(mono_ms())
+        """Record an error of queue ``index``; return how many milliseconds to wait before the next attempt."""
+        if (state := self._failing.get(index)) is None:
+            state = self._failing[index] = _QueueState(mono_ms())
         if str(exc) not in state.reported:
             state.reported.add(str(exc))
             self._bus.emit(RedisRefused(self._queues[index].queue, str(exc)))
@@ -173,7 +173,7 @@ class QueueBackoff:
         )
 
     def reset(self, index: int) -> None:
-        """Queue ``index`` was asked and Redis served it; cheap where nothing was refused."""
-        if self._open and (state := self._open.pop(index, None)) is not None:
+        """Record that Redis serves queue ``index``; cheap when there was no error."""
+        if self._failing and (state := self._failing.pop(index, None)) is not None:
             lasted_ms = mono_ms() - state.since_ms
             self._bus.emit(RedisRecovered(self._queues[index].queue, state.attempt, lasted_ms))

@@ -1,4 +1,4 @@
-"""ExitCode codes of the worker and of its children; documented in the README."""
+"""Exit codes of the worker and its children; docs/reference/workers.md lists them."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class ExitCode(IntEnum):
     USAGE = 2  # click's own
     BOOT_FAILED = 3  # a child could not start; the worker stops when it keeps happening
     BROKER_REFUSED = 4  # wrong password, commands forbidden by the ACL, a server or database that cannot be used
-    BROKER_LOST = 5  # Redis was away for more tries than broker_connection_max_retries
+    BROKER_LOST = 5  # Redis was unavailable for more attempts than broker_connection_max_retries

@@ -1,4 +1,4 @@
-"""Setting a job aside whose hash is malformed, so that one bad job holds up no other."""
+"""Fails jobs whose hash is malformed, so that they do not block other jobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["MalformedJobs"]
 
 
 class MalformedJobs:
-    """Responsible for failing jobs that nobody can take or settle, and for telling of it.
+    """Fails jobs that cannot be acquired or settled because their hash is malformed.
 
     Args:
-        client: of the caller's process.
-        clock: the server's time.
-        config: what is kept of jobs that fail, and whether they are counted.
-        bus: hears of every job that is set aside.
+        client: The process's client.
+        clock: The server's time.
+        config: The settings for retention and metrics.
+        bus: Receives an event for every such job.
     """
 
     def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
@@ -29,23 +29,23 @@ class MalformedJobs:
         self._keep = config.keep_failed or KEEP_ALL
 
     def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, fault: Exception) -> bool:
-        """Set a job aside that is locked with ``token``, if it is to blame for ``fault``.
+        """Fail the job that is locked with ``token`` if its hash has caused ``fault``.
 
-        An error reply of Redis may be due to the queue instead; then nothing is changed.
+        An error reply of Redis may have its cause in the queue instead; then nothing is changed.
 
         Returns:
-            False if the job's hash is sound.
+            False if the job's hash is well-formed.
 
         Raises:
-            BrokerError: Redis is away, or refuses that, too.
+            BrokerError: Redis is unavailable, or refuses this call too.
         """
         by_redis = isinstance(fault, BrokerError)
         ending = malformed_finish(str(fault) if by_redis else f"{type(fault).__name__}: {fault}", self._keep)
-        claim, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
-        finish = move_to_finished(keys, job_id, claim, ending, fetch_next=False, now_ms=now_ms)
+        options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
+        finish = move_to_finished(keys, job_id, options, ending, fetch_next=False, now_ms=now_ms)
         try:
             done = self._client.run(quarantine(keys, finish, token, only_malformed=by_redis))
-        except JobError:  # it has ended, or is another worker's: it is no longer in anybody's way here
+        except JobError:  # it has ended, or another worker has it: it blocks no jobs here
             return True
         if done:
             self._bus.emit(MalformedJobFailed(job_id, keys.queue, ending.value.decode("utf-8", "replace")))

@@ -1,4 +1,4 @@
-"""The process that serves ``/metrics``: forked, so that the supervisor stays single-threaded."""
+"""Starts the process that serves ``/metrics``: a fork, so that the supervisor stays single-threaded."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["MetricsProcess"]
 
 
 class MetricsProcess:
-    """Responsible for the exporter's process.
+    """The exporter's process.
 
-    The port is taken at once, so that a wrong one stops the start; the process comes when there is something to say.
+    The constructor binds the port, so that a wrong one stops the worker early; :meth:`start` forks the process.
 
     Args:
-        config: where to serve.
-        memory: the counters of all processes.
-        worker_id: shown in the metrics.
-        queue_lengths: reads the queues; called in the new process.
+        config: The address and port.
+        memory: The counters of all processes.
+        worker_id: A label of the metrics.
+        queue_lengths: Reads the lengths of the queues; called in the new process.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: The port cannot be bound.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class MetricsProcess:
         self._pid = 0
 
     def start(self, close_inherited: Callable[[], None]) -> None:
-        """Fork.
+        """Fork the process.
 
         Args:
-            close_inherited: closes the supervisor's connections and pipes in the new process.
+            close_inherited: Closes the supervisor's connections and pipes in the new process.
         """
         from bulltask.observe.exporter import run_exporter  # noqa: PLC0415
         from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
 
         parent_pid = os.getpid()
-        self._pid = fork_holding_signals()  # the exporter lets them through when its handlers stand
+        self._pid = fork_holding_signals()  # the exporter releases them once it has handlers
         if self._pid == 0:
             close_inherited()
             collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
@@ -66,7 +66,7 @@ class MetricsProcess:
         self._socket.close()
 
     def stop(self) -> None:
-        """End it and wait for its end."""
+        """Stop the process and wait for its end."""
         self._socket.close()
         if self._pid:
             with suppress(ProcessLookupError, ChildProcessError):

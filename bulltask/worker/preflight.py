@@ -1,4 +1,4 @@
-"""What a worker looks at before it starts: does Redis answer, is it fit, who else is there, do jobs wait unseen."""
+"""Checks before a worker starts: its scripts, settings, Redis, permissions, and other clients of its queues."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["Preflight"]
 OLDEST_REDIS: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
 OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", URL_FILE)
-"""What variables of ours begin with that are no settings."""
+"""Prefixes of environment variables that are not settings."""
 
 
 class Preflight:
-    """Responsible for meeting Redis before the first child is started.
+    """Connects to Redis and checks it before the first child starts.
 
     Args:
-        client: the supervisor's.
-        keys: the worker's queues.
-        config: settings.
-        logger: hears what an operator should change.
-        backoff: how long to wait between tries.
+        client: The supervisor's client.
+        keys: The worker's queues.
+        config: The settings.
+        logger: Receives warnings about what an operator should change.
+        backoff: The delays between attempts to connect.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Preflight:
         self._client, self._keys, self._config, self._logger, self._backoff = client, keys, config, logger, backoff
 
     def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
-        """Wait for Redis, look at it once, describe the queues in it; an exit code if starting is no use.
+        """Wait for Redis, check it, and store the queues' metadata; return an exit code if the worker cannot start.
 
         Args:
-            wait: waits so many milliseconds, or until a signal.
-            stopped: True when the worker was told to stop meanwhile.
+            wait: Waits for a number of milliseconds, or until a signal.
+            stopped: Whether the worker was asked to stop.
         """
-        if not self._has_its_scripts():
+        if not self._check_scripts():
             return ExitCode.FAILED
-        self._look_at_environment()
-        self._look_at_locks()
+        self._check_environment()
+        self._check_lock_settings()
         while True:
             try:
-                self._look()
+                self._check_redis()
             except (BrokerAuthError, BrokerConfigError) as exc:
-                # One line for the operator; the way through bulltask's code says nothing more.
+                # One line for the operator; a traceback would not help.
                 refused = isinstance(exc, BrokerAuthError)
                 event = "Redis refused this worker" if refused else "This worker cannot use this Redis"
                 self._logger.error(event, error=str(exc))  # noqa: TRY400
@@ -84,7 +84,7 @@ class Preflight:
             if stopped():
                 return ExitCode.OK
 
-    def _look(self) -> None:
+    def _check_redis(self) -> None:
         facts = read_server_settings(self._client)
         if facts.version < OLDEST_REDIS:
             self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
@@ -97,11 +97,11 @@ class Preflight:
         check_permissions(self._client, self._keys[0], needed)
         for queue in self._keys:
             self._client.run_many(write_queue_meta(queue, PROTOCOL_VERSION, self._config.max_events))
-            self._look_for_other_spelling(queue)
-            self._look_for_other_versions(queue)
+            self._check_other_spelling(queue)
+            self._check_other_versions(queue)
 
-    def _has_its_scripts(self) -> bool:
-        """False when a Lua script was altered: found later, it would cost the outcomes of jobs that have run."""
+    def _check_scripts(self) -> bool:
+        """Whether all Lua scripts are intact: found later, an altered one would lose the outcomes of finished jobs."""
         try:
             loader.every()
         except ScriptIntegrityError as exc:
@@ -109,7 +109,7 @@ class Preflight:
             return False
         return True
 
-    def _look_at_locks(self) -> None:
+    def _check_lock_settings(self) -> None:
         if self._config.renew_ms > self._config.lock_ms // 2:
             self._logger.warning(
                 "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail",
@@ -117,19 +117,19 @@ class Preflight:
                 lock_duration=self._config.lock_ms / 1000,
             )
 
-    def _look_at_environment(self) -> None:
-        """A variable with a misspelt name would be missed by nobody until its default has done harm."""
+    def _check_environment(self) -> None:
+        """Warn of misspelt environment variables, which would otherwise go unnoticed."""
         for variable in sorted(os.environ):
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(OTHER_VARIABLES):
                 continue
             self._logger.warning(
-                f"An environment variable names no setting and is ignored{did_you_mean(name, SETTINGS)}",
+                f"An environment variable matches no setting and is ignored{did_you_mean(name, SETTINGS)}",
                 variable=variable,
             )
 
-    def _look_for_other_spelling(self, keys: QueueKeys) -> None:
-        """`emails` and `{emails}` are two queues for BullMQ; say so where jobs wait under the one not served."""
+    def _check_other_spelling(self, keys: QueueKeys) -> None:
+        """Warn of jobs in `{emails}` if this worker serves `emails`, and vice versa: BullMQ has two queues."""
         tagged = self._config.queue_hash_tag
         if "{" in keys.queue:
             return
@@ -144,8 +144,8 @@ class Preflight:
                 jobs=found,
             )
 
-    def _look_for_other_versions(self, keys: QueueKeys) -> None:
-        """BullMQ 6 pauses in another way than 5, and between the two jobs are lost; say so where 6 has been."""
+    def _check_other_versions(self, keys: QueueKeys) -> None:
+        """Warn of clients of BullMQ 6, which pauses queues in another way than 5: between the two, jobs can be lost."""
         version = described_by(self._client, keys)
         if (found := _BULLMQ.match(version)) and int(found[1]) > 5:
             self._logger.warning(

@@ -1,4 +1,4 @@
-"""Assembling a worker: with ``app.py`` the only place where objects are built and handed to each other."""
+"""Assembles a worker. Besides ``app.py`` this is the only module that creates objects and connects them."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ __all__ = ["default_queues", "run_worker", "worker_id"]
 def run_worker(
     app: App, queues: Sequence[str] = (), *, spec: str | None = None, process_spec: ProcessSpec | None = None
 ) -> ExitCode:
-    """Run a worker in this process until it is stopped; what ``bulltask worker`` does after reading its flags.
+    """Run a worker in this process until it is stopped, as ``bulltask worker`` does.
 
     Args:
-        app: the application; its settings are frozen now and its tasks imported.
-        queues: the queues as the user spells them; the default queue and those that tasks name, if empty.
-        spec: how ``-A`` would name the app; children that cannot be forked need it.
-        process_spec: made before the app was imported, if that was possible; the worker restarts from there.
+        app: The app. Its settings are frozen and its tasks are imported now.
+        queues: The queues as the user spells them. If empty: the default queue and those that tasks name.
+        spec: The value of ``-A`` for this app, which children need that cannot be forked.
+        process_spec: How the process was started. Create it before the app is imported, if possible.
 
     Returns:
-        The exit code. After a ``HUP`` it does not return: the process runs its command line again.
+        The exit code. After ``HUP`` it does not return: the process runs its command line again.
 
     Raises:
-        ConfigError: a setting is wrong.
-        InvalidNameError: no queue can have that name.
+        ConfigError: A setting is invalid.
+        InvalidNameError: A queue name is invalid.
     """
     for queue in queues:
         check_queue_name(queue)
@@ -74,19 +74,19 @@ def run_worker(
 
 
 def default_queues(app: App) -> tuple[str, ...]:
-    """The default queue and every queue that a task of the app names."""
+    """Return the default queue and every queue that a task of the app names."""
     named = (task.options.queue for task in app.tasks.values())
     return tuple(dict.fromkeys([app.config.default_queue, *(queue for queue in named if queue)]))
 
 
 def worker_id(name: str = "") -> str:
-    """``host-pid-random6`` (seed 002 §7), or the given name followed by it, so that two never share one."""
+    """Return a unique id: ``{hostname}-{pid}-{random}``, after ``{name}@`` if a name is given."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     return f"{name}@{identity}" if name else identity
 
 
 class _Assembly:
-    """The parts of one worker, built in the order in which they need each other."""
+    """The parts of one worker, created in the order of their dependencies."""
 
     def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, process_spec: ProcessSpec) -> None:
         config = app.config
@@ -104,9 +104,9 @@ class _Assembly:
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         self.presence = Presence(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
-        # Room for TTIN: memory that all processes share cannot grow later.
-        self.most_children = 2 * config.concurrency + 2
-        self.slots = Slots(self.most_children, self._slots_per_child(), self.slots_fd)
+        # With room for children that TTIN adds, because shared memory cannot grow later.
+        self.max_children = 2 * config.concurrency + 2
+        self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
 
@@ -119,23 +119,23 @@ class _Assembly:
             if refusal is None:
                 if exporter is not None:
                     exporter.start(self._close_inherited)
-                code, again = self._supervise()
+                code, restart = self._supervise()
             else:
-                code, again = refusal, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
+                code, restart = refusal, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
             if exporter is not None:
                 exporter.stop()
             self._close_inherited()
-        return self._restart() if again else code
+        return self._restart() if restart else code
 
     def _restart(self) -> ExitCode:
         self.bus.emit(WorkerRestarting(redact_command(self.process_spec.command)))
         try:
             self.process_spec.restart()
         except OSError as exc:
-            self.logger.error("The worker could not start itself again", error=str(exc))  # noqa: TRY400 - one line says it
+            self.logger.error("The worker could not restart", error=str(exc))  # noqa: TRY400 - a traceback would not help
             return ExitCode.FAILED
-        return ExitCode.OK  # told to stop in the last moment
+        return ExitCode.OK  # a stop signal arrived just before the restart
 
     def _supervise(self) -> tuple[ExitCode, bool]:
         config, bus, backoff, keys, client = self.config, self.bus, self.backoff, self.keys, self.client
@@ -144,9 +144,9 @@ class _Assembly:
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
         stalls = [] if config.skip_stalled_check else [check]
-        self._name_unknown_tasks()
-        self._name_unknown_queues()
-        self._name_missing_spark()
+        self._warn_of_unknown_tasks()
+        self._warn_of_unknown_queues()
+        self._warn_of_missing_spark()
         beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
@@ -167,7 +167,7 @@ class _Assembly:
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
-    def _name_unknown_tasks(self) -> None:
+    def _warn_of_unknown_tasks(self) -> None:
         for entry in self.entries or ():
             if self.app.tasks.get(entry.job.name) is None:
                 self.logger.warning(
@@ -176,20 +176,20 @@ class _Assembly:
                     task=entry.job.name,
                 )
 
-    def _name_unknown_queues(self) -> None:
-        # The settings are the app's: another worker of it may serve a queue that this one does not.
+    def _warn_of_unknown_queues(self) -> None:
+        # A warning only: the settings are the app's, and another of its workers may serve the queue.
         for queue in (self.config.limits or {}).keys() - {EVERY_QUEUE, *self.queues, *default_queues(self.app)}:
             self.logger.warning(
-                "The limiter names a queue that neither this worker nor a task of its app does", queue=queue
+                "The limiter names a queue that neither this worker nor a task of its app uses", queue=queue
             )
 
-    def _name_missing_spark(self) -> None:
+    def _warn_of_missing_spark(self) -> None:
         tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
         if tasks and (missing := missing_dependencies()):
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
 
     def _launcher(self) -> Launcher:
-        spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._order)
+        spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._spawn_spec)
         return choose_launcher(self.config.start_method, ForkLauncher(self._run_child), spawn, self.logger.warning)
 
     def _run_child(self, index: int, parent_pid: int) -> None:
@@ -205,10 +205,10 @@ class _Assembly:
         )
         run_child(plan, parent_pid)
 
-    def _order(self, index: int) -> tuple[int, tuple[int, ...]]:
+    def _spawn_spec(self, index: int) -> tuple[int, tuple[int, ...]]:
         assert self.spec is not None
         assert self.slots_fd is not None
-        order = SpawnSpec(
+        spec = SpawnSpec(
             app=self.spec,
             overrides=self.app.conf.overrides(),
             path=sys.path,
@@ -217,18 +217,18 @@ class _Assembly:
             index=index,
             parent_pid=os.getpid(),
             slots_fd=self.slots_fd,
-            children=self.most_children,
+            children=self.max_children,
             per_child=self.slots.per_child,
             metrics_fd=self.metrics_fd,
         )
         shared = (self.slots_fd,) if self.metrics_fd is None else (self.slots_fd, self.metrics_fd)
-        return order.write(), shared
+        return spec.write(), shared
 
     def _close_inherited(self) -> None:
-        """Close what belongs to the supervisor alone; a forked child calls it too."""
+        """Close the supervisor's connections and pipes; a forked child calls this too."""
         self.client.close()
         self.presence.close()
-        self.broker.close()  # what the app has sent while it was imported went over connections of its own
+        self.broker.close()  # opened if the app has sent jobs while it was imported
         self.wakeup_pipe.close()
 
     def _slots_per_child(self) -> int:
@@ -236,10 +236,10 @@ class _Assembly:
         return self.config.async_concurrency if has_async else 1
 
     def _metrics_memory(self) -> MetricsMemory | None:
-        """Counters for every process; nothing at all when metrics are off."""
+        """Return the counters of all processes; ``None`` when metrics are off."""
         if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, self.most_children + 1, self.metrics_fd)
+        memory = MetricsMemory(self.queues, self.max_children + 1, self.metrics_fd)
         MetricsListener(memory.block(0), self.queues).attach(self.bus)
         return memory
 

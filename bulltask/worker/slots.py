@@ -1,16 +1,16 @@
-"""What every child is doing, in memory that the supervisor shares with all of them.
+"""Shared memory in which the supervisor sees what its children are doing.
 
-One record per slot; a child has one slot for each job that it may hold at once. The child writes state, queue and job
-id; the supervisor writes the token before the child exists, so there is no moment at which a kill leaves a job that
-nobody can find: whatever a dead child had taken or was just taking is locked with one of its tokens.
+A child has one slot for each job that it may run at a time. The child writes state, queue and job id; the supervisor
+writes the token before the child exists. So a job can be found at any moment of a crash: every job that a dead child
+had acquired, or was acquiring, is locked with one of its tokens.
 
-Before the children's blocks is a page that the supervisor writes and all children read: what it wants of them.
+A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
-The supervisor may want a run ended. It says so in a word of the slot that it alone writes, together with the number of
-the run that it means: the child counts its runs, so an order that comes late never hits the next job.
+To cancel a run, the supervisor writes a request into a word of the slot that only it writes, with the number of the
+run: the child counts its runs, so a late request never hits the next job.
 
-A record has a sequence number that is odd while it is written (a seqlock). A reader that meets an odd or changed
-number tries again, and in the end knows at least the token.
+A slot has a sequence number that is odd while the slot is written (a seqlock). A reader that sees an odd or changed
+number tries again; if that keeps happening, it knows at least the token.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 ID_BYTES: Final = 768
-"""Room for a job id; longer ones (only foreign producers make them) are found by the slot's token."""
+"""Room for a job id; a job with a longer one (from another client) is found by the slot's token."""
 
 STACKS_NAME: Final = "bulltask-stacks"
-"""Name of the file into which a child writes its stacks, as ``/proc`` shows it."""
+"""Name of the file for a child's stacks, as shown in ``/proc``."""
 
 _WORD: Final = 8
 _HEADER_WORDS: Final = 16
@@ -53,9 +53,9 @@ _CHILD_BYTES: Final = 64
 # Words of a slot's header.
 _SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = range(12)
 # Words of a child's block.
-_RUN_STATE, _STACKS_FD, _STACKS_ASKED, _STACKS_ANSWERED, _HAS_DEADLINES = range(5)
+_RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES = range(5)
 
-# Words of the orders.
+# Words of the control page.
 _PAUSED: Final = 0
 
 _READ_TRIES: Final = 5
@@ -64,18 +64,18 @@ _IS_ASYNC: Final = 1
 _RETRIED: Final = 2
 
 UNKNOWN_RUN: Final = -1
-"""The run of a slot that its child was just writing."""
+"""The run of a slot that is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """When the supervisor ends a run, and what it must know for that: it runs no code of users.
+    """The deadlines of a run, and what the supervisor needs to enforce them without running user code.
 
     Attributes:
-        soft_at_ms, hard_at_ms: monotonic times, 0 for none.
-        hard_ms: the length of the hard limit.
-        is_async: the run shares its child's event loop.
-        retried: a run that was ended by the hard limit is tried again, if the job has attempts left.
+        soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
+        hard_ms: The length of the hard limit.
+        is_async: The run shares its child's event loop.
+        retried: After the hard limit the job is retried, if it has attempts left.
     """
 
     soft_at_ms: int = 0
@@ -90,15 +90,15 @@ _NO_DEADLINES: Final = Deadlines()
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot at one moment.
+    """A consistent copy of a slot.
 
     Attributes:
-        job_id: the job, ``""`` when it is not known (being written, or longer than the record).
-        since_ms: monotonic time since which the slot is in this state.
-        run: counts the jobs that the slot has had; :data:`UNKNOWN_RUN` when it is not known.
-        deadlines: of that run.
-        cancel_reason: why the supervisor wants that run ended.
-        acknowledged: the child has obeyed that order.
+        job_id: The job, ``""`` if unknown (being written, or too long for a slot).
+        since_ms: Monotonic time at which the slot entered this state.
+        run: Number of jobs that the slot has had; :data:`UNKNOWN_RUN` if unknown.
+        deadlines: The deadlines of that run.
+        cancel_reason: Why the supervisor cancels that run.
+        acknowledged: The child has passed the cancel request to the task.
     """
 
     state: SlotState
@@ -113,7 +113,7 @@ class SlotView:
 
 
 class Slot:
-    """One record; the methods that write are for the child that owns it, but for :meth:`give_order`."""
+    """One slot. Only the child that owns it writes to it, except for :meth:`request_cancel`."""
 
     __slots__ = ("_bytes", "_words", "token")
 
@@ -124,15 +124,15 @@ class Slot:
 
     @property
     def since_ms(self) -> int:
-        """Monotonic time since which the slot is in its state."""
+        """Monotonic time at which the slot entered its state."""
         return self._words[_SINCE]
 
     def reserve(self, now_ms: int) -> None:
-        """A fetch begins: from here on the token may hold a job."""
+        """Record that a fetch begins: from now on the token may lock a job."""
         self._set(SlotState.RESERVED, now_ms)
 
     def activate(self, queue_index: int, job_id: str, now_ms: int) -> None:
-        """A job was taken and runs."""
+        """Record that a job was acquired and runs."""
         encoded = job_id.encode("utf-8", "surrogateescape")
         words = self._words
         words[_SEQ] += 1
@@ -146,7 +146,7 @@ class Slot:
         words[_SEQ] += 1
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """The job's run begins now, and may last so long."""
+        """Record the deadlines of the job's run, which begins now."""
         words = self._words
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
@@ -156,7 +156,7 @@ class Slot:
 
     @property
     def cancel_reason(self) -> CancelReason:
-        """Why the supervisor wants the run ended that goes on in this slot."""
+        """Why the supervisor cancels the current run; ``NONE`` if it does not."""
         cancel_reason = self._words[_CANCEL]
         return (
             CancelReason(cancel_reason % (1 << _REASON_BITS))
@@ -165,24 +165,24 @@ class Slot:
         )
 
     def request_cancel(self, run: int, reason: CancelReason) -> None:
-        """The supervisor wants a run ended; a signal tells the child to look."""
+        """Request that a run is cancelled; a signal makes the child look."""
         self._words[_CANCEL] = run << _REASON_BITS | reason
 
     def acknowledge(self, acknowledged: bool = True) -> None:
-        """The child obeys the order, or must be told again."""
+        """Acknowledge the cancel request, or withdraw that, so that it is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether a deadline of its run may have passed; a quick look, :meth:`read` knows it."""
+        """Whether a deadline of the run may have passed: a quick check without the seqlock of :meth:`read`."""
         words = self._words
         return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
 
     def settle(self, now_ms: int) -> None:
-        """The job's outcome is being written; its lock is still needed."""
+        """Record that the job's outcome is being written; its lock is still needed."""
         self._set(SlotState.SETTLING, now_ms)
 
     def free(self, now_ms: int) -> None:
-        """The token holds nothing."""
+        """Record that the token locks no job."""
         self._set(SlotState.FREE, now_ms)
 
     def _set(self, state: SlotState, now_ms: int) -> None:
@@ -192,7 +192,7 @@ class Slot:
         words[_SEQ] += 1
 
     def read(self) -> SlotView:
-        """Return a view that is true of one moment, for the supervisor."""
+        """Return a consistent copy, for the supervisor."""
         words = self._words
         for _ in range(_READ_TRIES):
             seq = words[_SEQ]
@@ -205,7 +205,7 @@ class Slot:
                 return SlotView(
                     SlotState(state), self.token, queue, job_id, since, run, deadlines, cancel_reason, acknowledged
                 )
-        # The child was stopped or killed in the middle of writing: only the token is certain.
+        # The child was stopped or killed while it wrote: only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_RUN)
 
     def _deadlines(self) -> Deadlines:
@@ -223,14 +223,14 @@ class Slot:
 
 
 class ControlPage:
-    """What the supervisor wants of all children, those included that it has yet to start."""
+    """The supervisor's instructions for all children, including those that start later."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("q")
 
     @property
     def paused(self) -> bool:
-        """True while nobody is to take jobs; those in hand go on."""
+        """True while children must not acquire jobs; running jobs continue."""
         return bool(self._words[_PAUSED])
 
     @paused.setter
@@ -239,7 +239,7 @@ class ControlPage:
 
 
 class ChildBlock:
-    """The slots of one child and what it says about itself."""
+    """The slots and the state of one child."""
 
     def __init__(self, memory: memoryview, per_child: int) -> None:
         self._memory, self._per_child = memory, per_child
@@ -247,7 +247,7 @@ class ChildBlock:
 
     @property
     def run_state(self) -> ProcessState:
-        """How far the child has come; it is ``RUN`` once it fetches."""
+        """The child's state; ``RUN`` once it fetches jobs."""
         return ProcessState(self._words[_RUN_STATE])
 
     @run_state.setter
@@ -256,29 +256,29 @@ class ChildBlock:
 
     @property
     def stacks_fd(self) -> int:
-        """Descriptor, in the child, of the file into which it writes its stacks; -1 while it has none."""
+        """The child's descriptor of the file for its stacks; -1 while it has none."""
         return self._words[_STACKS_FD] - 1
 
     @stacks_fd.setter
     def stacks_fd(self, fd: int) -> None:
-        self._words[_STACKS_FD] = fd + 1  # 0 is what a renewed block has
+        self._words[_STACKS_FD] = fd + 1  # so that 0, the value after reset(), means none
 
     @property
     def stacks_pending(self) -> bool:
-        """True from the supervisor's question until the child's answer is complete."""
-        return self._words[_STACKS_ASKED] != self._words[_STACKS_ANSWERED]
+        """True from the supervisor's request until the child's dump is complete."""
+        return self._words[_STACKS_REQUESTED] != self._words[_STACKS_COMPLETED]
 
-    def ask_for_stacks(self) -> None:
-        """The supervisor asks; a signal tells the child to look."""
-        self._words[_STACKS_ASKED] += 1
+    def request_stacks(self) -> None:
+        """Request a dump; a signal makes the child look."""
+        self._words[_STACKS_REQUESTED] += 1
 
-    def answer_stacks(self) -> None:
-        """The child has written all it can say."""
-        self._words[_STACKS_ANSWERED] = self._words[_STACKS_ASKED]
+    def complete_stacks(self) -> None:
+        """Record that the child's dump is complete."""
+        self._words[_STACKS_COMPLETED] = self._words[_STACKS_REQUESTED]
 
     @property
     def has_deadlines(self) -> bool:
-        """True once one of its runs had a deadline: the others need not be looked at."""
+        """True once one of the child's runs had a deadline; other children need no check."""
         return bool(self._words[_HAS_DEADLINES])
 
     @has_deadlines.setter
@@ -286,7 +286,7 @@ class ChildBlock:
         self._words[_HAS_DEADLINES] = has
 
     def reset(self) -> None:
-        """Clear the block and give every slot a new token; the supervisor does this before it forks."""
+        """Clear the block and give every slot a new token; the supervisor does this before it starts a child."""
         self._memory[:] = bytes(len(self._memory))
         for index in range(self._per_child):
             start = _CHILD_BYTES + index * _SLOT_BYTES + _TOKEN_AT
@@ -294,29 +294,28 @@ class ChildBlock:
             self._memory[start : start + len(token)] = token
 
     def slots(self) -> list[Slot]:
-        """The child's slots."""
+        """Return the child's slots."""
         starts = (_CHILD_BYTES + index * _SLOT_BYTES for index in range(self._per_child))
         return [Slot(self._memory[start : start + _SLOT_BYTES]) for start in starts]
 
 
 class Slots:
-    """Responsible for the shared memory: the orders, and one block per child.
+    """The shared memory: the control page, and one block per child.
 
-    It has no name that a killed worker could leave behind: it is anonymous, or a file that exists only as a
-    descriptor.
+    It has no name in the file system, so a killed worker leaves nothing behind.
 
     Args:
-        children: how many children there may ever be at once; a block that is never used takes no memory.
-        per_child: how many jobs a child may hold at once.
-        fd: a file of :func:`anonymous_file` to keep it in, for children that are spawned; anonymous memory if
-            ``None``.
+        children: The maximum number of children; a block that is never used takes no memory.
+        per_child: How many jobs a child may run at a time.
+        fd: A descriptor of :func:`anonymous_file` to use, for children that are spawned; ``None`` for anonymous
+            memory.
     """
 
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
         self.per_child = per_child
         size = _CHILD_BYTES + per_child * _SLOT_BYTES
         page = os.sysconf("SC_PAGE_SIZE")
-        self._stride = -(-size // page) * page  # children do not write to one page
+        self._stride = -(-size // page) * page  # no two children write to one page
         whole = page + self._stride * children
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, whole)
@@ -327,9 +326,9 @@ class Slots:
 
 
 def anonymous_file(name: str) -> int | None:
-    """Return a nameless file for memory that spawned children share too; ``None`` where the system has none.
+    """Return a descriptor of an anonymous file, which spawned children can share; ``None`` if unsupported.
 
     Args:
-        name: shown in ``/proc/PID/fd``, for people.
+        name: Shown in ``/proc/PID/fd``.
     """
     return os.memfd_create(name) if hasattr(os, "memfd_create") else None

@@ -1,4 +1,4 @@
-"""Waiting without sleeping: a pipe that signals and threads write to."""
+"""A pipe that signals and threads write to, so that a wait ends at once (self-pipe)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["WakeupPipe"]
 
 
 class WakeupPipe:
-    """Responsible for waking the main thread of a process when a signal or another thread has something for it.
+    """Wakes the main thread of a process when a signal arrives or another thread needs it.
 
-    The interpreter itself writes to the pipe when a signal arrives, before any handler runs, so a signal that comes
-    just before the wait is not missed.
+    The interpreter writes to the pipe when a signal arrives, before any handler runs. So a signal that arrives just
+    before the wait is not missed.
     """
 
     def __init__(self) -> None:
@@ -24,18 +24,18 @@ class WakeupPipe:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def wait(self, timeout_ms: float) -> None:
-        """Return after ``timeout_ms``, or as soon as something was written."""
+        """Return after ``timeout_ms``, or as soon as the pipe was written to."""
         readable, _, _ = select.select([self._read], [], [], max(0.0, timeout_ms) / 1000)
         if readable:
             os.read(self._read, 4096)
 
     def wake(self) -> None:
         """End the wait; callable from any thread."""
-        with suppress(BlockingIOError):  # full of wake-ups already
+        with suppress(BlockingIOError):  # the pipe is full, so the wait ends anyway
             os.write(self._write, b"\0")
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the pipe."""
         signal.set_wakeup_fd(-1)
         os.close(self._read)
         os.close(self._write)

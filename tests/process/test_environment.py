@@ -22,9 +22,9 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
     assert [(line["variable"], line["event"]) for line in worker.complaints()] == [
         (
             "BULLTASK_LOCK_DURATON",  # codespell:ignore duraton
-            "An environment variable names no setting and is ignored; did you mean 'lock_duration'?",
+            "An environment variable matches no setting and is ignored; did you mean 'lock_duration'?",
         ),
-        ("BULLTASK_X", "An environment variable names no setting and is ignored"),
+        ("BULLTASK_X", "An environment variable matches no setting and is ignored"),
     ]
 
 

@@ -23,7 +23,7 @@ from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
 TimeLimitCheck.interval_ms = canceller.Canceller.interval_ms = 1
 canceller.GRACE_MS = 1
-child_pool._SHORT_LIFE_MS = 0  # a child that is killed young is replaced at once
+child_pool._MIN_LIFETIME_MS = 0  # a child that is killed young is replaced at once
 
 
 @app.task(name="spins")

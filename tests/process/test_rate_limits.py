@@ -105,7 +105,7 @@ def test_the_rate_limit_of_the_queue_wins_over_the_workers_max(stage: Stage) -> 
 
 def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(stage: Stage) -> None:
     worker = stage.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
-    line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of its app does")[0]
+    line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of its app uses")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
 
 

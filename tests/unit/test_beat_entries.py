@@ -120,10 +120,13 @@ def test_the_digest_tells_entries_apart_and_is_the_same_for_the_same() -> None:
         ({"task": "clean", "schedule": 1, "args": [1, 2, 3]}, "argument"),
         ({"task": "clean", "schedule": 1, "args": [object()]}, "JSON does not have"),
         ({"task": "clean", "schedule": 1, "args": [1], "options": {"queu": "x"}}, "unknown option 'queu'"),
-        ({"task": "clean", "schedule": 1, "args": [1], "options": {"countdown": 5}}, "countdown makes no sense"),
+        (
+            {"task": "clean", "schedule": 1, "args": [1], "options": {"countdown": 5}},
+            "countdown cannot be used for scheduled jobs",
+        ),
         ({"task": "clean", "schedule": 1, "args": [1], "options": {"job_id": "x"}}, "job_id makes no sense"),
         ({"task": "clean", "schedule": 1, "args": [1], "options": 5}, "options must be a dictionary"),
-        ({"task": "clean", "schedule": 1, "args": [1], "relative": True}, "relative intervals do not exist"),
+        ({"task": "clean", "schedule": 1, "args": [1], "relative": True}, "relative intervals are not supported"),
     ],
 )
 def test_a_wrong_entry_is_refused_by_its_name(entry: object, said: str) -> None:

@@ -51,7 +51,9 @@ def test_one_listener_can_hear_all_that_children_tell(kind: type[Event]) -> None
 
 @pytest.mark.parametrize("kind", [WorkerStarted, JobCrashed])
 def test_what_only_the_supervisor_tells_is_refused_with_a_way_out(kind: type[Event]) -> None:
-    with pytest.raises(ConfigError, match=rf"{kind.__name__} is told by the supervisor.*app\.events\(queue\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{kind.__name__} is emitted by a worker's supervisor.*app\.events\(queue\)"
+    ):
         App("shop").on(kind, print)
 
 
@@ -77,7 +79,7 @@ def test_what_cannot_be_called_is_refused() -> None:
 def test_a_listener_that_comes_after_the_child_has_begun_is_refused_and_not_silently_deaf() -> None:
     listeners = Listeners()
     listeners.attach(Bus())
-    with pytest.raises(ConfigError, match="print comes too late"):
+    with pytest.raises(ConfigError, match="print was added too late"):
         listeners.add(JobFailed, print)
 
 

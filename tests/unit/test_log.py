@@ -251,7 +251,7 @@ def test_a_bus_wants_nothing_that_the_level_would_drop() -> None:
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'loud' does not exist: use one of debug, info"):
+    with pytest.raises(ConfigError, match="invalid log level 'loud': use one of debug, info"):
         configure(level="loud", worker_id=None)
 
 

@@ -81,7 +81,7 @@ class SparkJobMonitor:
         self._report(progress)
 
     def _report(self, progress: dict[str, Json] | None) -> None:
-        if progress is None or progress == self._reported or self._lost or self._run.has_spoken():
+        if progress is None or progress == self._reported or self._lost or self._run.has_reported():
             return
         with suppress(BulltaskError):  # the job goes on all the same; it may be told next time
             self._run.report(progress)

@@ -1,6 +1,6 @@
-"""One attempt at a job: find the task, check what can be checked, call it, judge what it raised.
+"""One attempt of a job: find the task, check the job, call the task, and decide what follows an exception.
 
-``begin`` and ``judge`` are the same for sync and async tasks; only the call between them differs.
+Only the call differs between sync and async tasks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Attempt", "Attempts"]
 _FIRST_PAUSE_MS: Final = 1_000
 _LONGEST_PAUSE_MS: Final = 60_000
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
-"""Node's words, by which its users and their alerts know it."""
+"""BullMQ's message in Node.js, which alerts may look for."""
 
 
 @value_class
 class Attempt:
-    """A job whose task was found and whose arguments fit."""
+    """A job whose task is known and whose arguments fit."""
 
     job: RunningJob
     task: AnyTask[..., Any]
@@ -47,13 +47,13 @@ class Attempt:
 
 
 class Attempts:
-    """Responsible for running attempts.
+    """Runs attempts.
 
     Args:
-        app: tasks, settings, error categories.
-        reporter: gives what carries a bound task's progress and log lines for a job.
-        spark: runs tasks with ``spark=True``.
-        cancellation: tells runs what the supervisor orders.
+        app: Tasks, settings and error categories.
+        reporter: Makes a job's reporter, which sends progress and log lines of a bound task.
+        spark: Runs tasks with ``spark=True``.
+        cancellation: Passes the supervisor's cancel requests to running tasks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Attempts:
         self._known_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
-        """Return the attempt, or its outcome where the task must not or cannot be called."""
+        """Return the attempt, or its outcome if the task must not or cannot be called."""
         if job.malformed:
             return Failed(job.deferred_failure, "", "permanent", malformed=True)
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
@@ -79,14 +79,14 @@ class Attempts:
             return self._decide(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
             return self._decide(exc, job, task)
-        except Exception as exc:  # noqa: BLE001 - whatever the job holds: the child has others
+        except Exception as exc:  # noqa: BLE001 - no data in a job may end the child
             return self._decide(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """TaskRun a sync task whose job is locked with the slot's token.
+        """Run a sync task.
 
-        Whatever it raises ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
+        Any exception ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
         users = functools.partial(call_task, self._cancellation.raise_if_cancelled, attempt.task.function)
         function: Callable[..., Any] = users
@@ -96,14 +96,14 @@ class Attempts:
         run = self._begun(attempt, slot)
         self._cancellation.enter(run)
         try:
-            # A copy, so that context variables that one task sets are not seen by the next one.
+            # A copy, so that one task's context variables are not visible to the next one.
             result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
-        except BaseException as exc:  # noqa: BLE001 - the docstring says why
+        except BaseException as exc:  # noqa: BLE001 - see the docstring
             return self._ended(attempt, run, exc)
         return self._returned(attempt, run, result)
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """TaskRun an async task; the caller gives it an asyncio task, and so a context, of its own."""
+        """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
         run = self._begun(attempt, slot)
         self._cancellation.enter_async(run)
         try:
@@ -118,7 +118,7 @@ class Attempts:
             self._cancellation.leave_async()
 
     def close(self) -> None:
-        """End what is kept for the tasks of this child."""
+        """Release what is shared by the tasks of this child."""
         self._spark.close()
 
     def _check(self, job: RunningJob) -> None:
@@ -131,7 +131,7 @@ class Attempts:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
 
     def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
-        """The job's limits, else its task's, else the app's."""
+        """Return the job's limits, else its task's, else the app's."""
         known = self._known_limits.get(task.name)
         if known is None:
             known = self._known_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
@@ -163,7 +163,7 @@ class Attempts:
         if limits != NO_LIMITS:
             now_ms = mono_ms()
             hard_ms = limits.hard_ms or 0
-            # The supervisor runs no code of users, and a task's policy may be such code: it is asked here, before.
+            # Decided before the run, because the retry policy may be user code, which the supervisor never runs.
             retried = hard_ms > 0 and is_retried(
                 limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
             )
@@ -174,7 +174,7 @@ class Attempts:
                 is_async=attempt.task.is_async,
                 retried=retried,
             )
-            self._cancellation.limit(slot, deadlines)
+            self._cancellation.set_deadlines(slot, deadlines)
         return TaskRun(slot, attempt.job.name, limits)
 
     def _ended(self, attempt: Attempt, run: TaskRun, raised: BaseException) -> Outcome:
@@ -189,12 +189,12 @@ class Attempts:
 
     def _decide(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)
-        end_if_forked(self._pid)  # by a backoff function, or by an error category's
+        end_if_forked(self._pid)  # user code may fork: a backoff function, or an error category's
         return outcome
 
     def _completed(self, attempt: Attempt, result: object) -> Completed | Failed:
         what = f"the return value of task {attempt.job.name}"
         try:
             return Completed(codec.encode(result, what=what, limit=self._config.max_payload), result)
-        except Exception as exc:  # noqa: BLE001 - trying again would not help: fail, whatever is left
+        except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             return Failed(str(exc), "", "permanent")

@@ -1,16 +1,16 @@
-"""Ending a run from outside: what the supervisor has ordered reaches the task's own code, and nothing else.
+"""Cancels a running task: a cancel request of the supervisor interrupts the task's own code, and nothing else.
 
-The order stands in the run's slot (:mod:`bulltask.worker.slots`), and ``SIGUSR2`` says that there is one.
+The request is stored in the run's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child look at it.
 
-A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception right there.
-It must never do so while the child's own code runs: a connection would be left in the middle of an answer, an outcome
-half written. A flag that is set before a task and reset after it would leave gaps. So the handler looks at the frames
-below it: it raises only if :func:`call_users`, which does nothing but call the task's function, is among them.
-Whatever is raised there comes out of that call and is the run's outcome. A signal that comes before it does nothing,
-for :func:`call_users` looks at the order itself first; one that comes after it does nothing, for the run has ended.
+A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception there. It
+must never do so while the child's own code runs, because a connection would be left in the middle of a reply, or an
+outcome half written. A flag that is set before a task and reset after it would leave gaps. So the handler inspects the
+stack: it raises only if :func:`call_task`, which does nothing but call the task's function, is on it. The exception
+comes out of that call and becomes the run's outcome. A signal that arrives earlier does nothing, because
+:func:`call_task` checks for a request first; one that arrives later does nothing, because the run has ended.
 
-An async task is cancelled, which asyncio does only where the task waits. That is in its own code from the moment at
-which it is first called to the moment at which it returns.
+An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only where the task waits: between its
+first call and its return that is always in its own code.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from bulltask.worker.states import CancelReason
 
 __all__ = ["Cancellation", "TaskRun", "call_task", "uninterrupted"]
 
-_LOOK_S: Final = 0.25
-"""So often the event loop looks for orders by itself: a sync task in C code keeps the main thread from its signals."""
+_POLL_S: Final = 0.25
+"""How often the event loop polls for requests: a sync task in C code keeps the main thread from handling signals."""
 
 
 def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a task's function. While this is on the stack, and then only, the signal handler may raise.
+    """Call a task's function. The signal handler raises only while this function is on the stack.
 
     A process that the function forks ends here, when it returns or raises.
 
     Args:
-        begin: raises where the run is to end before it has begun.
-        function, args, kwargs: the call.
+        begin: Raises if the run is cancelled before it starts.
+        function, args, kwargs: The call.
     """
     pid = os.getpid()
     begin()
@@ -58,7 +58,7 @@ def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args:
 
 
 def uninterrupted(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """Return a signal handler that no order interrupts: what it does must be done to the end."""
+    """Return a signal handler that runs ``action`` to its end: no cancel request interrupts it."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         action()
@@ -72,13 +72,13 @@ _QUIET: Final[CodeType] = uninterrupted(lambda: None).__code__
 
 @dataclass(slots=True)
 class TaskRun:
-    """A run of a task.
+    """One run of a task.
 
     Attributes:
-        slot: where the supervisor's orders stand.
-        task: the task's name.
-        limits: what it may take.
-        acknowledged: the order that its code was told of.
+        slot: Has the supervisor's cancel request.
+        task: The task's name.
+        limits: Its time limits.
+        acknowledged: The latest request that was passed to the task.
     """
 
     slot: Slot
@@ -87,7 +87,7 @@ class TaskRun:
     acknowledged: CancelReason = CancelReason.NONE
 
     def take_request(self) -> CancelReason:
-        """The order that the run has not been told of, which it is from now on."""
+        """Return a request that was not passed on yet, and acknowledge it."""
         reason = self.slot.cancel_reason
         if reason <= self.acknowledged:
             return CancelReason.NONE
@@ -96,12 +96,12 @@ class TaskRun:
         return reason
 
     def resolve(self, raised: BaseException | None) -> BaseException | None:
-        """Return what the run ended with, ``None`` for its return value.
+        """Return the exception that the run ends with; ``None`` if its return value counts.
 
-        A task may do as it likes about a soft limit. Nothing that it does makes good a hard one, or a revocation.
+        A task may handle a soft limit and continue. A hard limit or a revocation counts whatever the task does.
 
         Args:
-            raised: what came out of the task, ``None`` if it has returned.
+            raised: The exception that the task raised, ``None`` if it has returned.
         """
         match self.acknowledged:
             case CancelReason.REVOKED:
@@ -112,17 +112,17 @@ class TaskRun:
                 ended = self.limits.soft_exceeded(self.task)
             case _:
                 return raised
-        # Where the task was is what its author wants to know.
+        # The traceback shows the task's author where the task was.
         return ended if raised is None else ended.with_traceback(raised.__traceback__)
 
 
 class Cancellation:
-    """Responsible for telling runs that the supervisor wants them ended.
+    """Passes the supervisor's cancel requests to running tasks.
 
     Args:
-        block: says whether the supervisor must look at the child's runs.
-        cancel_spark: ends what the sync task waits for on Spark.
-        loop: gives the child's event loop, ``None`` while there is none.
+        block: Tells the supervisor whether this child's runs have deadlines.
+        cancel_spark: Cancels the Spark jobs that the sync task waits for.
+        loop: Returns the child's event loop, ``None`` while there is none.
     """
 
     def __init__(
@@ -137,30 +137,32 @@ class Cancellation:
         self._is_polling = False
 
     def install(self) -> None:
-        """Obey from now on."""
+        """Handle cancel requests from now on."""
         signal.signal(signal.SIGUSR2, self._on_signal)
-        self._watch_lost(sys.unraisablehook)
+        self._repeat_if_dropped(sys.unraisablehook)
 
-    def limit(self, slot: Slot, deadlines: Deadlines) -> None:
-        """Have the supervisor end the run in ``slot`` in time."""
+    def set_deadlines(self, slot: Slot, deadlines: Deadlines) -> None:
+        """Set the deadlines of the run in ``slot``, which the supervisor enforces."""
         slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
 
     # ---- sync tasks: the main thread ----
 
     def enter(self, run: TaskRun) -> None:
-        """Make ``run`` the one that is interrupted inside of :func:`call_users`, whose ``begin`` is :meth:`obey`."""
+        """Make ``run`` the one to cancel inside :func:`call_task`, whose ``begin`` is :meth:`raise_if_cancelled`."""
         self._sync = run
 
     def raise_if_cancelled(self) -> None:
-        """Raise what the supervisor has ordered, if it has.
+        """Raise the exception of a cancel request, if there is one.
 
         Raises:
-            SoftTimeLimitExceeded: the run takes longer than its soft limit.
-            TaskCancelled: its job was revoked.
+            SoftTimeLimitExceeded: The run takes longer than its soft limit.
+            TaskCancelled: The job was revoked.
         """
         run = self._sync
-        if run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT:  # there, this child is being killed
+        if (
+            run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT
+        ):  # at a hard limit the supervisor kills this child
             return
         reason = run.take_request()
         if reason is CancelReason.NONE:
@@ -172,12 +174,12 @@ class Cancellation:
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._async and (loop := self._running_loop()) is not None:
             with suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self._look)
+                loop.call_soon_threadsafe(self._poll)
         if _in_task_code(frame):
             self.raise_if_cancelled()
 
-    def _watch_lost(self, before: Callable[[Any], Any]) -> None:
-        """Python prints and drops what is raised in a finalizer or a callback from C. Then the task is told again."""
+    def _repeat_if_dropped(self, before: Callable[[Any], Any]) -> None:
+        """Request again when the exception was lost: Python drops one that is raised in a finalizer or a C callback."""
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             run = self._sync
@@ -191,29 +193,29 @@ class Cancellation:
     # ---- async tasks: the event loop's thread ----
 
     def enter_async(self, run: TaskRun) -> None:
-        """The current asyncio task is in the run's own code until :meth:`leave_async`."""
+        """Allow requests to cancel the current asyncio task until :meth:`leave_async`."""
         task = asyncio.current_task()
         assert task is not None
         self._async[task] = run
         if not self._is_polling:
             self._is_polling = True
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
 
     def leave_async(self) -> None:
-        """The current asyncio task is in the child's code again; what cancelled it is forgotten."""
+        """Stop requests from cancelling the current asyncio task, and clear its cancelled state."""
         task = asyncio.current_task()
         assert task is not None
         del self._async[task]
         while task.cancelling():
             task.uncancel()
 
-    def _look_again(self) -> None:
-        self._look()
+    def _poll_again(self) -> None:
+        self._poll()
         self._is_polling = bool(self._async)
         if self._is_polling:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
+            asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for task, run in tuple(self._async.items()):
             match run.take_request():
                 case CancelReason.NONE:

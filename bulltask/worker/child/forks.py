@@ -1,4 +1,4 @@
-"""Processes that a task forks are copies of its child, which must be no second child."""
+"""Keeps a process that a task forks from acting as a second child."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ _OURS: Final = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-"""Signals that the supervisor sends to a child, or a terminal to the whole group: copies go on as the child does."""
+"""Signals that the supervisor sends to a child, or a terminal to the whole group; a fork ignores them, too."""
 
 _TERM: Final = (signal.SIGTERM,)
 
 
 def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
-    """Have every process that this one forks from now on leave alone what belongs to this one.
+    """Make every process that this one forks from now on give up the child's signal handlers and connections.
 
-    A copy that comes back to the child's code ends there (:func:`bulltask.process.end_if_forked`). This is about what
-    it does before, in the code of users, and about a task's own processes, which may live long: ``TERM`` ends them
-    (``multiprocessing.Process.terminate``), and a connection does not stay open because they have it, too.
+    A fork that returns to the child's code ends there (:func:`bulltask.process.end_if_forked`). Until then it runs user
+    code, possibly for long: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not keep the
+    child's connections open.
 
     Args:
-        close_inherited: closes the child's connections, in the copy only.
-        loop: gives the child's event loop, ``None`` while there is none.
+        close_inherited: Closes the child's connections in the fork.
+        loop: Returns the child's event loop, ``None`` while there is none.
     """
     pid = os.getpid()
 
-    def hold() -> None:  # a TERM that came before SIG_DFL stands would be lost
+    def hold() -> None:  # a TERM that arrives before SIG_DFL is set would be lost
         signal.pthread_sigmask(signal.SIG_BLOCK, _TERM)
 
     def release() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERM)
 
-    def tame() -> None:
+    def isolate() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in _OURS:
-            # No SIG_IGN: programs that the copy starts would inherit it. Where it stands, as with nohup, they should.
+            # Not SIG_IGN, which programs that the fork starts would inherit. Where it is set already (nohup) it stays.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         release()
         close_inherited()
         if (running := loop()) is not None:
-            # An async task may have forked. When it waits, other tasks of the child would go on, in the copy too.
-            with suppress(RuntimeError):  # the loop is closed; or asyncio's debug mode: another thread's
+            # If an async task has forked, the child's other tasks would continue in the fork when it waits.
+            with suppress(RuntimeError):  # the loop is closed, or belongs to another thread (asyncio's debug mode)
                 running.call_soon(end_if_forked, pid)
 
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=tame)
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=isolate)

@@ -1,8 +1,8 @@
-"""What becomes of an attempt that raised: one of the most asked questions of users, answered in one file.
+"""Decides whether a failed attempt is retried, and when.
 
-Jobs that bulltask sent follow the task's policy: transient errors are retried, permanent and unknown ones fail at
-once, ``autoretry_for`` widens and ``dont_autoretry_for`` narrows that. Jobs that others sent follow BullMQ: every
-error is retried but permanent ones. In both cases ``attempts`` is what is written in the job.
+Jobs that bulltask sent follow the task's policy: transient errors are retried; permanent and unknown ones fail the
+job at once; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs of other clients follow
+BullMQ: every error is retried except permanent ones. In both cases the job itself says how many attempts it has.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
 
 def decide_retry(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App) -> Failed | Retried:
-    """Return what becomes of ``job`` after ``exc``.
+    """Return the outcome of an attempt that raised ``exc``.
 
     Args:
-        exc: what the task raised.
-        job: the job; its ``attempts_made`` does not count this attempt yet.
-        task: its task, ``None`` when the failure came before one was found.
-        app: for the error categories and the server's time.
+        exc: The exception of the task.
+        job: The job; its ``attempts_made`` does not include this attempt.
+        task: The job's task, ``None`` if the attempt failed before it was found.
+        app: Has the error categories and the server's time.
     """
     if isinstance(exc, TaskCancelled):
         return Failed(REVOKED, trace_of(exc), REVOKED, exc)
@@ -48,23 +48,23 @@ def decide_retry(exc: BaseException, job: RunningJob, task: AnyTask[..., object]
         return Failed(reason, trace, category.value, cause)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
-    except Exception as fault:  # noqa: BLE001 - a malformed backoff, or whatever a user's backoff function raises
+    except Exception as fault:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
         return Failed(reason, trace, category.value, cause)
     return Retried(delay_ms, reason, trace, category.value, cause)
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:
-    """Whether ``job`` is tried again after ``exc``, as long as it has attempts left."""
+    """Return whether ``job`` is retried after ``exc``, provided that it has attempts left."""
     return _is_retryable(exc, app.categorizer.categorize(exc), job, task, None)
 
 
 def trace_of(exc: BaseException) -> str:
-    """Return the traceback as text, beginning with the user's own code: bulltask's frames say nothing about it."""
+    """Return the traceback as text, starting at the user's own code: bulltask's frames do not help."""
     frames = _user_frames(exc.__traceback__)
     text = trace_text(exc, frames)
     if frames is None and exc.__cause__ is None and exc.__context__ is None:
-        # No frame of the user's is left; the head line still tells readers that this is a Python traceback.
+        # No frame of user code is left. The header still shows that this is a Python traceback.
         text = f"Traceback (most recent call last):\n{text}"
     return text
 
@@ -97,7 +97,7 @@ def _is_retryable(
     if requested is not None:
         return True
     if explicit_category(cause) is ErrorCategory.PERMANENT:
-        return False  # the task said so itself; autoretry_for=(Exception,) does not mean these
+        return False  # raised on purpose by the task; autoretry_for=(Exception,) does not include it
     if task is not None and isinstance(cause, task.options.dont_autoretry_for):
         return False
     if task is not None and isinstance(cause, task.options.autoretry_for):

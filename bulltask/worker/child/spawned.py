@@ -1,4 +1,4 @@
-"""A child that is a new interpreter: reads what it is to be, imports the app, and works like a forked one."""
+"""A child that is a new interpreter: reads its spec, imports the app, and works like a forked child."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["SpawnSpec", "main"]
 
 @dataclass(frozen=True, slots=True)
 class SpawnSpec:
-    """What a spawned child must know; JSON, because nothing of the supervisor's memory is its own.
+    """What a spawned child needs to know, as JSON, because it does not inherit the supervisor's memory.
 
     Attributes:
-        app: what stood behind ``-A``.
-        overrides: settings of the command line.
-        path: the supervisor's ``sys.path``.
-        slots_fd, children, per_child: the shared memory of the slots.
-        metrics_fd: the shared counters, ``None`` when metrics are off.
+        app: The value of ``-A``.
+        overrides: Settings from the command line.
+        path: The supervisor's ``sys.path``.
+        slots_fd, children, per_child: The shared memory of the slots.
+        metrics_fd: The shared counters, ``None`` when metrics are off.
     """
 
     app: str
@@ -47,42 +47,42 @@ class SpawnSpec:
         object.__setattr__(self, "overrides", concealed(self.overrides))
 
     def write(self) -> int:
-        """Return the descriptor of a nameless file with this order, at its beginning."""
-        fd = os.memfd_create("bulltask-order")
+        """Return the descriptor of an anonymous file with this spec, positioned at its start."""
+        fd = os.memfd_create("bulltask-spawn-spec")
         os.write(fd, json.dumps(asdict(self), default=SecretUrl.get_secret_value).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
 
-def main(order_fd: int) -> None:
-    """Be the child that the order describes; never returns."""
-    with os.fdopen(order_fd, "rb") as file:
-        order = SpawnSpec(**json.load(file))
-    sys.path[:] = order.path
-    app = find_app(order.app, App)
-    for name, value in order.overrides.items():
+def main(spec_fd: int) -> None:
+    """Run the child that the spec describes; never returns."""
+    with os.fdopen(spec_fd, "rb") as file:
+        spec = SpawnSpec(**json.load(file))
+    sys.path[:] = spec.path
+    app = find_app(spec.app, App)
+    for name, value in spec.overrides.items():
         app.conf.override(name, value)
     app.load_tasks()
-    logger = log.configure(level=app.config.log_level, worker_id=order.worker_id)
-    slots = Slots(order.children, order.per_child, order.slots_fd)
+    logger = log.configure(level=app.config.log_level, worker_id=spec.worker_id)
+    slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
-    if order.metrics_fd is not None:
-        memory = MetricsMemory(order.queues, order.children + 1, order.metrics_fd)
+    if spec.metrics_fd is not None:
+        memory = MetricsMemory(spec.queues, spec.children + 1, spec.metrics_fd)
 
     def bus() -> Any:
-        return child_bus(logger, memory, order.index, order.queues, app.listeners)
+        return child_bus(logger, memory, spec.index, spec.queues, app.listeners)
 
     plan = ChildPlan(
         app=app,
-        queues=order.queues,
-        worker_id=order.worker_id,
-        index=order.index,
-        block=slots.children[order.index],
+        queues=spec.queues,
+        worker_id=spec.worker_id,
+        index=spec.index,
+        block=slots.children[spec.index],
         control=slots.control,
         bus=bus,
         close_inherited=lambda: None,
     )
-    run_child(plan, order.parent_pid)
+    run_child(plan, spec.parent_pid)
 
 
 if __name__ == "__main__":

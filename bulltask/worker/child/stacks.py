@@ -1,4 +1,4 @@
-"""What a child is doing at this moment: its threads and its asyncio tasks."""
+"""Dumps the stacks of a child: its threads and its asyncio tasks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 
 __all__ = ["StackDumper", "tasks_text"]
 
-_MOST_TASKS: Final = 200
+_MAX_TASKS: Final = 200
 
 
 class StackDumper:
-    """Responsible for answering ``USR1``.
+    """Dumps this child's stacks after ``USR1``.
 
-    ``faulthandler`` writes the threads inside the C handler, so it works in a child that is stuck in C code, too. The
-    tasks follow from Python, when the main thread gets to it; a loop that is blocked does not hold that up.
+    ``faulthandler`` writes the threads in its C handler, so this works in a child that is stuck in C code. Tasks are
+    added from Python when the main thread runs again; a blocked event loop does not delay that.
 
     Args:
-        block: where the supervisor finds the file, and where it is told that the answer is complete.
-        loop: gives the child's event loop, ``None`` while there is none.
-        bus: hears of it when it was somebody else who asked.
-        index: the child's place in the fleet.
+        block: Tells the supervisor where the file is, and when the dump is complete.
+        loop: Returns the child's event loop, ``None`` while there is none.
+        bus: Receives the dump if the signal was not the supervisor's.
+        index: The child's index in the pool.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class StackDumper:
         self._fd = anonymous_file(STACKS_NAME)
 
     def install(self) -> None:
-        """Answer from now on."""
-        # What a fork has inherited would be in the way: faulthandler keeps the handler that it found first.
+        """Handle ``USR1`` from now on."""
+        # Unregister the handler that a fork inherits: faulthandler keeps the first one.
         faulthandler.unregister(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, uninterrupted(self._answer))
+        signal.signal(signal.SIGUSR1, uninterrupted(self._dump))
         if self._fd is not None:
-            # The supervisor empties the file, and the next answer begins where the file ends, not where the last did.
+            # O_APPEND: the supervisor truncates the file, and the next dump starts at its end, not at the old offset.
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
             self._block.stacks_fd = self._fd
             faulthandler.register(signal.SIGUSR1, self._fd, all_threads=True, chain=True)
 
-    def _answer(self) -> None:
+    def _dump(self) -> None:
         if self._fd is None:
             return
         os.write(self._fd, tasks_text(self._loop()).encode(errors="backslashreplace"))
         if self._block.stacks_pending:
-            self._block.answer_stacks()
+            self._block.complete_stacks()
             return
         text = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
         os.ftruncate(self._fd, 0)
@@ -67,27 +67,27 @@ class StackDumper:
 def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
     """Return where each task of a loop waits, outermost frame first; ``""`` without a loop.
 
-    asyncio's own ``Task.print_stack`` shows the outermost coroutine only, which says nothing of a task that waits deep
+    asyncio's ``Task.print_stack`` shows only the outermost coroutine, which does not help with a task that waits deep
     in a library. Callable from any thread.
     """
     if loop is None:
         return ""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
     parts = [f"\n{len(tasks)} asyncio tasks\n"]
-    for task in tasks[:_MOST_TASKS]:
+    for task in tasks[:_MAX_TASKS]:
         coroutine = task.get_coro()
         lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(coroutine)).format()
-        # What a task runs at this moment is known to its thread only.
+        # The frames of the task that is running now are in its thread's stack only.
         order = "runs: see its thread" if getattr(coroutine, "cr_running", False) else "outermost call first"
         parts.append(f"Task {task.get_name()!r} ({order}):\n{''.join(lines)}")
     return "".join(parts)
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """The frames from a task's coroutine to what it waits for in the end, through generators too."""
+    """Yield the frames from a task's coroutine to the innermost awaitable, through generators too."""
     while awaited is not None:
         if type(awaited).__name__ == "coroutine_wrapper":
-            # What coroutine.__await__() returns, as many libraries do; only the collector knows its coroutine.
+            # The result of coroutine.__await__(); only the garbage collector knows its coroutine.
             awaited = next(iter(gc.get_referents(awaited)), None)
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

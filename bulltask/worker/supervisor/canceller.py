@@ -1,4 +1,4 @@
-"""Ending single runs: because they take too long, or because somebody wants them ended."""
+"""Cancels single runs: after a time limit, or because their job was revoked."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bulltask.worker.supervisor.killed_runs import KilledRun
 __all__ = ["GRACE_MS", "Canceller"]
 
 GRACE_MS: Final = 5_000
-"""So long a run may take to end that was told to, before its child is killed."""
+"""How long a cancelled run may take to end before its child is killed."""
 
 
-_MOST_MS: Final = 5_000
-"""A signal cuts system calls short, and not every library goes on with them: it comes ever more seldom."""
+_MAX_INTERVAL_MS: Final = 5_000
+"""Longest interval between signals. It grows, because a signal interrupts system calls and not all libraries retry."""
 
 
 @dataclass(slots=True)
 class CancelRequest:
-    """A run that was told to end.
+    """A request to cancel a run.
 
     Attributes:
-        kill_at_ms: when its child is killed if it goes on, ``None`` for never.
-        again_at_ms, pause_ms: when it is told again unless it has heard, and how much later the time after.
+        kill_at_ms: When the child is killed if the run continues, ``None`` for never.
+        notify_at_ms, pause_ms: When the signal is sent again unless the child acknowledges, and the interval after it.
     """
 
     run: int
@@ -40,15 +40,15 @@ class CancelRequest:
 
 
 class Canceller:
-    """Responsible for ending single runs: it tells the child, and kills the child where that does not help.
+    """Cancels single runs: requests it from the child, and kills the child if that does not help.
 
-    A child hears of an order by a signal, which is sent again until it has obeyed: it obeys only while the task's own
-    code runs (:mod:`bulltask.worker.child.cancellation`). A run that takes no notice is killed with its child, whose
-    other jobs run again; that costs them nothing.
+    A signal tells the child about the request. It is sent again until the child acknowledges, because a run can be
+    cancelled only in the task's own code (:mod:`bulltask.worker.child.cancellation`). If a run does not end, its child
+    is killed; the child's other jobs run again, without a crash being counted.
 
     Args:
-        pool: the children.
-        bus: hears of every order.
+        pool: The children.
+        bus: Receives an event for every request.
     """
 
     interval_ms = 100
@@ -58,16 +58,16 @@ class Canceller:
         self._requests: dict[str, CancelRequest] = {}
 
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
-        """Have a run ended.
+        """Cancel a run.
 
-        A sync task that reaches its hard limit is killed at once: it was told before, or wanted no soft limit.
+        A sync task at its hard limit is killed at once: a soft limit was the warning, if one was set.
 
         Args:
-            view: the slot of the run, as it was when that was decided.
-            reason: why.
+            view: The slot of the run when the decision was made.
+            reason: Why.
 
         Returns:
-            False if the run has ended by now, or is to end for this or a more pressing cause already.
+            False if the run has ended, or was already cancelled for this or a stronger reason.
         """
         now = self._pool.view(view.token)
         if now is None or now.run != view.run or now.run == UNKNOWN_RUN or now.state is not SlotState.ACTIVE:
@@ -85,7 +85,7 @@ class Canceller:
         return True
 
     def cancel_jobs(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
-        """Have the runs of some jobs of a queue ended; return those of them that this worker's children have."""
+        """Cancel the runs of these jobs of a queue; return the ids of those that this worker's children have."""
         held = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
         found = {view.job_id for view in held if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
         for view in held:
@@ -93,19 +93,22 @@ class Canceller:
         return found
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Tell those again that have not heard, and kill those that do not end."""
+        """Repeat requests that are not acknowledged, and kill children whose run does not end."""
         for token in tuple(self._requests):
             self._pursue(token)
 
     def _pursue(self, token: str) -> None:
         request, view = self._requests[token], self._pool.view(token)
         if view is None or view.run not in {request.run, UNKNOWN_RUN} or view.state is not SlotState.ACTIVE:
-            del self._requests[token]  # it has ended
+            del self._requests[token]  # the run has ended
         elif view.run == UNKNOWN_RUN:
-            pass  # it is just being written
+            pass  # the slot is being written
         elif request.kill_at_ms is not None and mono_ms() >= request.kill_at_ms:
             self._pool.kill_run(KilledRun.of(view))
             del self._requests[token]
         elif not view.acknowledged and mono_ms() >= request.notify_at_ms:
             self._pool.notify(token)
-            request.notify_at_ms, request.pause_ms = mono_ms() + request.pause_ms, min(2 * request.pause_ms, _MOST_MS)
+            request.notify_at_ms, request.pause_ms = (
+                mono_ms() + request.pause_ms,
+                min(2 * request.pause_ms, _MAX_INTERVAL_MS),
+            )

@@ -1,4 +1,4 @@
-"""The children: started, replaced when they die, told to stop."""
+"""The child processes: starts them, replaces dead ones, and stops them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bulltask.worker.supervisor.stacks import StackCollector
 
 __all__ = ["ChildBootError", "ChildPool"]
 
-_SHORT_LIFE_MS: Final = 1_000
-_MOST_BOOT_FAILURES: Final = 5
+_MIN_LIFETIME_MS: Final = 1_000
+_MAX_BOOT_FAILURES: Final = 5
 
 
 class ChildBootError(Exception):
-    """Children cannot start; replacing them for ever would only hide it."""
+    """Children keep dying at their start; replacing them forever would only hide that."""
 
 
 @dataclass(slots=True)
@@ -38,14 +38,14 @@ class _Child:
 
 
 class ChildPool:
-    """Responsible for having as many living children as were asked for.
+    """Keeps the target number of children running.
 
     Args:
-        slots: the shared memory; one block per child.
-        launch: starts the child of an index and returns its pid.
-        stacks: asks children what they are doing.
-        bus: hears of every start and death.
-        target: how many children to begin with; the memory has room for more.
+        slots: The shared memory, with one block per child.
+        launch: Starts the child with an index and returns its pid.
+        stacks: Collects the children's stacks.
+        bus: Receives an event for every start and death.
+        target: The initial number of children; the memory has room for more.
     """
 
     def __init__(self, slots: Slots, launch: Launcher, stacks: StackCollector, bus: Bus, target: int) -> None:
@@ -58,33 +58,33 @@ class ChildPool:
 
     @property
     def alive(self) -> int:
-        """How many children live."""
+        """How many children are alive."""
         return len(self._children)
 
     @property
     def target(self) -> int:
-        """How many children there should be."""
+        """How many children should be running."""
         return self._target
 
     @property
     def max_children(self) -> int:
-        """How many children there may be at most."""
+        """The maximum number of children."""
         return len(self._slots.children)
 
-    def ask_for_stacks(self) -> None:
-        """Ask every living child what it is doing; :attr:`stacks` tells what they answer."""
+    def request_stacks(self) -> None:
+        """Request the stacks of every child; :attr:`stacks` collects them."""
         for index, child in sorted(self._children.items()):
-            self.stacks.ask(index, child.pid, self._slots.children[index])
+            self.stacks.request(index, child.pid, self._slots.children[index])
 
     def grow(self) -> bool:
-        """Want one child more; False when the memory has room for no more. It is started by :meth:`hold_strength`."""
+        """Add one to the target; False at the maximum. :meth:`start_missing` starts the child."""
         if self._target == self.max_children:
             return False
         self._target += 1
         return True
 
     def shrink(self) -> bool:
-        """Want one child fewer, and tell the one with the highest index to end; False when only one is left."""
+        """Subtract one from the target and stop the child with the highest index; False if only one is left."""
         if self._target == 1:
             return False
         self._target -= 1
@@ -93,20 +93,20 @@ class ChildPool:
         return True
 
     def set_paused(self, paused: bool) -> None:
-        """Have all children, later ones too, take no more jobs, or take jobs again."""
+        """Pause or resume all children, including those that start later."""
         self._slots.control.paused = paused
-        # The order counts; the signal only ends a child's wait for jobs, so that it looks at the order now.
+        # The flag in shared memory counts. The signal only ends a child's wait for jobs, so that it sees the flag now.
         for child in self._children.values():
             _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
 
     def views(self) -> Iterator[SlotView]:
-        """The slots of all living children."""
+        """Yield the slots of all children."""
         for child in self._children.values():
             for slot in child.slots:
                 yield slot.read()
 
     def overdue_views(self, now_ms: int) -> Iterator[SlotView]:
-        """Those whose run may have passed one of its deadlines."""
+        """Yield the slots whose run may have passed a deadline."""
         for index, child in self._children.items():
             if self._slots.children[index].has_deadlines:
                 for slot in child.slots:
@@ -114,30 +114,30 @@ class ChildPool:
                         yield slot.read()
 
     def view(self, token: str) -> SlotView | None:
-        """The slot with this token; ``None`` if its child is dead."""
+        """Return the slot with this token; ``None`` if its child is dead."""
         found = self._slots_by_token.get(token)
         return None if found is None else found[1].read()
 
     def index_of(self, token: str) -> int:
-        """The place of the living child that has a token."""
+        """Return the index of the child that has a token."""
         return self._slots_by_token[token][0]
 
     def request_cancel(self, token: str, run: int, cause: CancelReason) -> None:
-        """Write down that a run is to end; :meth:`nudge` tells its child to look."""
+        """Write a request to cancel a run; :meth:`notify` makes the child look at it."""
         self._slots_by_token[token][1].request_cancel(run, cause)
 
     def notify(self, token: str) -> None:
-        """Tell the child that has a token to look at its orders."""
+        """Signal the child that has a token to look at its cancel requests."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
     def kill_run(self, killed_run: KilledRun) -> None:
-        """End a child now, because a run of its does not end."""
+        """Kill the child of a run that does not end otherwise."""
         child = self._children[self.index_of(killed_run.token)]
         child.killed_runs[killed_run.token] = killed_run
         _send(child.pid, signal.SIGKILL)
 
     def start_missing(self) -> int | None:
-        """Start children that are missing; return in how many ms one is due that must still wait, if any."""
+        """Start missing children; return the milliseconds until the next delayed start, if any."""
         waits = []
         for index in range(self._target):
             if index in self._children:
@@ -150,10 +150,10 @@ class ChildPool:
         return min(waits, default=None)
 
     def reap(self) -> list[OrphanedJobs]:
-        """Collect the dead; return what each of them left behind.
+        """Collect dead children; return the jobs that each of them has left.
 
         Raises:
-            ChildBootError: children keep dying before they work.
+            ChildBootError: Several children in a row died before they could acquire a job.
         """
         left = []
         for index, child in list(self._children.items()):
@@ -166,18 +166,18 @@ class ChildPool:
         return left
 
     def close(self) -> None:
-        """Tell every child to take no more jobs and to end when its own are settled."""
+        """Ask every child to stop when its jobs are settled (warm stop)."""
         for child in self._children.values():
             _request_stop(child)
 
     def kill(self) -> None:
-        """End every child now; what they were running is settled from their slots."""
+        """Kill every child now; their jobs are recovered from their slots."""
         for child in self._children.values():
             child.stop_requested = True
             _send(child.pid, signal.SIGKILL)
 
     def running(self) -> int:
-        """How many jobs are in the children's hands."""
+        """Return how many jobs the children are running."""
         return sum(view.state in {SlotState.ACTIVE, SlotState.SETTLING} for view in self.views())
 
     def _start(self, index: int) -> None:
@@ -192,14 +192,14 @@ class ChildPool:
         del self._children[index]
         for slot in child.slots:
             del self._slots_by_token[slot.token]
-        block, how = self._slots.children[index], _cause(status)
+        block, how = self._slots.children[index], _exit_reason(status)
         held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in held)
         running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
-        # Of a reserved slot the job id is that of its last job.
+        # The job id of a reserved slot is that of its previous job.
         known = [view for view in held if view.job_id and view.state is not SlotState.RESERVED]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in known)
-        left = status == 0 and block.run_state is ProcessState.CLOSED  # os._exit(0) in a task is not leaving
+        left = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
         killed_runs = {
             view.token: it for view in held if (it := child.killed_runs.get(view.token)) and it.may_match(view)
         }
@@ -208,25 +208,25 @@ class ChildPool:
             self._bus.emit(ChildKilled(index, child.pid, cause, len(tokens)))
         elif not child.stop_requested:
             self._bus.emit(ChildExited(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
-        self._note_boot(block, child)
+        self._count_boot_failures(block, child)
         now_ms = mono_ms()
-        # A child that dies young is replaced at most once a second: a job that kills each of its children must not
-        # keep the machine busy with forking.
-        young = now_ms - child.started_ms < _SHORT_LIFE_MS
-        self._not_before_ms[index] = child.started_ms + _SHORT_LIFE_MS if young else 0
+        # A child that died early is replaced after a second at the earliest, so that a job that crashes every child
+        # does not keep the machine busy with forks.
+        died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
+        self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
         intentional = child.stop_requested or left or bool(child.killed_runs)
         return OrphanedJobs(tokens, running, now_ms, how, intentional, killed_runs, jobs)
 
-    def _note_boot(self, block: ChildBlock, child: _Child) -> None:
+    def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:
             self._boot_failures = 0
             return
         self._boot_failures += 1
-        if self._boot_failures >= _MOST_BOOT_FAILURES:
-            raise ChildBootError(f"{self._boot_failures} children in a row died before they could take a job")
+        if self._boot_failures >= _MAX_BOOT_FAILURES:
+            raise ChildBootError(f"{self._boot_failures} children in a row died before they could acquire a job")
 
 
-def _cause(status: int) -> str:
+def _exit_reason(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

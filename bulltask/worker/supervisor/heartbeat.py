@@ -1,4 +1,4 @@
-"""The locks of running jobs."""
+"""Renews the locks of running jobs."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from bulltask.worker.states import SlotState
 __all__ = ["Heartbeat"]
 
 _RETRY_MS: Final = 500
-"""Until the next try, once Redis answers again."""
+"""Delay until the next attempt once Redis answers again."""
 
 _RUNNING: Final = {SlotState.ACTIVE, SlotState.SETTLING}
 _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
 
 
 class Heartbeat:
-    """Responsible for renewing the locks of every job that the children hold, one call per queue and tick.
+    """Renews the locks of all jobs of the children, with one call per queue and tick.
 
-    It runs in the supervisor: a child that holds the GIL, swaps or is stopped keeps its locks, also that of a job
-    that it has fetched and not heard of yet. A failed renewal is logged and counted and never stops the job (seed 002
-    §4); the next tick tries again. After an outage that comes soon, so that locks that ran out meanwhile are taken
-    again before anybody looks for stalled jobs.
+    It runs in the supervisor, so a child that holds the GIL, swaps or is stopped keeps its locks, including that of a
+    job whose fetch it has not finished reading. A failed renewal is logged and counted, and never stops the job; the
+    next tick tries again. After an outage that tick comes soon, so that expired locks are taken again before any worker
+    looks for stalled jobs.
 
     Args:
-        queues: the worker's queues, in the order of the slots' queue index.
-        views: gives the slots of all living children.
-        client: the supervisor's.
-        config: lock duration and renewal.
-        bus: hears of every renewal.
-        backoff: the supervisor's view of an outage.
+        queues: The worker's queues, in the order of the slots' queue index.
+        views: Returns the slots of all children.
+        client: The supervisor's client.
+        config: Lock duration and renewal interval.
+        bus: Receives an event for every renewal.
+        backoff: The supervisor's backoff.
     """
 
     def __init__(
@@ -54,39 +54,39 @@ class Heartbeat:
         self._queues, self._views, self._client, self._bus, self._backoff = queues, views, client, bus, backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._lock_ms = config.lock_ms
-        # Twice as often as a lock must be renewed, as BullMQ does: one failed tick costs nothing.
+        # Twice as often as necessary, as in BullMQ, so that one failed tick does no harm.
         self._interval_ms = max(50, config.renew_ms // 2)
         self._tried_ms = 0
-        self._away = False
+        self._unavailable = False
         self._failures: dict[int, int] = {}
         self._reported_lost: set[tuple[str, int]] = set()
 
     @property
     def interval_ms(self) -> int:
-        """Time between ticks; short from a fault of the server to the next renewal."""
-        return min(_RETRY_MS, self._interval_ms) if self._away else self._interval_ms
+        """Milliseconds between ticks; short from an error of the server to the next renewal."""
+        return min(_RETRY_MS, self._interval_ms) if self._unavailable else self._interval_ms
 
     def has_renewed(self, index: int) -> bool:
-        """False while locks of queue ``index`` could not be renewed and may have run out."""
+        """Whether the locks of queue ``index`` are renewed; if not, they may have run out."""
         return index not in self._failures
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Renew every lock once."""
-        if self._away and self._backoff.is_active and mono_ms() - self._tried_ms < self._interval_ms:
-            return  # others ask already, and each call might take its whole time-out
+        """Renew every lock."""
+        if self._unavailable and self._backoff.is_active and mono_ms() - self._tried_ms < self._interval_ms:
+            return  # other services try already, and each call may take its whole timeout
         self._tried_ms = mono_ms()
         held, unknown = self._held()
         lost: BrokerError | None = None
         for index, views in enumerate(held):
-            # Redis lost: the others are not tried. Each may take its time-out, and dead children wait meanwhile.
+            # If Redis is lost, skip the other queues: each may take its whole timeout, and dead children wait for it.
             fault = lost or self._renew(index, views, unknown)
             if fault is not None and not self._queue_backoff.concerns_queue(fault):
                 lost = fault
             self._record(index, views, fault)
-        self._away = lost is not None
+        self._unavailable = lost is not None
 
     def _held(self) -> tuple[list[list[SlotView]], list[str]]:
-        """The slots whose job is known, for each queue, and the tokens that may lock a job that is not."""
+        """Return the slots whose job is known, for each queue, and the tokens that may lock an unknown job."""
         held: list[list[SlotView]] = [[] for _ in self._queues]
         unknown, runs, now_ms = [], set(), mono_ms()
         for view in self._views():
@@ -95,7 +95,7 @@ class Heartbeat:
                 held[view.queue_index].append(view)
             elif view.state in _RUNNING:
                 unknown.append(view.token)
-            # A child that holds the GIL may have got a job and not have heard of it.
+            # A child that holds the GIL may not have read the reply with its job yet.
             if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
                 unknown.append(view.token)
         self._reported_lost &= runs
@@ -114,10 +114,10 @@ class Heartbeat:
         except BrokerError as exc:
             if self._queue_backoff.concerns_queue(exc):
                 self._queue_backoff.record_failure(index, exc)
-            elif not self._away:
+            elif not self._unavailable:
                 self._backoff.record_failure(exc)
             return exc
-        if self._away:  # otherwise it says little: what the others need a full Redis may refuse
+        if self._unavailable:  # otherwise it proves little: a full Redis renews locks but refuses other calls
             self._backoff.reset()
         self._queue_backoff.reset(index)
         self._report_lost(keys, [view for view in views if view.job_id in lost])
@@ -133,14 +133,14 @@ class Heartbeat:
         self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(fault), attempt))
 
     def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
-        """Tell of each run that has lost its lock, once."""
-        # While its outcome is written, a job's lock may be gone because it was just settled.
+        """Report each run that has lost its lock, once."""
+        # Only active ones: while an outcome is written, the lock may be gone because the job was just settled.
         running = {
             view
             for view in lost
             if view.state is SlotState.ACTIVE and (view.token, view.run) not in self._reported_lost
         }
-        if running and (gone := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
-            self._reported_lost.update((view.token, view.run) for view in gone)
-            job_ids = tuple(view.job_id for view in gone)
+        if running and (lost_now := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
+            self._reported_lost.update((view.token, view.run) for view in lost_now)
+            job_ids = tuple(view.job_id for view in lost_now)
             self._bus.emit(HeartbeatFailed(keys.queue, job_ids, "the lock is gone or held by another worker", 1))

@@ -1,4 +1,4 @@
-"""Runs whose child was killed to end them: their attempt has failed."""
+"""Runs whose child was killed to end them, and the failed attempts that follow."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["FailedAttempts", "KilledRun"]
 
 @dataclass(frozen=True, slots=True)
 class KilledRun:
-    """A run for whose sake a child was killed.
+    """A run whose child was killed to end it.
 
     Attributes:
-        token, run, job_id: which run; the job id is ``""`` when it is longer than a slot.
-        reason: why it was to end.
-        hard_ms: its hard limit.
-        retried: it is tried again, if its job has attempts left.
-        since_ms: monotonic time at which it began.
+        token, run, job_id: Identify the run; the job id is ``""`` if it is too long for a slot.
+        reason: Why the run was cancelled.
+        hard_ms: Its hard limit.
+        retried: The job is retried, if it has attempts left.
+        since_ms: Monotonic time at which the run began.
     """
 
     token: str
@@ -52,38 +52,38 @@ class KilledRun:
 
     @classmethod
     def of(cls, view: SlotView) -> KilledRun:
-        """The run that goes on in a slot."""
+        """Return the current run of a slot."""
         deadlines = view.deadlines
         retried = deadlines.retried and view.cancel_reason is CancelReason.HARD_LIMIT
         return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, retried, view.since_ms)
 
     def may_match(self, view: SlotView) -> bool:
-        """Whether the slot of the dead child says nothing against it: the run may have ended in time."""
+        """Whether the slot of the dead child may still have this run; it may have ended just before the kill."""
         return view.run in {self.run, UNKNOWN_RUN}
 
     def matches(self, job_id: str) -> bool:
-        """Whether it was a run of this job."""
+        """Whether this may be a run of the job."""
         return self.job_id in {job_id, ""}
 
 
 class FailedAttempts:
-    """Responsible for writing that the attempt of a killed run has failed.
+    """Records that the attempt of a killed run has failed.
 
-    The job is tried again as its own options say: attempts and backoff. A backoff that is a function of the user's is
-    not asked, for no code of users runs in the supervisor; the exponential one counts that is stored in its place.
+    The job is retried according to its own attempts and backoff. A custom backoff function is not called, because the
+    supervisor runs no user code; the exponential backoff that is stored in its place is used.
 
     Args:
-        client, clock, config, bus: as in :class:`~bulltask.worker.supervisor.recovery.Recovery`.
+        client, clock, config, bus: As in :class:`~bulltask.worker.supervisor.recovery.Recovery`.
     """
 
     def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
 
     def settle(self, keys: QueueKeys, job_id: str, killed_run: KilledRun) -> None:
-        """Fail the attempt of a job that is locked with the culprit's token, and tell of it.
+        """Fail the attempt of a job that is locked with the run's token, and emit the event.
 
         Raises:
-            JobError: it is not, any more.
+            JobError: The job is no longer locked with it.
         """
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
@@ -91,7 +91,7 @@ class FailedAttempts:
         if killed_run.reason is not CancelReason.REVOKED:
             exc = TimeLimits(hard_ms=killed_run.hard_ms).hard_exceeded(job.name or "?", killed=True)
             category, reason = "transient", str(exc)
-        # As a traceback of Python ends: who reads it there knows the exception again.
+        # In the format of a Python traceback, from which a client can rebuild the exception.
         trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
         made, ran_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
         delay_ms = _delay_ms(job, made) if killed_run.retried else None
@@ -107,13 +107,13 @@ class FailedAttempts:
         self._bus.emit(JobRetried(job_id, keys.queue, job.name, ran_ms, reason, category, made, delay_ms, exc))
 
     def fail(self, keys: QueueKeys, token: str, job: RunningJob | str, reason: str, trace: str = "") -> None:
-        """Fail a job, given itself or by its id, that is locked with ``token``."""
+        """Fail a job (or the job with an id) that is locked with ``token``."""
         if isinstance(job, str):
             job = self._read(keys, job)
         keep = job.keep("removeOnFail", self._config.keep_failed)
         fields = job.failure_fields(reason, trace)
         if not trace:
-            del fields[2:]  # those of earlier attempts stay
+            del fields[2:]  # keep the tracebacks of earlier attempts
         ending = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
         claim = FetchOptions.from_config(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
@@ -122,7 +122,7 @@ class FailedAttempts:
             self._client.run(quarantine(keys, call, token))
         else:
             self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
-        if job.deduplication_id:  # BullMQ 5.72 and newer may have put another job aside until this one has ended
+        if job.deduplication_id:  # BullMQ 5.72 and newer may hold another job back until this one has ended
             self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
 
     def _read(self, keys: QueueKeys, job_id: str) -> RunningJob:
@@ -132,7 +132,7 @@ class FailedAttempts:
 
 
 def _delay_ms(job: RunningJob, made: int) -> int | None:
-    """When the job is tried again; ``None`` for never: its attempts are used up, or its backoff is malformed."""
+    """Return the delay of a retry; ``None`` if there is none: no attempt is left, or the backoff is malformed."""
     if made >= job.attempts:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The supervisor: one thread, no user code, one screen."""
+"""The supervisor's loop: one thread, no user code."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _STOPPING = "the worker is stopping"
 
 
 class Supervisor:
-    """Responsible for the life of a worker: it calls, it does not decide.
+    """Runs a worker: handles signals, dead children, services, and missing children.
 
     Args:
-        pool: the children.
-        ticker: the services, most urgent first.
-        recovery: takes what dead children leave behind.
-        process_spec: its signals, by which it is spoken to, and whether its terminal is still there.
-        config: how long running jobs may take at a warm stop.
-        bus: hears of what it is told to do.
+        pool: The children.
+        ticker: The services, most urgent first.
+        recovery: Recovers the jobs of dead children.
+        process_spec: Has the signals, and knows whether the terminal is still open.
+        config: How long running jobs may take at a warm stop.
+        bus: Receives an event for every command.
 
     Attributes:
-        restarting: after :meth:`run`, whether the worker was told to start again.
+        restarting: After :meth:`run`, whether the worker should start again.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class Supervisor:
                 getattr(self, name)()
             self._reap()
             self._ticker.run_due()
-            wait_ms = self._hold()
+            wait_ms = self._maintain()
         self._bus.emit(WorkerStopped(self._exit))
         return self._exit
 
     def warm_shutdown(self) -> None:
-        """Nobody takes new jobs; what runs may finish until the deadline. A second time: cold."""
+        """Acquire no more jobs; running jobs may finish until the deadline. The second call is a cold stop."""
         if self.restarting:
-            self.restarting = False  # the stop is under way; it only ends differently
+            self.restarting = False  # it is stopping already; only the restart is cancelled
         elif self._state is ProcessState.RUN:
             self._stop_warmly("warm")
         else:
             self.cold_shutdown()
 
     def cold_shutdown(self) -> None:
-        """Children are killed; their jobs go back to wait."""
+        """Kill the children; their jobs are released."""
         self.restarting = False
         self._kill()
 
     def restart(self) -> None:
-        """Stop as at :meth:`warm_shutdown`, and then start again: children are forks of code that is loaded already.
+        """Stop as :meth:`warm_shutdown` does, then start again: children are forks of code that is already loaded.
 
-        A terminal that is closed sends the same signal. Nobody would see what goes on, so this is a stop and no more.
+        A terminal that is closed sends the same signal. Then this is only a stop.
         """
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGHUP", _STOPPING))
@@ -104,7 +104,7 @@ class Supervisor:
         self._stop_warmly("restart" if self.restarting else "warm")
 
     def pause(self) -> None:
-        """Nobody takes jobs until :meth:`resume`; those that run go on, and their locks are kept."""
+        """Acquire no jobs until :meth:`resume`; running jobs continue, and their locks are renewed."""
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGTSTP", _STOPPING))
         elif self._paused_since_ms is None:
@@ -113,38 +113,40 @@ class Supervisor:
             self._bus.emit(WorkerPaused(self._pool.running()))
 
     def resume(self) -> None:
-        """Take jobs again. Nothing to do when it was the kernel that had stopped this process and let it go on."""
+        """Acquire jobs again. Does nothing if the worker was not paused, but stopped by the kernel (SIGSTOP)."""
         if self._paused_since_ms is not None and self._state is ProcessState.RUN:
             self._pool.set_paused(False)
             self._bus.emit(WorkerResumed(mono_ms() - self._paused_since_ms))
             self._paused_since_ms = None
 
     def grow(self) -> None:
-        """One child more."""
-        self._resize("SIGTTIN", self._pool.grow, f"it has room for {self._pool.max_children} children and no more")
+        """Add a child."""
+        self._resize("SIGTTIN", self._pool.grow, f"there is room for {self._pool.max_children} children at most")
 
     def shrink(self) -> None:
-        """One child fewer, when its jobs have ended."""
+        """Remove a child, after its jobs have ended."""
         self._resize("SIGTTOU", self._pool.shrink, "only one child is left")
 
     def dump_stacks(self) -> None:
-        """Tell what all processes are doing."""
+        """Log the stacks of all processes."""
         self._pool.stacks.dump_own()
-        self._pool.ask_for_stacks()
+        self._pool.request_stacks()
 
     def ignore(self) -> None:
-        """Say that the signal does nothing: its default would be to end the worker without a word."""
+        """Log that the signal does nothing; its default action would end the worker silently."""
         self._bus.emit(SignalIgnored("SIGUSR2", "it has no meaning here"))
 
     def child_changed(self) -> None:
-        """A child died; the loop reaps in every round, so there is nothing to do but wake up."""
+        """Wake up: the loop collects dead children in every round."""
 
     def _stop_warmly(self, how: str) -> None:
         self._advance(ProcessState.CLOSE)
         running = self._pool.running()
         self._pool.close()
-        self._bus.emit(WorkerStopping(how, running))  # says that nobody takes jobs, so it comes after the signals
-        # The loop goes on ticking until then: jobs that are still running keep their locks.
+        self._bus.emit(
+            WorkerStopping(how, running)
+        )  # after the signals, because it says that no more jobs are acquired
+        # Until then the loop keeps ticking, so that running jobs keep their locks.
         self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 
     def _kill(self) -> None:
@@ -171,8 +173,8 @@ class Supervisor:
             self._exit = ExitCode.BOOT_FAILED
             self.cold_shutdown()
 
-    def _hold(self) -> int:
-        """Keep the fleet as the state wants it; return how long the loop may wait."""
+    def _maintain(self) -> int:
+        """Do what the state requires with the children; return how long the loop may wait."""
         longest_ms = min(_IDLE_MS, self._pool.stacks.collect() or _IDLE_MS)
         if self._state is ProcessState.RUN:
             if self._ticker.is_exhausted:
@@ -190,7 +192,7 @@ class Supervisor:
         return self._ticker.wait_ms(longest_ms)
 
     def _close(self) -> None:
-        """All children are gone; leave once their jobs are settled, or when Redis does not come back for it."""
+        """Close once the jobs of all children are settled, or after a time without Redis."""
         if self._leave_at_ms is None:
             self._leave_at_ms = mono_ms() + _LAST_RECOVERY_MS
         if self._recovery.pending and mono_ms() < self._leave_at_ms:

@@ -1,4 +1,4 @@
-"""Being seen by Node's ``getWorkers()`` and the boards."""
+"""Makes the worker visible to Node's ``getWorkers()`` and to boards."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "Presence"]
 
 SUPERVISOR_TIMEOUT_MS: Final = 3_000
-"""No call of the supervisor takes longer: signals and dead children wait meanwhile."""
+"""Timeout of every call of the supervisor, because signals and dead children wait for it."""
 
 
 class Presence:
-    """Responsible for one connection per queue that carries the worker's name, and for noticing that Redis is away.
+    """Keeps one named connection per queue open, and notices when Redis is unavailable.
 
-    While there is an outage a ``PING`` is not enough: a Redis that is read-only or full answers it.
+    BullMQ finds a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
 
-    BullMQ recognises a worker by the name of a connection (PROTOCOL 4.2), and a connection has one name.
+    During an outage a ``PING`` is not enough, because a Redis that is read-only or full answers it.
 
     Args:
-        broker: makes the connections.
-        queues: the worker's queues as the user spells them.
-        worker_id: shown as the worker's name.
-        backoff: the supervisor's view of an outage.
+        broker: Makes the connections.
+        queues: The worker's queues as the user spells them.
+        worker_id: Shown as the worker's name.
+        backoff: The supervisor's backoff.
     """
 
     interval_ms = 1_000
@@ -39,30 +39,30 @@ class Presence:
             for queue in queues
         ]
         self._backoff = backoff
-        self._no_write: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
+        self._write_probe: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Keep the connections alive."""
+        """Keep the connections open."""
         try:
             for client in self._clients:
                 client.run(command("PING"))
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:
-            if not self._backoff.is_active or self._takes_writes():
+            if not self._backoff.is_active or self._accepts_writes():
                 self._backoff.reset()
 
-    def _takes_writes(self) -> bool:
-        """Whether a Redis that answers a ``PING`` would also change something, if there were anything to change."""
+    def _accepts_writes(self) -> bool:
+        """Whether Redis accepts writes: ``SET … XX`` on a key that does not exist changes nothing."""
         try:
-            self._clients[0].run(self._no_write)
+            self._clients[0].run(self._write_probe)
         except (BrokerNotReadyError, BrokerOutOfMemoryError):
             return False
         except BrokerError:
-            return True  # that is no answer to this question
+            return True  # another error, which says nothing about writes
         return True
 
     def close(self) -> None:
-        """Disappear."""
+        """Close the connections."""
         for client in self._clients:
             client.close()

@@ -1,4 +1,4 @@
-"""Where a worker comes from: how it was called, and how it is called again."""
+"""How a worker process was started, so that it can restart itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ __all__ = ["ProcessSpec"]
 
 
 class ProcessSpec:
-    """Responsible for what a worker must take hold of before any of the app's code runs.
+    """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
-    The app may change the directory and the environment while it is imported; whoever runs the worker's command again
-    has to begin where the first one did. And a signal that comes meanwhile must not end a worker that has just
-    restarted itself because of one.
+    The app may change directory and environment while it is imported, but a restart must begin where the first start
+    did. Also, a signal during the import must not end a worker that is just restarting because of a signal.
 
     Attributes:
-        signals: those that do not end the worker are remembered from now on.
+        signals: Records signals from now on, except those that stop the worker.
     """
 
     def __init__(self) -> None:
@@ -30,24 +29,23 @@ class ProcessSpec:
 
     @property
     def terminal_closed(self) -> bool:
-        """True when the worker was started in a terminal that is gone by now."""
+        """True if the worker was started in a terminal that is closed now."""
         return bool(self._terminals) and not any(os.isatty(fd) for fd in self._terminals)
 
     @property
     def command(self) -> list[str]:
-        """The program and the arguments that started this process, ``-m`` and the interpreter's options included."""
+        """The program and arguments that started this process, with ``-m`` and the interpreter's options."""
         return [sys.executable, *sys.orig_argv[1:]]
 
     def restart(self) -> None:
-        """Become the same command anew, with the process id of this one; returns if told to stop meanwhile.
+        """Run the same command again in this process (``exec``); returns only if a stop signal has arrived.
 
-        All descriptors but the standard ones and those that this process was given are closed by the system: Python
-        opens its own so. The caller has ended its children.
+        The system closes all descriptors that Python has opened (``O_CLOEXEC``). The caller has ended the children.
 
         Raises:
-            OSError: it cannot be run, as when the interpreter was removed.
+            OSError: The command cannot be run, for example because the interpreter was removed.
         """
-        # From here on they come through to the new program, and wait there until it has handlers.
+        # From now on signals stay pending until the new program has its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
         if self.signals.contains(STOP_METHODS):
             return
@@ -59,9 +57,9 @@ class ProcessSpec:
 
 
 def _directory() -> str:
-    """The working directory, by the name by which it was entered.
+    """Return the working directory by the path by which it was entered.
 
-    Where releases are changed by pointing a symbolic link elsewhere, the link must be followed again.
+    If it is a symbolic link to the current release, a restart must follow the link again.
     """
     named = os.environ.get("PWD", "")
     try:

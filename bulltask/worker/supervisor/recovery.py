@@ -1,4 +1,4 @@
-"""The jobs of a dead child."""
+"""Recovers the jobs of dead children."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
 
 __all__ = ["OrphanedJobs", "Recovery"]
 
-_REMEMBER_MS: Final = 86_400_000
-"""How long a job's crashes are remembered."""
+_CRASHES_KEPT_MS: Final = 86_400_000
+"""How long Redis keeps the number of a job's crashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedJobs:
-    """What a child left behind.
+    """The jobs that a dead child has left.
 
     Attributes:
-        tokens: of its slots that were not free; whatever job is locked with one of them was the child's.
-        running: those of them whose job ran; the others were being taken or settled.
-        died_ms: monotonic time at which it was found dead.
-        how: what killed it, such as ``SIGKILL``.
-        intentional: the supervisor ended it itself: no crash is counted.
-        killed_runs: the runs for whose sake it did, by their tokens; their attempts have failed.
-        jobs: those that it is known to have had, as (index of the queue, token, job id).
+        tokens: Tokens of its slots that were not free; every job that is locked with one of them was the child's.
+        running: Those tokens whose job was running; the others were being acquired or settled.
+        died_ms: Monotonic time at which the child was found dead.
+        how: What ended it, such as ``SIGKILL``.
+        intentional: The supervisor ended the child, so no crash is counted.
+        killed_runs: The runs for which the child was killed, by token; their attempts have failed.
+        jobs: The jobs that it is known to have had, as (queue index, token, job id).
     """
 
     tokens: tuple[str, ...]
@@ -51,11 +51,11 @@ class OrphanedJobs:
 
 @dataclass(slots=True)
 class _PendingOrphans:
-    """OrphanedJobs that wait to be settled, and where.
+    """Orphaned jobs that are not settled yet.
 
     Attributes:
-        queues: indexes of those in which some may be left.
-        concurrent: how many jobs they were at first: later some may be settled already.
+        queues: Indexes of the queues that may still have some of them.
+        concurrent: How many jobs there were at first; some may be settled since.
     """
 
     orphans: OrphanedJobs
@@ -64,19 +64,19 @@ class _PendingOrphans:
 
 
 class Recovery:
-    """Responsible for settling the jobs of dead children at once, instead of leaving them to stall.
+    """Settles the jobs of dead children at once, so that they need not wait for the stalled check.
 
-    A job goes back to ``wait``, the next one to be taken, without an attempt being counted; one that has seen
-    ``max_crashes`` children die, the last one with no other job in hand, fails. :mod:`bulltask.worker.quarantine` says
-    why the others do not. A run for whose sake the child was killed (a time limit, a revocation) is a failed attempt,
-    and its neighbours go back without a crash being counted.
+    A job is released and is next in its queue; no attempt is counted. A job that was in ``max_crashes`` crashes, the
+    last one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
+    a run (time limit, revocation), that run is a failed attempt, and the child's other jobs are released without a
+    crash being counted.
 
-    When Redis is away the children's remains are kept and settled later. Locks that ran out meanwhile are taken again
-    first, but that of a job that no child had heard of: any worker's stalled check finds it. A queue for which Redis
-    answers with an error does not hold up the others; its jobs are left to that check when their locks have run out.
+    If Redis is unavailable, the jobs are settled later. Locks that have expired by then are taken again first, except
+    for a job whose fetch the child had not finished: the stalled check of any worker finds that one. A queue for which
+    Redis answers with an error does not block the others; when its locks have expired, its jobs are left to that check.
 
     Args:
-        queues, client, clock, config, bus, outage: as in :class:`Heartbeat`.
+        queues, client, clock, config, bus, backoff: As in :class:`Heartbeat`.
     """
 
     interval_ms = 500
@@ -98,17 +98,17 @@ class Recovery:
 
     @property
     def pending(self) -> int:
-        """Dead children whose jobs are not settled yet."""
+        """Number of dead children whose jobs are not settled yet."""
         return len(self._pending)
 
     def recover(self, orphans: OrphanedJobs) -> None:
-        """Settle the jobs of a dead child now, or keep them until Redis is back."""
+        """Settle the jobs of a dead child now, or later if Redis is unavailable."""
         if orphans.tokens:
             self._pending.append(_PendingOrphans(orphans, set(range(len(self._queues)))))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Settle what is left."""
+        """Settle the jobs that are left."""
         if not self._pending:
             return
         try:
@@ -130,8 +130,8 @@ class Recovery:
                 if held:
                     self._client.run(renew_locks(self._queues[index], held, self._config.lock_ms))
                 found[index] = self._client.run(find_by_token(self._queues[index], tokens))
-        # The most there ever were: after an outage half-way only one may be left, which was not alone for that. Where
-        # a queue does not say, each token may have been one more.
+        # The maximum, because an outage may leave a single job, which had not been alone in its child. If a queue
+        # cannot be read, every token counts as a job.
         known = sum(map(len, found.values())) if found.keys() == pending.queues else len(tokens)
         pending.concurrent = max(pending.concurrent, known)
         for index, jobs in found.items():
@@ -142,8 +142,8 @@ class Recovery:
                 self._queue_backoff.reset(index)
 
     def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
-        """Settle a job; if what stands in its hash prevents that, set it aside, so that it holds up no other."""
-        # Refused: its lock ran out or it was settled just before the child died. It is another's now.
+        """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
+        # JobError: its lock ran out, or it was settled just before the child died. It is no longer ours.
         with suppress(JobError):
             try:
                 self._settle_job(keys, token, job_id, pending)
@@ -152,9 +152,9 @@ class Recovery:
             except Exception as exc:
                 if not self._malformed.fail_if_malformed(keys, token, job_id, exc):
                     raise
-            # The scripts set no marker for a prioritized job, nor when one leaves a queue that is at its maximum, and
-            # workers that wait would not hear of it. Not in one round trip: a script that the server has to learn first
-            # runs after what was sent behind it.
+            # Wakes waiting workers: BullMQ's scripts set no marker for a prioritized job, nor when a job leaves a queue
+            # at its global concurrency. Not in the same round trip, because a script that must be loaded first would
+            # run after this command.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
@@ -182,9 +182,9 @@ class Recovery:
 
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
-        # A set of tokens instead of a counter: when the connection breaks before the job is settled, this is done
-        # again, and one death must not count as two.
-        calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _REMEMBER_MS)]
+        # A set of tokens instead of a counter: if the connection breaks before the job is settled, this is repeated,
+        # and one crash must not count twice.
+        calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
 
 

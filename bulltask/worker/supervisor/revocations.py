@@ -1,4 +1,4 @@
-"""Jobs that somebody wants ended although they run."""
+"""Ends jobs that are marked as revoked."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["Revocations"]
 
-_AT_ONCE: Final = 100
-"""So many jobs that nobody holds are ended in one tick, at two round trips each."""
+_MAX_PER_TICK: Final = 100
+"""How many jobs without a worker are ended in one tick, at two round trips each."""
 
 
 class Revocations:
-    """Responsible for ending jobs that are marked as revoked (ADR 25).
+    """Ends jobs that are marked as revoked (docs/adr/0025-revoked-jobs.md).
 
-    Runs of this worker's are interrupted. A job that nobody runs any more is ended here, by whichever worker comes
-    first: its worker died, its attempt failed and another one would follow, or somebody marked a job that never ran. A
-    job that another worker runs is that one's.
+    Runs in this worker are cancelled. A job that no worker runs is ended by the first worker that sees it: its worker
+    died, its attempt failed and a retry would follow, or a client marked a job that never ran. A job that another
+    worker runs is left to that worker.
 
-    While Redis is away nothing is asked. The marks stand in Redis, so none is missed.
+    While Redis is unavailable nothing is checked. The marks are stored in Redis, so none is missed.
 
     Args:
-        broker: clock and settings.
-        queues: the worker's queues, in the order of the slots' queue index.
-        cancel_jobs: has the runs of some jobs of a queue ended, by its index; returns which of them this worker has.
-        client: the supervisor's.
-        bus: hears of every job that is ended here.
-        backoff: the supervisor's view of an outage.
+        broker: Clock and settings.
+        queues: The worker's queues, in the order of the slots' queue index.
+        cancel_jobs: Cancels the runs of these jobs of a queue, by index; returns the ids of those in this worker.
+        client: The supervisor's client.
+        bus: Receives an event for every job that is ended here.
+        backoff: The supervisor's backoff.
     """
 
     interval_ms = 1_000
@@ -57,9 +57,9 @@ class Revocations:
         self._skipped = [0] * len(queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Look at the marks of every queue, in one round trip; where there are very many, at some after the others."""
+        """Check the marks of every queue, in one round trip; a large number of marks is checked in several ticks."""
         if self._backoff.is_active:
-            return  # others ask already, and each call might take its whole time-out
+            return  # other services try already, and each call may take its whole timeout
         now_ms = self._broker.clock.now_ms()
         try:
             calls = [
@@ -68,26 +68,26 @@ class Revocations:
             answers = self._client.try_many(calls)
             for index, marks in enumerate(answers):
                 with self._queue_backoff.recording(index):
-                    self._heed(index, marks)
+                    self._handle_marks(index, marks)
                     self._queue_backoff.reset(index)
         except BrokerError as exc:
             self._backoff.record_failure(exc)
 
-    def _heed(self, index: int, marks: RevocationMarks | BulltaskError | None) -> None:
+    def _handle_marks(self, index: int, marks: RevocationMarks | BulltaskError | None) -> None:
         if isinstance(marks, BulltaskError):
             raise marks
         self._skipped[index] = 0 if marks is None else marks.following
         if marks is None:
             return
-        # A lock of ours may have run out while Redis was away: it is ours all the same.
+        # Jobs without a lock may still be ours, if the lock ran out while Redis was unavailable.
         ours = self._cancel_jobs(index, {*marks.held, *marks.free})
-        for job_id in [job_id for job_id in marks.free if job_id not in ours][:_AT_ONCE]:
-            self._end(self._queues[index], job_id)
+        for job_id in [job_id for job_id in marks.free if job_id not in ours][:_MAX_PER_TICK]:
+            self._revoke(self._queues[index], job_id)
 
-    def _end(self, keys: QueueKeys, job_id: str) -> None:
+    def _revoke(self, keys: QueueKeys, job_id: str) -> None:
         try:
             found = run_sync(self._client, self._broker.revocation(keys.queue, job_id, terminate=True))
-        except JobError:  # the next job of a job scheduler, which only another client can have marked
+        except JobError:  # the next iteration of a job scheduler, which cannot be revoked; another client has marked it
             self._client.run(command("ZREM", keys.revoked, job_id))
         else:
             if found is Revocation.REVOKED:

@@ -1,4 +1,4 @@
-"""What the supervisor does at intervals, and the clockwork that does it."""
+"""The supervisor's services, and the ticker that runs them at their intervals."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ __all__ = ["Service", "Ticker"]
 
 
 class Service(Protocol):
-    """One duty of the supervisor; a tick is short, touches Redis at most a few times, and never raises BrokerError."""
+    """A task of the supervisor. A tick is short, makes few calls to Redis, and never raises ``BrokerError``."""
 
     @property
     def interval_ms(self) -> int:
-        """Time between ticks."""
+        """Milliseconds between ticks."""
         ...
 
     def tick(self, now_ms: int, missed: int, /) -> None:
-        """Do it once.
+        """Run once.
 
         Args:
-            now_ms: monotonic time.
-            missed: ticks that fell out because an earlier one, or something else, took longer than the interval.
+            now_ms: Monotonic time.
+            missed: How many ticks were skipped because an earlier tick, or another service, took too long.
         """
         ...
 
 
 class Ticker:
-    """Responsible for running services when they are due, the first one first; ticks never overlap.
+    """Runs services when they are due; ticks never overlap.
 
     Args:
-        services: in order of urgency: when several are due, locks must be renewed before anything else is looked at.
-        backoff: the view of an outage that the services share.
-        bus: hears of a service that raised what it should not.
+        services: In order of urgency: when several are due, locks are renewed first.
+        backoff: The backoff that the services share.
+        bus: Receives an event when a service raises an unexpected exception.
     """
 
     def __init__(self, services: Sequence[Service], backoff: ReconnectBackoff, bus: Bus) -> None:
@@ -46,11 +46,11 @@ class Ticker:
 
     @property
     def is_exhausted(self) -> bool:
-        """True when the services have failed to reach Redis for more tries than the settings allow."""
+        """True if the services failed to reach Redis more often than ``broker_connection_max_retries`` allows."""
         return self._backoff.is_exhausted
 
     def wait_ms(self, longest_ms: int) -> int:
-        """Milliseconds until the next service is due."""
+        """Return the milliseconds until the next service is due."""
         return max(0, min([longest_ms, *(due - mono_ms() for due in self._due_ms)]))
 
     def run_due(self) -> None:
@@ -63,8 +63,8 @@ class Ticker:
             missed = (now_ms - due_ms) // service.interval_ms if due_ms else 0
             try:
                 service.tick(now_ms, missed)
-            except Exception as exc:  # noqa: BLE001 - whatever it met: running jobs need the other services
+            except Exception as exc:  # noqa: BLE001 - running jobs need the other services
                 self._failures[index] += 1
                 self._bus.emit(ServiceFailed(type(service).__name__, self._failures[index], exc))
-            # From the planned moment, so that ticks do not drift; missed ones are dropped, not made up for.
+            # From the planned time, so that ticks do not drift; missed ticks are skipped.
             self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms

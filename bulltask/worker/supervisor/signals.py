@@ -1,4 +1,4 @@
-"""What signals mean; the table is printed in the README."""
+"""The meaning of signals; docs/reference/workers.md has the table."""
 
 from __future__ import annotations
 
@@ -25,42 +25,41 @@ SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
     signal.SIGUSR2: "ignore",
     signal.SIGCHLD: "child_changed",
 }
-"""Signal to the supervisor's method. A second TERM or INT while stopping is cold."""
+"""The supervisor's method for each signal. A second TERM or INT during a stop makes it cold."""
 
-_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
-"""What does its usual work until the worker runs: a program that is being loaded has nothing to end in good order."""
+_INSTALLED_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
+"""Signals that keep their default action until the worker runs: before that there is nothing to shut down."""
 
 STOP_METHODS: Final = frozenset({"warm_shutdown", "cold_shutdown"})
-"""The methods that end the worker for good."""
+"""The methods that stop the worker without a restart."""
 
 
 class SignalQueue:
-    """Responsible for remembering signals until the loop asks: a handler only enters the number, so it cannot
-    interrupt anything half-done."""
+    """Queues signals for the supervisor's loop: a handler only records the number, so it interrupts nothing."""
 
     def __init__(self) -> None:
         self._wakeup_pipe: WakeupPipe | None = None
         self._arrived: deque[int] = deque()
 
     def install_early(self) -> None:
-        """Remember the signals that do not end the worker, while it is still being loaded."""
-        self._take_over(number for number in SIGNAL_METHODS if number not in _LATE)
+        """Record the signals that do not stop the worker, while it is still being loaded."""
+        self._handle(number for number in SIGNAL_METHODS if number not in _INSTALLED_LATE)
 
     def install(self, wakeup_pipe: WakeupPipe) -> None:
-        """Take over every signal of the table.
+        """Handle every signal of the table.
 
         Args:
-            wakeup_pipe: ends a wait when a signal arrives.
+            wakeup_pipe: Ends a wait when a signal arrives.
         """
         self._wakeup_pipe = wakeup_pipe
-        self._take_over(SIGNAL_METHODS)
+        self._handle(SIGNAL_METHODS)
 
-    def _take_over(self, numbers: Iterable[signal.Signals]) -> None:
+    def _handle(self, numbers: Iterable[signal.Signals]) -> None:
         for number in numbers:
-            # Started with nohup, a worker goes on when its terminal is closed, like any other program.
+            # With nohup a worker continues when its terminal is closed, like any other program.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        # A worker that has restarted itself did so with all of them held back.
+        # A worker that has restarted itself starts with all of them blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNAL_METHODS)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -72,11 +71,11 @@ class SignalQueue:
         self._wakeup_pipe.wait(timeout_ms)
 
     def contains(self, names: Collection[str]) -> bool:
-        """True when a signal for one of these methods has arrived and was not taken yet."""
+        """Whether a signal for one of these methods is in the queue."""
         return any(SIGNAL_METHODS[signal.Signals(number)] in names for number in tuple(self._arrived))
 
     def pop_all(self) -> list[str]:
-        """Return the methods to call, in order of arrival."""
+        """Return the methods to call, in order of arrival, and empty the queue."""
         names = []
         while self._arrived:
             names.append(SIGNAL_METHODS[signal.Signals(self._arrived.popleft())])

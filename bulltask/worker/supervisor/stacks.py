@@ -1,4 +1,4 @@
-"""The stacks of all processes, for whoever wants to know what they are doing."""
+"""Collects the stacks of all processes of a worker."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 
 __all__ = ["StackCollector"]
 
-_PATIENCE_MS: Final = 1_000
-"""A child that runs Python code answers in milliseconds; one that is stuck in C code has written its threads at once
-and does not come to its asyncio tasks."""
+_TIMEOUT_MS: Final = 1_000
+"""Longest wait. A child that runs Python code takes milliseconds. One that is stuck in C code writes its threads at
+once, but never its asyncio tasks."""
 
-_LOOK_MS: Final = 20
+_POLL_MS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class _StackRequest:
 
 
 class StackCollector:
-    """Responsible for asking children for their stacks and for telling what they answer.
+    """Requests the stacks of children, and emits what they write.
 
-    A child writes into a nameless file of its own, which is read here and becomes a line of the log: nothing is mixed
-    with other lines, and nothing waits, neither for a child that hangs nor for a log that nobody reads.
+    A child writes into its own anonymous file. The supervisor reads it and logs one line, so the stacks of several
+    children never mix, and nothing waits for a child that hangs.
 
     Args:
-        bus: hears of every answer.
+        bus: Receives an event for every process.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._open: list[_StackRequest] = []
+        self._pending: list[_StackRequest] = []
 
     def dump_own(self) -> None:
-        """Tell the stacks of this process."""
+        """Emit the stacks of this process."""
         fd = anonymous_file(STACKS_NAME)
         if fd is None:
             return
@@ -57,34 +57,34 @@ class StackCollector:
             os.close(fd)
         self._bus.emit(StacksDumped(None, os.getpid(), text))
 
-    def ask(self, index: int, pid: int, block: ChildBlock) -> None:
-        """Ask a child; :meth:`collect` tells what it answers."""
+    def request(self, index: int, pid: int, block: ChildBlock) -> None:
+        """Request the stacks of a child; :meth:`collect` emits them."""
         with suppress(OSError):
             os.truncate(_file_of(pid, block), 0)
-        block.ask_for_stacks()
+        block.request_stacks()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
-        self._open.append(_StackRequest(index, pid, block, mono_ms() + _PATIENCE_MS))
+        self._pending.append(_StackRequest(index, pid, block, mono_ms() + _TIMEOUT_MS))
 
     def collect(self) -> int | None:
-        """Tell the answers that are there; return in how many ms to look again, ``None`` if nothing is awaited."""
+        """Emit the dumps that are complete; return when to check again in ms, ``None`` if no dump is pending."""
         waiting = []
-        for request in self._open:
+        for request in self._pending:
             if request.block.stacks_pending and mono_ms() < request.until_ms:
                 waiting.append(request)
                 continue
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the child has ended
                 text = _file_of(request.pid, request.block).read_text(errors="replace")
                 self._bus.emit(StacksDumped(request.index, request.pid, text))
-        self._open = waiting
-        return _LOOK_MS if waiting else None
+        self._pending = waiting
+        return _POLL_MS if waiting else None
 
 
 def _file_of(pid: int, block: ChildBlock) -> Path:
-    """The file into which a child writes; the kernel shows the files of our own children.
+    """Return the path of a child's file in ``/proc``.
 
     Raises:
-        FileNotFoundError: it has none yet, or has ended, and the number is another process's by now.
+        FileNotFoundError: The child has no file yet, or has ended and another process has its pid.
     """
     path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
     if STACKS_NAME not in str(path.readlink()):

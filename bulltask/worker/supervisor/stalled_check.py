@@ -1,4 +1,4 @@
-"""Jobs whose worker is gone."""
+"""Finds stalled jobs: active jobs whose lock has run out."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["StalledCheck"]
 
-_PATIENCE_MS: Final = 5_000
-"""So long after an outage every worker has reached Redis again, and taken its locks again."""
+_SETTLE_MS: Final = 5_000
+"""How long after an outage every worker has reconnected and taken its locks again."""
 
 
 class StalledCheck:
-    """Responsible for finding jobs whose lock has run out, whoever had them, and putting them back to wait.
+    """Finds stalled jobs of any worker and releases them.
 
-    Every worker of a queue checks; a key in Redis lets one check per interval through (PROTOCOL 4.5). A cycle that is
-    still under way when the next is due makes that one fall out, and it is counted (seed 002 §4).
+    Every worker of a queue checks; BullMQ's ``stalled-check`` key allows one check per interval. If a check is still
+    running when the next one is due, that one is skipped and counted.
 
-    After an outage locks have run out although their workers live. So nothing is checked while one is on; a queue whose
-    locks this worker could not renew is left alone until it has; and after a long outage the first check waits, for the
-    other workers to do the same.
+    After an outage, locks may have expired although their workers are alive. So nothing is checked during an outage; a
+    queue whose locks this worker has not renewed yet is skipped; and after a long outage the first check waits until
+    the other workers have renewed theirs.
 
     Args:
-        broker: clock and settings.
-        queues: the worker's queues, in the order of the slots' queue index.
-        has_renewed: whether this worker's own locks of a queue, by its index, are renewed.
-        client: the supervisor's.
-        bus: hears of every job that is found.
-        backoff: the supervisor's view of an outage.
+        broker: Clock and settings.
+        queues: The worker's queues, in the order of the slots' queue index.
+        has_renewed: Whether this worker has renewed its own locks of a queue, by index.
+        client: The supervisor's client.
+        bus: Receives an event for every job that is found.
+        backoff: The supervisor's backoff.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class StalledCheck:
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
-        # Ticks do not drift, so a key that lived for the whole interval would still be there at the next tick by a
-        # millisecond, every other time, and the jobs of a dead worker would wait for one more interval.
+        # Shorter than the interval: ticks do not drift, so a key with the full lifetime would often still exist at the
+        # next tick, by a millisecond, and stalled jobs would wait for one more interval.
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         bus.subscribe(RedisReconnected, self._wait_for_others)
         bus.subscribe(RedisRecovered, self._wait_for_others)
 
     def tick(self, _now_ms: int, missed: int, /) -> None:
-        """Check every queue once."""
+        """Check every queue."""
         if missed:
             for keys in self._queues:
                 self._bus.emit(StalledCheckSkipped(keys.queue, missed))
@@ -72,12 +72,12 @@ class StalledCheck:
                 if self._has_renewed(index):
                     with self._queue_backoff.recording(index):
                         self._check(index)
-        except BrokerError as exc:  # the other queues would each wait for the same time-out
+        except BrokerError as exc:  # each of the other queues would wait for the same timeout
             self._backoff.record_failure(exc)
 
     def _wait_for_others(self, event: RedisReconnected | RedisRecovered) -> None:
         if event.duration_ms >= self._may_expire_ms:
-            self._not_before_ms = mono_ms() + _PATIENCE_MS
+            self._not_before_ms = mono_ms() + _SETTLE_MS
 
     def _check(self, index: int) -> None:
         keys = self._queues[index]

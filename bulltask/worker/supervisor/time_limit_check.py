@@ -1,4 +1,4 @@
-"""Time limits: runs that take longer than they may."""
+"""Cancels runs that exceed their time limits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["TimeLimitCheck"]
 
 
 class TimeLimitCheck:
-    """Responsible for noticing that a run has passed one of its deadlines, which its child has written into its slot.
+    """Checks the deadlines that children have written into their slots.
 
     Args:
-        late: gives the slots whose run may have passed one at a moment.
-        cancel: ends a run (:meth:`~bulltask.worker.supervisor.canceller.Canceller.interrupt`).
+        overdue: Returns the slots whose run may have passed a deadline.
+        cancel: Cancels a run (:meth:`~bulltask.worker.supervisor.canceller.Canceller.cancel`).
     """
 
     interval_ms = 100
 
     def __init__(
-        self, late: Callable[[int], Iterable[SlotView]], cancel: Callable[[SlotView, CancelReason], bool]
+        self, overdue: Callable[[int], Iterable[SlotView]], cancel: Callable[[SlotView, CancelReason], bool]
     ) -> None:
-        self._late, self._cancel = late, cancel
+        self._overdue, self._cancel = overdue, cancel
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
-        """Look at every run once."""
-        for view in tuple(self._late(now_ms)):
+        """Check every run."""
+        for view in tuple(self._overdue(now_ms)):
             deadlines = view.deadlines
             if 0 < deadlines.hard_at_ms <= now_ms:
                 self._cancel(view, CancelReason.HARD_LIMIT)

@@ -34,8 +34,8 @@ class Job:
 
     def __init__(self, job_id: str) -> None:
         self.told: list[Any] = []
-        self.is_ours, self.has_spoken = True, False
-        self.run = SparkRun(job_id, "mail", self.told.append, lambda: self.has_spoken, lambda: self.is_ours)
+        self.is_ours, self.has_reported = True, False
+        self.run = SparkRun(job_id, "mail", self.told.append, lambda: self.has_reported, lambda: self.is_ours)
 
 
 class Interrupted(BaseException):
@@ -128,7 +128,7 @@ def test_progress_is_told_while_the_task_runs_and_only_when_it_has_changed(
 def test_what_a_task_says_itself_is_not_overwritten(context: SparkContext, child: SparkInChild) -> None:
     job = Job("spoken")
     with child.run(job.run):
-        job.has_spoken = True
+        job.has_reported = True
         context.parallelize(range(2), 2).count()
     assert job.told == []
 
@@ -196,7 +196,7 @@ def test_a_lost_lock_cancels_what_the_job_does_on_spark(context: SparkContext, c
 def test_a_session_that_was_made_before_the_fork_is_refused_with_the_cure(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
-    with pytest.raises(PermanentError, match=r"ask for it inside the task, with bulltask\.spark\.current_session"):
+    with pytest.raises(PermanentError, match=r"get it inside the task, with bulltask\.spark\.current_session"):
         tasks.inside(RunningJob.broken("mail", "1", ""), "token", lambda: None, None)()
 
 

@@ -82,7 +82,7 @@ def test_a_missing_extra_is_named_with_its_cure(module: str, monkeypatch: pytest
 
 def test_a_server_of_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
-    assert missing_dependencies().startswith("SPARK_REMOTE is set, but a task needs a Spark of its own")
+    assert missing_dependencies().startswith("SPARK_REMOTE is set, but tasks cannot use Spark Connect")
 
 
 def test_a_worker_with_nothing_but_the_thin_client_of_spark_connect_starts(monkeypatch: pytest.MonkeyPatch) -> None:
