@@ -122,9 +122,9 @@ def test_the_digest_tells_entries_apart_and_is_the_same_for_the_same() -> None:
         ({"task": "clean", "schedule": 1, "args": [1], "options": {"queu": "x"}}, "unknown option 'queu'"),
         (
             {"task": "clean", "schedule": 1, "args": [1], "options": {"countdown": 5}},
-            "countdown cannot be used for scheduled jobs",
+            "countdown cannot be used",
         ),
-        ({"task": "clean", "schedule": 1, "args": [1], "options": {"job_id": "x"}}, "job_id makes no sense"),
+        ({"task": "clean", "schedule": 1, "args": [1], "options": {"job_id": "x"}}, "job_id cannot be used"),
         ({"task": "clean", "schedule": 1, "args": [1], "options": 5}, "options must be a dictionary"),
         ({"task": "clean", "schedule": 1, "args": [1], "relative": True}, "relative intervals are not supported"),
     ],
