@@ -1,4 +1,4 @@
-"""``self`` of a bound task: what the task may know of its job, and what it may say about it."""
+"""``self`` of a bound task: the job's request, and methods to report progress and to reschedule the job."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Reporter(Protocol):
 
 
 class Context:
-    """First argument of a task declared with ``bind=True``.
+    """First argument of a task with ``bind=True``.
 
-    Each attempt has its own, so async tasks that run side by side do not share one.
+    Each attempt has its own, so concurrent async tasks do not share one.
 
     Attributes:
-        request: the job that runs.
-        has_reported: whether the task has called :meth:`update_progress`.
+        request: The job that runs.
+        has_reported: Whether the task has called :meth:`update_progress`.
     """
 
     def __init__(self, request: Request, reporter: Reporter | None = None) -> None:
@@ -75,15 +75,15 @@ class Context:
         self._reporter = reporter
 
     def update_progress(self, progress: codec.Json) -> None:
-        """Store how far the job is and tell everybody who listens (BullMQ's ``updateProgress``).
+        """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
 
         Args:
-            progress: any JSON; boards show a number from 0 to 100, or an object.
+            progress: Any JSON value; boards show a number from 0 to 100, or an object.
 
         Raises:
-            EncodeError: it is no plain JSON.
-            JobNotFoundError: the job was removed meanwhile.
-            BrokerError: Redis could not be told.
+            EncodeError: The value is not plain JSON.
+            JobNotFoundError: The job was removed.
+            BrokerError: Redis is unavailable, or refuses the call.
         """
         self._send("progress", self._encode(progress))
 
@@ -105,16 +105,16 @@ class Context:
     def retry(
         self, *, countdown: Duration | None = None, exc: BaseException | None = None, max_retries: int | None = None
     ) -> Never:
-        """End this attempt and try the job again; ``raise self.retry(…)`` reads well and does the same.
+        """End this attempt and retry the job; ``raise self.retry(…)`` does the same.
 
         Args:
-            countdown: seconds or ``timedelta`` before the next attempt; the job's backoff if left out.
-            exc: the exception to fail with when no attempt is left.
-            max_retries: how many retries this call allows; never more than the job's own ``attempts`` leave.
+            countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
+            exc: The exception to fail with when no attempt is left.
+            max_retries: How many retries this call allows; never more than the job's own ``attempts``.
 
         Raises:
-            Retry: always (a ``BaseException``: ``except Exception`` does not swallow it).
-            Exception: ``exc``, when the task was called directly.
+            Retry: Always (a ``BaseException``, which ``except Exception`` does not catch).
+            Exception: ``exc``, if the task was called directly.
         """
         if self.request.called_directly and exc is not None:
             raise exc
@@ -122,16 +122,16 @@ class Context:
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
 
     def update_data(self, data: codec.Json) -> None:
-        """Replace the job's data: its next run, after a retry or a move, is called with it (BullMQ's ``updateData``).
+        """Replace the job's data, with which its next run is called (BullMQ's ``updateData``).
 
         Args:
-            data: what :attr:`Request.kwargs` is made of: an object with the task's arguments by name.
+            data: The task's arguments by name, from which :attr:`Request.kwargs` is made.
 
         Raises:
-            EncodeError: it is no plain JSON.
-            PayloadTooLargeError: it is, with the job's options, longer than ``max_payload``.
-            JobNotFoundError: the job was removed meanwhile.
-            BrokerError: Redis could not be told.
+            EncodeError: The value is not plain JSON.
+            PayloadTooLargeError: Data and options together are longer than ``max_payload``.
+            JobNotFoundError: The job was removed.
+            BrokerError: Redis is unavailable, or refuses the call.
         """
         self._send("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
@@ -140,7 +140,7 @@ class Context:
         await self._asend("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
     def get_children_values(self) -> dict[str, Any]:
-        """The return values of the job's children that have completed, by the full key of each child's hash."""
+        """Return the return values of completed children, by the full key of each child's hash."""
         return self._send("children_values") or {}
 
     async def aget_children_values(self) -> dict[str, Any]:
@@ -148,49 +148,49 @@ class Context:
         return await self._asend("children_values") or {}
 
     def move_to_delayed(self, delay: Duration) -> Never:
-        """End this run and have the job run again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
+        """End this run and run the job again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
 
         Raises:
-            DelayJob: always (a ``BaseException``: ``except Exception`` does not swallow it).
-            ConfigError: ``delay`` is no length of time.
+            DelayJob: Always (a ``BaseException``, which ``except Exception`` does not catch).
+            ConfigError: ``delay`` is invalid.
         """
         to_ms(delay, "delay")
         raise DelayJob(delay)
 
     def move_to_wait(self) -> Never:
-        """End this run and give the job back: it is the next to be taken, by any worker; no attempt is counted.
+        """End this run and release the job: it is next in its queue, for any worker. No attempt is counted.
 
         Raises:
-            WaitJob: always.
+            WaitJob: Always.
         """
         raise WaitJob
 
     def rate_limit(self, duration: Duration) -> Never:
-        """End this run, give the job back, and have nobody take jobs of its queue for ``duration``.
+        """End this run, release the job, and rate-limit its queue for ``duration``.
 
-        For a service that says "too many requests": the job is the next to be taken then, and no attempt is counted.
-        All workers of the queue wait where it has a rate limit or they have a ``limiter``. Where there is neither
-        BullMQ does not look for a limit: only the child that ran the task waits.
+        Use it when a service answers "too many requests". The job is next in its queue afterwards, and no attempt is
+        counted. All workers of the queue wait if the queue has a rate limit or they have a ``limiter``. Without either
+        BullMQ does not check for a limit, and only the child that ran the task waits.
 
         Args:
-            duration: seconds or ``timedelta``, more than 0; a limit that is set already is replaced.
+            duration: Seconds or ``timedelta``, more than 0. An existing limit is replaced.
 
         Raises:
-            RateLimitQueue: always (a ``BaseException``: ``except Exception`` does not swallow it).
-            ConfigError: ``duration`` is no length of time, or none at all.
+            RateLimitQueue: Always (a ``BaseException``, which ``except Exception`` does not catch).
+            ConfigError: ``duration`` is invalid.
         """
         if not to_ms(duration, "duration"):
             raise ConfigError(f"a rate limit must last for 0.001 s or more, not {duration!r}")
         raise RateLimitQueue(duration)
 
     def move_to_waiting_children(self) -> Never:
-        """End this run and have the job run again when its pending children have ended; no attempt is counted.
+        """End this run and run the job again when its pending children have ended; no attempt is counted.
 
-        Without pending children it is run again at once; with one that failed and fails its parent, it fails. So
-        note first how far the task is, with :meth:`update_data`.
+        Without pending children it runs again at once. If a child has failed that fails its parent, the job fails. Use
+        :meth:`update_data` first to record how far the task is.
 
         Raises:
-            WaitForChildren: always.
+            WaitForChildren: Always.
         """
         raise WaitForChildren
 

@@ -138,7 +138,7 @@ def test_the_lock_of_a_job_that_came_with_the_end_of_another_is_renewed(worker: 
     assert worker.events(HeartbeatFailed) == []
 
 
-def test_nobody_looks_for_the_job_of_a_child_that_has_just_asked_for_one(worker: Supervised) -> None:
+def test_a_fetch_that_has_just_begun_needs_no_search_for_its_job(worker: Supervised) -> None:
     worker.slot.reserve(mono_ms())
     before = worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
     worker.heartbeat.tick(0, 0)
@@ -148,7 +148,7 @@ def test_nobody_looks_for_the_job_of_a_child_that_has_just_asked_for_one(worker:
 # ---- outages ----
 
 
-def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_right_after_it(
+def test_an_outage_is_reported_once_for_each_queue_and_the_locks_are_taken_again_right_after_it(
     on_server: Callable[..., tuple[Supervised, RedisServer]],
 ) -> None:
     worker, server = on_server(appendonly=True)
@@ -180,7 +180,7 @@ def test_an_outage_is_told_once_for_each_queue_and_the_locks_are_taken_again_rig
 
 
 @pytest.mark.parametrize("fault", ["read-only", "full"])
-def test_a_redis_that_takes_no_writes_is_told_once_although_it_answers(
+def test_a_read_only_redis_is_reported_once_although_it_answers(
     on_server: Callable[..., tuple[Supervised, RedisServer]], fault: str
 ) -> None:
     worker, _ = on_server()
@@ -229,7 +229,7 @@ def test_a_short_outage_does_not_put_off_the_check(worker: Supervised) -> None:
     assert [event.job_id for event in worker.events(JobStalled)] == [of_another]
 
 
-def test_a_lock_that_another_worker_has_is_told_of_once(worker: Supervised) -> None:
+def test_a_lock_of_another_worker_is_reported_once(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
     worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
     for _ in range(3):
@@ -283,7 +283,7 @@ def test_a_lock_that_ran_out_is_taken_again_also_when_redis_is_full(
     assert worker.left_ms(job_id) > 20_000
 
 
-def test_a_lock_that_ran_out_is_not_taken_again_when_the_job_has_gone_back(worker: Supervised) -> None:
+def test_an_expired_lock_is_not_taken_again_when_the_job_was_released(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
     worker.expire(job_id)
     worker.check.tick(0, 0)
@@ -292,7 +292,7 @@ def test_a_lock_that_ran_out_is_not_taken_again_when_the_job_has_gone_back(worke
     assert worker.left_ms(job_id) == -2
 
 
-def test_jobs_of_a_child_that_died_in_an_outage_go_back_at_once_although_their_locks_have_run_out(
+def test_jobs_of_a_child_that_died_in_an_outage_are_released_at_once_although_their_locks_have_expired(
     worker: Supervised,
 ) -> None:
     killed, beside = worker.run(worker.slot, 0), worker.run(worker.other, 1)
@@ -312,7 +312,7 @@ def test_jobs_of_a_child_that_died_in_an_outage_go_back_at_once_although_their_l
     assert worker.app.queue("mail").get_job_state(killed) == "failed"
 
 
-def test_a_child_that_hears_late_of_its_job_keeps_it_unless_another_worker_has_it(worker: Supervised) -> None:
+def test_a_child_whose_fetch_was_slow_keeps_the_job_unless_another_worker_has_it(worker: Supervised) -> None:
     wakeup_pipe = WakeupPipe()
     fetcher = JobFetcher(worker.app.broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
     try:

@@ -1,4 +1,4 @@
-"""What a supervisor and a child do for several queues, one of which is broken."""
+"""A supervisor and a child with several queues, one of which is broken."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is
     assert recovery.pending == 0
 
 
-def test_a_job_is_not_failed_for_a_crash_while_a_broken_queue_may_have_another_suspect(
+def test_a_job_does_not_fail_for_a_crash_while_a_broken_queue_may_have_another_quarantined_job(
     app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -112,7 +112,7 @@ def test_a_job_is_not_failed_for_a_crash_while_a_broken_queue_may_have_another_s
     assert [event for event in heard if isinstance(event, JobCrashed)] == []
 
 
-def test_what_nobody_can_settle_is_left_to_the_stalled_check_when_its_locks_have_run_out(
+def test_jobs_that_cannot_be_settled_are_left_to_the_stalled_check_when_their_locks_have_expired(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -123,7 +123,7 @@ def test_what_nobody_can_settle_is_left_to_the_stalled_check_when_its_locks_have
     assert recovery.pending == 0
 
 
-def test_a_broken_queue_is_told_of_once(
+def test_a_broken_queue_is_reported_once(
     app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -138,7 +138,7 @@ def test_a_broken_queue_is_told_of_once(
     assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
 
 
-def test_a_child_gives_back_what_a_lost_reply_had_brought_although_another_queue_is_broken(
+def test_a_child_releases_the_jobs_of_a_lost_reply_although_another_queue_is_broken(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
     keys, slots, wakeup_pipe = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
@@ -197,7 +197,7 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
 
 
-def test_marks_are_not_asked_for_while_redis_is_away(app: App, bus: Bus) -> None:
+def test_revocation_marks_are_not_read_while_redis_is_unavailable(app: App, bus: Bus) -> None:
     backoff = ReconnectBackoff(bus, app.config)
     asked: list[int] = []
 

@@ -170,7 +170,7 @@ def test_losing_redis_is_an_error() -> None:
     assert (line["level"], line["event"], line["error"]) == ("error", "Redis disconnected", "connection refused")
 
 
-def test_finding_redis_again_is_not() -> None:
+def test_reconnecting_to_redis_is_not_an_error() -> None:
     line = Log().of(events.RedisReconnected(3, 1500.0))
     assert line == {"level": "info", "event": "Redis reconnected", "attempt": 3, "duration": 1.5}
 
@@ -189,7 +189,7 @@ def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
     assert {kind.__name__ for kind in KINDS} == set(events.__all__) - no_kinds
 
 
-def test_a_line_that_somebody_can_act_on_says_how() -> None:
+def test_a_line_that_needs_action_has_a_hint() -> None:
     log = Log()
     for event in ONE_OF_EACH:
         log.bus.emit(event)
@@ -202,7 +202,7 @@ def test_a_child_that_was_killed_says_that_memory_may_be_short() -> None:
     assert "memory" in Log().of(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
 
 
-def test_an_outage_of_a_night_makes_a_dozen_lines() -> None:
+def test_a_long_outage_makes_a_dozen_lines() -> None:
     log = Log()
     for attempt in range(1, 5000):
         log.bus.emit(events.RedisReconnecting(attempt))
@@ -292,7 +292,7 @@ def test_on_a_terminal_the_traceback_stands_below_its_line() -> None:
     assert "\n".join(below) + "\n" == TRACEBACK
 
 
-def test_the_argument_of_a_job_cannot_steer_the_terminal() -> None:
+def test_control_characters_in_a_job_do_not_reach_the_terminal() -> None:
     log = Log(json=False)
     log.bus.emit(events.JobRetried("\x1b[2J", "mail", "\x9b2J", 1.0, "bell\x07", "unknown", 1, 0))
     assert not set(log.stream.getvalue()) & {"\x1b", "\x9b", "\x07"}

@@ -132,11 +132,11 @@ def test_the_duration_of_every_attempt_falls_into_its_bucket() -> None:
     assert samples["bullmq_job_duration_seconds_sum", (("queue", "mail"),)] == pytest.approx(20.7111)
 
 
-def test_the_buckets_include_those_of_the_seed() -> None:
+def test_the_buckets_include_the_documented_ones() -> None:
     assert set(BUCKETS) >= {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}
 
 
-def test_the_supervisors_duties_are_counted() -> None:
+def test_the_supervisors_services_are_counted() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = listening(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
@@ -254,7 +254,7 @@ def test_threads_of_one_child_lose_no_count() -> None:
     assert memory.totals()["mail"].completed == memory.totals()["mail"].durations.buckets[-1] == 20_000
 
 
-def test_counting_wants_no_event_that_has_no_metric() -> None:
+def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
     bus = listening(MetricsMemory(["mail"], 2), 1)
     assert not bus.wants(events.JobPickedUp)
     assert bus.wants(events.JobCompleted)

@@ -45,7 +45,7 @@ def test_a_new_slot_is_free_and_has_a_token() -> None:
     assert len(slot.token) == 36
 
 
-def test_a_slot_tells_what_it_is_doing_and_since_when() -> None:
+def test_a_slot_shows_its_state_and_since_when() -> None:
     slot = one_slot()
     slot.reserve(5)
     assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
@@ -84,7 +84,7 @@ STATES = {"reserve": SlotState.RESERVED, "settle": SlotState.SETTLING, "free": S
 
 
 @given(st.lists(operations), st.data())
-def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
+def test_a_slot_shows_the_last_write_and_its_neighbours_do_not_change(
     done: list[tuple[str, Any]], data: st.DataObject
 ) -> None:
     slots = renewed(children=2, per_child=2)
@@ -106,7 +106,7 @@ def test_a_slot_says_what_was_written_last_and_its_neighbours_are_not_touched(
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_order_is_for_one_run_and_for_none_after_it() -> None:
+def test_a_cancel_request_is_for_one_run_and_for_none_after_it() -> None:
     slot = one_slot()
     slot.activate(0, "job-1", 1)
     first = slot.read().run
@@ -132,7 +132,7 @@ def test_an_order_is_for_one_run_and_for_none_after_it() -> None:
     assert slot.cancel_reason is CancelReason.NONE, "it came too late"
 
 
-def test_deadlines_are_those_of_one_run_and_are_looked_at_while_it_goes_on() -> None:
+def test_deadlines_belong_to_one_run_and_are_checked_while_it_is_active() -> None:
     slot = one_slot()
     deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, retried=True)
     slot.activate(0, "job-1", 50)
@@ -188,7 +188,7 @@ def test_every_slot_of_every_child_has_a_token_of_its_own() -> None:
     assert slots.per_child == 50
 
 
-def test_a_block_that_is_renewed_forgets_everything() -> None:
+def test_a_block_that_is_reset_is_empty() -> None:
     block = renewed().children[0]
     slot = block.slots()[0]
     slot.activate(1, "job-1", 5)
@@ -221,7 +221,7 @@ def test_what_a_forked_child_writes_is_seen_by_its_parent() -> None:
     assert slot.read().job_id == "job-1"
 
 
-def test_orders_are_nobodys_slot_and_survive_the_renewal_of_blocks() -> None:
+def test_the_control_page_overlaps_no_slot_and_survives_a_reset_of_blocks() -> None:
     slots = renewed(children=2, per_child=2)
     before = [slot.read() for block in slots.children for slot in block.slots()]
     assert not slots.control.paused
@@ -233,7 +233,7 @@ def test_orders_are_nobodys_slot_and_survive_the_renewal_of_blocks() -> None:
     assert not slots.control.paused
 
 
-def test_a_nameless_file_is_the_same_memory_for_whoever_has_its_descriptor() -> None:
+def test_an_anonymous_file_is_the_same_memory_for_every_holder_of_its_descriptor() -> None:
     fd = anonymous_file("slots-of-a-test")
     assert fd is not None, "Linux has memfd_create"
     try:

@@ -1,4 +1,4 @@
-"""The clockwork of the supervisor's services."""
+"""When the ticker runs the supervisor's services."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_ticks_that_come_late_do_not_drift(time: Time) -> None:
     assert clockwork.wait_ms(5_000) == 100
 
 
-def test_ticks_that_fell_out_are_counted_and_not_made_up_for(time: Time) -> None:
+def test_missed_ticks_are_counted_and_not_repeated(time: Time) -> None:
     service = Note(time, 100)
     clockwork = ticker(service)
     clockwork.run_due()
@@ -130,7 +130,7 @@ def test_every_interval_is_a_tick_or_a_missed_one(time: Time, interval_ms: int, 
         assert 0 < clockwork.wait_ms(10_000) <= interval_ms
 
 
-def test_the_ticker_knows_when_redis_has_been_away_for_too_long(time: Time) -> None:
+def test_the_ticker_knows_when_redis_was_unavailable_for_too_long(time: Time) -> None:
     backoff = ReconnectBackoff(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
     clockwork = Ticker([], backoff, Bus())
     backoff.record_failure(BrokerUnavailableError())
@@ -139,7 +139,7 @@ def test_the_ticker_knows_when_redis_has_been_away_for_too_long(time: Time) -> N
     assert clockwork.is_exhausted
 
 
-def test_a_service_that_raises_ends_neither_the_others_nor_itself_and_is_told_of(time: Time) -> None:
+def test_a_service_that_raises_stops_neither_the_others_nor_itself_and_is_reported(time: Time) -> None:
     class Broken(Note):
         def tick(self, now_ms: int, missed: int, /) -> None:
             super().tick(now_ms, missed)

@@ -1,4 +1,4 @@
-"""The parts of a worker that signals speak to, one by one."""
+"""The parts of a worker that handle signals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_signals_come_out_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> 
     assert not queue.contains(STOP_METHODS)
 
 
-def test_a_program_that_is_still_loaded_remembers_what_must_not_end_it_and_can_be_ended(
+def test_while_the_app_is_imported_signals_are_recorded_except_those_that_stop_it(
     wakeup_pipe: WakeupPipe,
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -71,7 +71,7 @@ def test_a_program_that_is_still_loaded_remembers_what_must_not_end_it_and_can_b
     assert queue.pop_all() == ["ignore"]
 
 
-def test_signals_that_were_held_back_come_through(wakeup_pipe: WakeupPipe) -> None:
+def test_blocked_signals_are_delivered(wakeup_pipe: WakeupPipe) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads hold nothing back
     queue = SignalQueue()
@@ -94,7 +94,7 @@ def test_the_command_has_the_interpreters_own_options() -> None:
     assert ProcessSpec().command == [sys.executable, *sys.orig_argv[1:]]
 
 
-def test_a_closed_terminal_is_noticed_and_one_that_never_was_is_not_missed() -> None:
+def test_a_closed_terminal_is_noticed_and_a_missing_one_is_not() -> None:
     master, slave = pty.openpty()
     saved = os.dup(0)
     try:
@@ -174,7 +174,7 @@ def pid_of(made: Children, index: int = 0) -> int:
     return [event.pid for event in made.heard if isinstance(event, ChildStarted) and event.index == index][-1]
 
 
-def test_a_dead_child_is_told_from_one_that_left(children: Callable[..., Children]) -> None:
+def test_a_dead_child_is_distinguished_from_one_that_exited(children: Callable[..., Children]) -> None:
     left = children(wait_for_term)
     wait_until(lambda: running(left))
     os.kill(pid_of(left), signal.SIGTERM)
@@ -186,7 +186,7 @@ def test_a_dead_child_is_told_from_one_that_left(children: Callable[..., Childre
     assert died.heard[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
 
 
-def test_the_orphans_of_a_child_are_told_by_whether_they_ran(children: Callable[..., Children]) -> None:
+def test_orphaned_jobs_that_ran_are_distinguished_from_the_others(children: Callable[..., Children]) -> None:
     def life(block: ChildBlock) -> None:
         taking, running_one, settling = block.slots()
         taking.reserve(1)
@@ -202,7 +202,7 @@ def test_the_orphans_of_a_child_are_told_by_whether_they_ran(children: Callable[
     assert orphans.running == {tokens[1]}
 
 
-def test_a_fleet_grows_to_its_room_and_shrinks_to_one_by_telling_the_last_one_to_end(
+def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_by_stopping_the_last_child(
     children: Callable[..., Children],
 ) -> None:
     made = children(wait_for_term, room=3, wanted=2)

@@ -1,4 +1,4 @@
-"""The look for stalled jobs and the key that lets one look through per interval."""
+"""The stalled check, and the key that allows one check per interval."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client(app: App) -> Iterator[Client]:
     made.close()
 
 
-def test_a_check_does_not_shut_out_the_same_workers_next_one(
+def test_a_stalled_check_does_not_prevent_the_same_workers_next_one(
     app: App, client: Client, redis_client: redis.Redis
 ) -> None:
     bus, keys = Bus(), app.broker.keys("default")

@@ -1,4 +1,4 @@
-"""Who is suspected after a crash, and who is convicted."""
+"""Which jobs are quarantined after a crash, and which fail."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ def fields(crashes: str | None, *more: bytes) -> list[bytes]:
     return [b"name", b"add", b"data", b"{}", *([] if crashes is None else [FIELD, crashes.encode()]), *more]
 
 
-def test_a_job_that_saw_no_child_die_may_run_with_any_number() -> None:
+def test_a_job_without_crashes_runs_beside_any_number() -> None:
     assert max_concurrent([], 2) == 0
     assert max_concurrent(fields(None), 2) == 0
 
 
-def test_a_job_whose_data_looks_like_the_mark_is_no_suspect() -> None:
+def test_a_job_whose_data_looks_like_the_crash_field_is_not_quarantined() -> None:
     assert max_concurrent([b"data", FIELD, b"opts", b"9"], 2) == 0
 
 
 @pytest.mark.parametrize(
     ("crashes", "most", "allowed"), [(1, 2, SMALL_GROUP), (2, 2, ALONE), (1, 1, ALONE), (2, 9, ALONE)]
 )
-def test_one_death_makes_the_company_small_and_another_one_ends_it(crashes: int, most: int, allowed: int) -> None:
+def test_after_one_crash_a_job_runs_beside_few_and_after_two_alone(crashes: int, most: int, allowed: int) -> None:
     assert max_concurrent(fields(str(crashes), b"atm", b"1"), most) == allowed
 
 
 @pytest.mark.parametrize("mark", ["many", "", "9" * 5_000])
-def test_a_mark_that_is_no_number_is_taken_seriously(mark: str) -> None:
+def test_a_malformed_number_of_crashes_quarantines_the_job(mark: str) -> None:
     assert max_concurrent(fields(mark), 2) == ALONE
 
 
 @pytest.mark.parametrize("crashes", [1, 2, 3, 100])
-def test_no_number_of_crashes_in_company_convicts_a_running_job(crashes: int) -> None:
+def test_no_number_of_crashes_beside_other_jobs_fails_a_running_job(crashes: int) -> None:
     assert not should_fail(crashes, 2, concurrent=2, running=True)
 
 
-def test_a_crash_that_a_job_had_for_itself_convicts_it_once_there_were_enough() -> None:
+def test_a_crash_alone_fails_the_job_after_enough_crashes() -> None:
     assert [should_fail(crashes, 2, concurrent=1, running=True) for crashes in (1, 2, 3)] == [False, True, True]
     assert should_fail(1, 1, concurrent=1, running=False)
 
 
-def test_a_job_that_kills_whoever_takes_it_is_convicted_in_the_end_although_it_is_never_alone() -> None:
+def test_a_job_that_crashes_every_child_while_it_is_acquired_fails_although_it_is_never_alone() -> None:
     limit = 2 + UNSEEN_CRASHES
     assert [should_fail(crashes, 2, concurrent=9, running=False) for crashes in (limit - 1, limit)] == [False, True]

@@ -1,4 +1,4 @@
-"""Which queue is asked next."""
+"""Which queue is polled next."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_oth
     assert ask(turns, left) is None
 
 
-def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: Time) -> None:
+def test_an_empty_queue_is_not_polled_again_at_once_while_others_are_busy(time: Time) -> None:
     turns = round_robin(time, 2)
     turns.record_empty(1, NO_JOB)
     assert list(turns.candidates()) == [0]
@@ -92,7 +92,7 @@ def test_an_empty_queue_is_not_asked_again_at_once_while_others_are_busy(time: T
     assert list(turns.candidates()) == [0, 1]
 
 
-def test_the_queue_that_is_asked_with_finishing_a_job_is_the_next_one_that_may_have_some(time: Time) -> None:
+def test_a_finished_job_is_followed_by_a_fetch_from_the_next_queue_that_may_have_jobs(time: Time) -> None:
     turns = round_robin(time, 3)
     assert [turns.after(0), turns.after(1), turns.after(2)] == [1, 2, 0]
     turns.record_empty(1, NO_JOB)
@@ -141,7 +141,7 @@ def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: 
     assert turns.wait_ms(5_000) == 5_000
 
 
-def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: Time) -> None:
+def test_a_rate_limited_queue_is_neither_polled_nor_waited_for_before_its_time(time: Time) -> None:
     turns = round_robin(time, 2)
     turns.record_empty(0, Fetched(limited_ms=500))
     turns.record_empty(1, NO_JOB)
@@ -155,7 +155,7 @@ def test_a_limited_queue_is_neither_asked_nor_waited_for_before_its_time(time: T
     assert list(turns.candidates()) == [0, 1]
 
 
-def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_are_lifted(time: Time) -> None:
+def test_a_queue_with_a_long_rate_limit_is_polled_now_and_then_because_limits_are_removed(time: Time) -> None:
     turns = round_robin(time, 1)
     turns.record_empty(0, Fetched(limited_ms=3_600_000))
     assert turns.waitable() == []
@@ -165,7 +165,7 @@ def test_a_queue_that_is_limited_for_long_is_asked_now_and_then_because_limits_a
     assert list(turns.candidates()) == [0]
 
 
-def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(time: Time) -> None:
+def test_a_rate_limit_that_a_task_has_set_outlasts_markers_and_empty_replies(time: Time) -> None:
     turns = round_robin(time, 2)
     turns.rate_limited(0, 500)
     turns.record_marker(0, 0)
@@ -178,7 +178,7 @@ def test_a_limit_that_a_task_has_set_holds_against_markers_and_empty_answers(tim
     assert list(turns.candidates()) == [0, 1]
 
 
-def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
+def test_after_a_wait_without_a_marker_every_queue_is_polled(time: Time) -> None:
     turns = round_robin(time, 3)
     for index in range(3):
         turns.record_empty(index, NO_JOB)
@@ -187,7 +187,7 @@ def test_after_a_wait_in_vain_every_queue_is_asked(time: Time) -> None:
     assert sorted(turns.candidates()) == [0, 1, 2]
 
 
-def test_a_queue_that_was_refused_is_left_alone_for_its_pause_and_ends_no_wait_before(time: Time) -> None:
+def test_a_queue_with_an_error_is_not_polled_during_its_delay_and_ends_no_wait_before(time: Time) -> None:
     turns = round_robin(time, 2)
     turns.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
     turns.record_error(0, 60_000)

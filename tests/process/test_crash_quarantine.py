@@ -1,4 +1,4 @@
-"""A child with many jobs dies: the one that kills it is found, and the others are not failed with it."""
+"""A child with many jobs crashes: the job that causes it is found, and the others do not fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an attempt that raised."""
+"""The retry decision after a failed attempt."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
     ],
     ids=repr,
 )
-def test_our_jobs_follow_the_categories_and_those_of_others_bullmq(
+def test_our_jobs_follow_the_categories_and_those_of_other_clients_bullmq(
     error: BaseException, ours: bool, foreign: bool
 ) -> None:
     assert retried(verdict(error)) is ours
@@ -147,7 +147,7 @@ def test_attempts_are_those_written_in_the_job(opts: dict[str, Any], attempts: i
     assert retried(verdict(TransientError("x"), opts, attempts=attempts, made=made)) is again
 
 
-def test_a_job_whose_task_was_not_found_is_judged_too() -> None:
+def test_a_job_with_an_unknown_task_gets_a_retry_decision_too() -> None:
     assert not retried(decide_retry(InvalidJobError("x"), job(FOREIGN), None, app))
     assert retried(decide_retry(TransientError("x"), job(FOREIGN), None, app))
 
@@ -209,12 +209,12 @@ def test_our_jobs_wait_twice_as_long_each_time_up_to_the_cap(made: int, delay_ms
         ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
     ],
 )
-def test_jobs_of_others_wait_as_bullmq_does(backoff: object, made: int, delay_ms: int) -> None:
+def test_jobs_of_other_clients_wait_as_in_bullmq(backoff: object, made: int, delay_ms: int) -> None:
     opts = {} if backoff is None else {"backoff": backoff}
     assert delay_of(verdict(TransientError("x"), opts, made=made, attempts=100)) == delay_ms
 
 
-def test_the_longer_wait_wins_of_the_backoff_and_what_the_other_side_asked_for() -> None:
+def test_the_longer_of_backoff_and_retry_after_counts() -> None:
     assert delay_of(verdict(TransientError("x", retry_after=60))) == 60_000
     assert delay_of(verdict(TransientError("x", retry_after=timedelta(milliseconds=5)))) == 1_000
     assert delay_of(verdict(http_error(429, retry_after="30"))) == 1_000, "headers have a dash"
@@ -225,7 +225,7 @@ def test_the_longer_wait_wins_of_the_backoff_and_what_the_other_side_asked_for()
 
 
 @pytest.mark.parametrize("opts", [OURS, FOREIGN])
-def test_a_backoff_function_is_asked_with_the_tries_and_the_error(opts: dict[str, Any]) -> None:
+def test_a_backoff_function_gets_the_attempts_and_the_error(opts: dict[str, Any]) -> None:
     asked: list[tuple[int, BaseException]] = []
 
     def slowly(made: int, exc: BaseException) -> float | timedelta:
@@ -283,7 +283,7 @@ def test_the_reason_is_the_message_or_the_class(error: BaseException, reason: st
     assert type(error).__name__ in found.trace
 
 
-def test_the_category_is_told() -> None:
+def test_the_outcome_has_the_category() -> None:
     assert [verdict(error).category for error in (TransientError("x"), ValueError("x"), UnknownError("x"))] == [
         "transient",
         "permanent",
@@ -326,7 +326,7 @@ def test_the_traceback_begins_with_the_users_own_code() -> None:
     assert isinstance(found, Failed)
     head, first, *_ = found.trace.splitlines()
     assert head == "Traceback (most recent call last):"
-    assert "test_verdict.py" in first
+    assert "test_retry_decision.py" in first
     assert "bulltask/worker" not in found.trace
 
 
@@ -373,7 +373,7 @@ def test_the_newest_tracebacks_stay_and_long_ones_in_part() -> None:
     assert bounded_traces(["1", "2", "3"], 0) == []
 
 
-def test_a_recursion_is_told_in_few_lines() -> None:
+def test_the_traceback_of_a_recursion_is_short() -> None:
     trace = trace_of(raised_by(deep, 100))
     assert "Previous line repeated" in trace
     assert trace.endswith("UnknownError: at the bottom\n")
@@ -390,6 +390,6 @@ json_values: st.SearchStrategy[Any] = (
 @given(
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
-def test_every_error_of_every_job_gets_a_verdict(error: BaseException, opts: dict[str, Any], made: int) -> None:
+def test_every_error_of_every_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], made: int) -> None:
     found = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
     assert isinstance(found, Failed) or found.delay_ms >= 0

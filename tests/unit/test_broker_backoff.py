@@ -1,4 +1,4 @@
-"""How long a process waits for a Redis that is lost or refuses, and what it says meanwhile."""
+"""How long a process waits while Redis is lost or answers with errors, and which events it emits."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def pauses(watched: ReconnectBackoff, exc: BrokerError, count: int = 40) -> list
 
 
 @pytest.mark.parametrize("exc", [BrokerOutOfMemoryError(), BrokerAuthError(), BrokerError("ERR")])
-def test_an_answer_is_asked_for_again_after_run_retry_delay_at_most(exc: BrokerError) -> None:
+def test_after_an_error_reply_the_delay_is_at_most_run_retry_delay(exc: BrokerError) -> None:
     found = pauses(backoff(run_retry_delay=3, broker_reconnect_delay_max=60)[0], exc)
     assert found[0] <= 0.1 * MOST_S * 1000
     assert 3_000 * 0.8 <= max(found) <= 3_000 * MOST_S
     assert all(later > 0.5 * earlier for earlier, later in pairwise(found)), "it grows"
 
 
-def test_a_lost_redis_is_asked_for_after_the_pause_of_a_reconnect_whatever_run_retry_delay_is() -> None:
+def test_after_a_lost_connection_the_delay_is_that_of_reconnects_whatever_run_retry_delay_is() -> None:
     found = pauses(backoff(run_retry_delay=1, broker_reconnect_delay_max=60)[0], BrokerUnavailableError("timed out"))
     assert 60_000 * 0.8 <= max(found) <= 60_000 * MOST_S
 
 
-def test_what_passes_by_itself_is_asked_for_every_second() -> None:
+def test_errors_that_pass_by_themselves_are_retried_every_second() -> None:
     assert max(pauses(backoff()[0], BrokerNotReadyError("LOADING"))) <= 1_000 * MOST_S
     assert max(pauses(backoff(run_retry_delay=0.5)[0], BrokerNotReadyError("READONLY"))) <= 500 * MOST_S
 
@@ -67,7 +67,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("first", "then"), list(permutations(FAULTS, 2)))
-def test_the_tries_of_one_kind_of_fault_do_not_lengthen_the_pause_after_another(
+def test_attempts_after_one_kind_of_error_do_not_lengthen_the_delay_after_another(
     first: BrokerError, then: BrokerError
 ) -> None:
     watched, _ = backoff()
@@ -77,13 +77,13 @@ def test_the_tries_of_one_kind_of_fault_do_not_lengthen_the_pause_after_another(
 
 
 @pytest.mark.parametrize("exc", [*FAULTS, BrokerAuthError("NOAUTH"), BrokerError("ERR")])
-def test_by_default_no_pause_is_longer_than_four_seconds(exc: BrokerError) -> None:
+def test_by_default_no_delay_is_longer_than_four_seconds(exc: BrokerError) -> None:
     assert max(pauses(backoff()[0], exc)) <= 4_000
     queue_backoff = QueueBackoff(QUEUES, Bus(), Conf({}, {}).freeze())
     assert max(queue_backoff.record_failure(0, exc) for _ in range(40)) <= 4_000
 
 
-def test_many_jobs_that_meet_one_fault_wait_together_and_count_as_one_try() -> None:
+def test_many_jobs_with_the_same_error_wait_together_and_count_as_one_attempt() -> None:
     watched, heard = backoff(broker_reconnect_delay=1)
     waits = [watched.record_shared_failure(BrokerUnavailableError("reset")) for _ in range(100)]
     assert max(waits) <= 1_000 * MOST_S
@@ -93,7 +93,7 @@ def test_many_jobs_that_meet_one_fault_wait_together_and_count_as_one_try() -> N
     assert watched.record_shared_failure(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
 
 
-def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() -> None:
+def test_an_error_reply_and_its_end_are_reported_once_and_no_reconnect_is_counted() -> None:
     watched, heard = backoff()
     pauses(watched, BrokerOutOfMemoryError("full"), 5)
     watched.reset()
@@ -104,7 +104,7 @@ def test_an_answer_is_told_once_and_its_end_too_and_no_reconnect_is_counted() ->
     assert (told.queue, told.attempt) == ("", 5)
 
 
-def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
+def test_every_error_of_an_outage_is_reported_once_whichever_came_first() -> None:
     watched, heard = backoff()
     lost, loading, login = BrokerUnavailableError("gone"), BrokerNotReadyError("LOADING"), BrokerAuthError("WRONGPASS")
     for exc in (BrokerOutOfMemoryError("full"), lost, loading, lost, login, loading, login):
@@ -117,7 +117,7 @@ def test_every_fault_of_an_outage_is_told_once_whatever_it_began_with() -> None:
     assert errors == ["full", "LOADING", "WRONGPASS", "WRONGPASS"]
 
 
-def test_an_answer_that_is_not_redis_is_told_although_the_connection_was_lost_before() -> None:
+def test_a_reply_that_is_not_from_redis_is_reported_although_the_connection_was_lost_before() -> None:
     watched, heard = backoff()
     page = BrokerUnavailableError("HTTP")
     page.answered = True
@@ -126,7 +126,7 @@ def test_an_answer_that_is_not_redis_is_told_although_the_connection_was_lost_be
     assert [event.error for event in heard if isinstance(event, RedisDisconnected)] == ["reset", "HTTP"]
 
 
-def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
+def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
     bus, heard = Bus(), list[Event]()
     bus.subscribe(Event, heard.append)
     queue_backoff = QueueBackoff(QUEUES, bus, Conf({"run_retry_delay": 2}, {}).freeze())
@@ -143,7 +143,7 @@ def test_each_queue_that_is_refused_is_told_and_waited_for_by_itself() -> None:
 
 
 @pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
-def test_what_concerns_the_whole_server_is_no_refusal_of_a_queue(exc: BrokerError) -> None:
+def test_errors_of_the_whole_server_do_not_concern_a_queue(exc: BrokerError) -> None:
     assert not QueueBackoff.concerns_queue(exc)
     assert QueueBackoff.concerns_queue(BrokerError("WRONGTYPE"))
     assert QueueBackoff.concerns_queue(BrokerAuthError("NOPERM"))

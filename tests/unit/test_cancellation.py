@@ -1,4 +1,4 @@
-"""Where an order of the supervisor reaches a run, and where it must not."""
+"""Where a cancel request reaches a run, and where it must not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = TimeLimits(1_000, 2_000)
 
 
 class Child:
-    """The parts of a child that are concerned, and a supervisor."""
+    """The parts of a child that cancellation needs, and a supervisor."""
 
     def __init__(self) -> None:
         block = Slots(1, 1).children[0]
@@ -41,7 +41,7 @@ class Child:
         self.cancellation.enter(run)
         return run
 
-    def order(self, cause: CancelReason = CancelReason.SOFT_LIMIT) -> None:
+    def request(self, cause: CancelReason = CancelReason.SOFT_LIMIT) -> None:
         self.slot.request_cancel(self.slot.read().run, cause)
         os.kill(os.getpid(), signal.SIGUSR2)
 
@@ -57,16 +57,16 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def test_an_order_is_raised_in_the_tasks_code_with_spark_cancelled_before_and_once(child: Child) -> None:
+def test_a_cancel_request_is_raised_once_in_the_tasks_code_after_spark_was_cancelled(child: Child) -> None:
     child.begin()
     seen = []
 
     def task() -> str:
         try:
-            child.order()
+            child.request()
         except SoftTimeLimitExceeded as exc:
             seen.append(str(exc))
-        child.order()  # the signal comes again
+        child.request()  # the signal comes again
         return "value"
 
     assert child.call(task) == "value"
@@ -75,9 +75,9 @@ def test_an_order_is_raised_in_the_tasks_code_with_spark_cancelled_before_and_on
     assert child.slot.read().acknowledged
 
 
-def test_one_that_comes_before_the_call_is_raised_in_its_place(child: Child) -> None:
+def test_a_request_before_the_call_is_raised_instead_of_it(child: Child) -> None:
     child.begin()
-    child.order()  # a Spark session is being started, say
+    child.request()  # a Spark session is being started, say
     assert not child.slot.read().acknowledged
     called = []
     with pytest.raises(SoftTimeLimitExceeded):
@@ -85,17 +85,17 @@ def test_one_that_comes_before_the_call_is_raised_in_its_place(child: Child) -> 
     assert called == []
 
 
-def test_one_that_comes_after_it_does_nothing_and_does_not_reach_the_next_run(child: Child) -> None:
+def test_a_request_after_the_call_does_nothing_and_does_not_reach_the_next_run(child: Child) -> None:
     child.begin()
     child.call(lambda: None)
-    child.order()
+    child.request()
     child.begin()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert child.call(lambda: "next") == "next"
     assert child.slot.cancel_reason is CancelReason.NONE
 
 
-def test_an_order_for_an_earlier_run_is_none(child: Child) -> None:
+def test_a_request_for_an_earlier_run_is_ignored(child: Child) -> None:
     child.begin()
     earlier = child.slot.read().run
     child.begin()
@@ -108,12 +108,12 @@ def test_an_order_for_an_earlier_run_is_none(child: Child) -> None:
     assert child.call(task) == "value"
 
 
-def test_a_signal_handler_of_the_childs_own_is_not_cut_short_and_the_next_signal_tells_the_task(child: Child) -> None:
+def test_the_childs_own_signal_handlers_are_not_interrupted_and_the_next_signal_cancels_the_task(child: Child) -> None:
     child.begin()
     done = []
 
     def close() -> None:
-        child.order()
+        child.request()
         done.append("closed")
 
     before = signal.signal(signal.SIGTERM, uninterrupted(close))
@@ -132,7 +132,7 @@ def test_a_signal_handler_of_the_childs_own_is_not_cut_short_and_the_next_signal
     assert done == ["closed", "went on"]
 
 
-def test_what_a_finalizer_loses_is_told_again(child: Child) -> None:
+def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) -> None:
     child.begin()
 
     class Thing:
@@ -140,8 +140,8 @@ def test_what_a_finalizer_loses_is_told_again(child: Child) -> None:
 
     def task() -> str:
         thing = Thing()
-        weakref.finalize(thing, child.order)  # exceptions in it are printed and dropped
-        reference = weakref.ref(thing, lambda _: child.order())
+        weakref.finalize(thing, child.request)  # exceptions in it are printed and dropped
+        reference = weakref.ref(thing, lambda _: child.request())
         del thing
         assert reference() is None
         assert not child.slot.read().acknowledged
@@ -152,13 +152,13 @@ def test_what_a_finalizer_loses_is_told_again(child: Child) -> None:
         child.call(task)
 
 
-def test_a_greater_cause_is_raised_after_a_smaller_one_and_nothing_makes_good_a_revocation(child: Child) -> None:
+def test_a_stronger_reason_replaces_a_weaker_one_and_a_revocation_counts_whatever_the_task_does(child: Child) -> None:
     run = child.begin()
 
     def task() -> str:
         for cause in (CancelReason.SOFT_LIMIT, CancelReason.REVOKED):
             with pytest.raises((SoftTimeLimitExceeded, TaskCancelled)):
-                child.order(cause)
+                child.request(cause)
         return "value"
 
     assert child.call(task) == "value"
@@ -170,18 +170,20 @@ def test_the_hard_limit_of_a_plain_function_is_left_to_the_supervisor(child: Chi
     child.begin()
 
     def task() -> str:
-        child.order(CancelReason.HARD_LIMIT)
+        child.request(CancelReason.HARD_LIMIT)
         return "value"
 
     assert child.call(task) == "value"
 
 
 @pytest.mark.parametrize("cause", [CancelReason.SOFT_LIMIT, CancelReason.HARD_LIMIT, CancelReason.REVOKED])
-async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child, cause: CancelReason) -> None:
+async def test_an_async_run_is_cancelled_and_ends_with_the_exception_of_the_reason(
+    child: Child, cause: CancelReason
+) -> None:
     child.loop = asyncio.get_running_loop()
     run = child.begin()
     child.cancellation.enter_async(run)
-    child.order(cause)
+    child.request(cause)
     raised: BaseException | None = None
     try:
         await asyncio.sleep(60)
@@ -199,7 +201,7 @@ async def test_an_async_run_is_cancelled_and_ends_as_the_order_says(child: Child
     await asyncio.sleep(0)  # nothing of it is left for the child's own awaits
 
 
-async def test_without_the_signal_the_loop_finds_the_order_itself(child: Child) -> None:
+async def test_without_the_signal_the_event_loop_finds_the_request_by_polling(child: Child) -> None:
     run = child.begin()
     child.cancellation.enter_async(run)
     child.slot.request_cancel(child.slot.read().run, CancelReason.SOFT_LIMIT)
