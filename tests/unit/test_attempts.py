@@ -39,7 +39,7 @@ class Cancellation:
         self.deadlines: list[Deadlines] = []
         self.runs: list[TaskRun] = []
 
-    def limit(self, _: Slot, deadlines: Deadlines) -> None:
+    def set_deadlines(self, _: Slot, deadlines: Deadlines) -> None:
         self.deadlines.append(deadlines)
 
     def enter(self, run: TaskRun) -> None:

@@ -10,7 +10,7 @@ import pytest
 from bulltask.events import Bus
 from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor import launch
-from bulltask.worker.supervisor.child_pool import _MOST_BOOT_FAILURES, ChildBootError, ChildPool
+from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
 from bulltask.worker.supervisor.launch import choose_launcher
 from bulltask.worker.supervisor.recovery import _ordinal
 
@@ -70,10 +70,10 @@ def test_only_children_that_die_in_a_row_before_their_first_job_end_the_worker()
     child: Any = SimpleNamespace(stop_requested=False)
     died: Any = SimpleNamespace(run_state=ProcessState.INIT)
     for _ in range(2):
-        for _ in range(_MOST_BOOT_FAILURES - 1):
-            pool._note_boot(died, child)
-        pool._note_boot(SimpleNamespace(run_state=ProcessState.RUN), child)  # type: ignore[arg-type]
-    for _ in range(_MOST_BOOT_FAILURES - 1):
-        pool._note_boot(died, child)
-    with pytest.raises(ChildBootError, match=f"^{_MOST_BOOT_FAILURES} children"):
-        pool._note_boot(died, child)
+        for _ in range(_MAX_BOOT_FAILURES - 1):
+            pool._count_boot_failures(died, child)
+        pool._count_boot_failures(SimpleNamespace(run_state=ProcessState.RUN), child)  # type: ignore[arg-type]
+    for _ in range(_MAX_BOOT_FAILURES - 1):
+        pool._count_boot_failures(died, child)
+    with pytest.raises(ChildBootError, match=f"^{_MAX_BOOT_FAILURES} children"):
+        pool._count_boot_failures(died, child)
