@@ -1,6 +1,6 @@
-"""The data pipeline on Spark: jobs in, history out. Needs the extra ``spark`` and Java 17.
+"""The data pipeline on Spark: rows become jobs, and jobs' events become tables. Needs the extra ``spark`` and Java 17.
 
-Importing this imports nothing of Spark: each name is looked up where it is used first.
+Importing this package imports nothing of Spark: each name is looked up when it is first used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _HOME: Final = {
     "session": "bulltask.spark.connector.session",
     "stream_events": "bulltask.spark.connector.read",
 }
-"""Where each public name lives; a module of the same name would take its place as soon as it is imported."""
+"""The module of each public name. No submodule may have the same name: it would replace the name once it is imported.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What a user of Redis has to be allowed for Spark's reads and writes, and nothing else (ACL).
+"""What a Redis user must be allowed for Spark's reads and writes, and nothing else (ACL).
 
-The one place of these lists: the documentation prints them, and a test lets users work that have just these grants.
-The reader needs Redis 7.0 for ``%R~`` and for scripts that are kept from writing.
+These lists exist only here: the documentation prints them, and a test runs users that have exactly these grants. The
+reader needs Redis 7.0 for ``%R~`` and for scripts that run read-only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Grants:
     """What one kind of user may do.
 
     Attributes:
-        access: what stands before a pattern of keys: ``~`` for all access, ``%R~`` for reading.
-        commands: by Redis' names, with the subcommand where only that is needed.
+        access: the prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
+        commands: by Redis' names, with the subcommand if only that is needed.
     """
 
     access: str
     commands: tuple[str, ...]
 
     def words(self, prefix: str = "bull", *, cluster: bool = False) -> list[str]:
-        """The words behind ``ACL SETUSER name on >password``.
+        """Return the rules for ``ACL SETUSER name on >password``.
 
         Args:
             prefix: the setting ``prefix``.
@@ -62,7 +62,7 @@ READER: Final = Grants(
         "zrangebyscore",
     ),
 )
-"""For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline that reads: it cannot change anything."""
+"""For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline's reads: this user cannot change anything."""
 
 WRITER: Final = Grants(
     "~",
@@ -92,4 +92,4 @@ WRITER: Final = Grants(
         "zrevrangebyscore",
     ),
 )
-"""For ``df.write``, ``df.writeStream`` and ``enqueue``: what BullMQ's scripts that add jobs do, with all options."""
+"""For ``df.write``, ``df.writeStream`` and ``enqueue``: what BullMQ's scripts that add jobs use, with all options."""

@@ -53,16 +53,16 @@ class PipelineOptions(TypedDict, total=False):
     """Further arguments of `Pipeline`.
 
     Attributes:
-        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
-        trigger: how often a batch is made, as Spark says it; ``10 seconds`` if left out.
-        on_loss: what to do when events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps``
-            and goes on, ``fail`` ends the stream; ``gap`` if left out.
-        max_open: how long a job may be without an event until it is written as it was seen last; 7 days if left out.
-        max_events_per_trigger: events of a batch, of all queues together; 200,000 if left out.
-        align: no queue is read beyond the time of the slowest that has more; on if left out.
-        starting: where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if left out.
-        metrics_port: while the stream runs, ``/metrics`` is served there for Prometheus; off if left out.
-        metrics_host: at this address; ``127.0.0.1`` if left out.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
+        trigger: how often a batch starts, in Spark's syntax; ``10 seconds`` if omitted.
+        on_loss: what to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
+            continues, ``fail`` ends the stream; ``gap`` if omitted.
+        max_open: how long a job may have no event until it is written in its last known state; 7 days if omitted.
+        max_events_per_trigger: events of a batch, for all queues together; 200,000 if omitted.
+        align: read no queue beyond the time of the slowest that has more; on if omitted.
+        starting: where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if omitted.
+        metrics_port: serve ``/metrics`` for Prometheus on this port while the stream runs; off if omitted.
+        metrics_host: the address for it; ``127.0.0.1`` if omitted.
     """
 
     url: str | SecretUrl | None
@@ -79,17 +79,17 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class Pipeline:
-    """Responsible for one lake: the stream that feeds it, and what is made of its tables.
+    """One lake: the stream that feeds it, and commands on its tables.
 
     Args:
-        spark: the session, best one of `bulltask.spark.session`.
-        root: directory of the lake, under a name that the driver and all executors see.
-        queues: whose events: names, or ``*`` for all of the prefix, also those that come up later.
+        spark: the session, ideally from `bulltask.spark.session`.
+        root: directory of the lake, under a path that the driver and all executors share.
+        queues: whose events: names, or ``*`` for all of the prefix, including those that appear later.
         more: see `PipelineOptions`.
 
     Raises:
-        TypeError: there is no such option.
-        ConfigError: an option is wrong, or the root is a URL.
+        TypeError: an option is unknown.
+        ConfigError: an option is invalid, or the root is a URL.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class Pipeline:
         self._starting = choice("earliest", "latest")(more.get("starting", "earliest"), "starting")
 
     def run(self, *, available_now: bool = False) -> StreamingQuery:
-        """Feed the tables of bronze and silver from the queues' events, each event once.
+        """Feed the bronze and silver tables from the queues' events, each event exactly once.
 
-        The stream goes on where the last one ended, whatever ended it.
+        The stream continues where the last one ended, however it ended.
 
         Args:
-            available_now: end when everything is read that is there now, in place of going on for ever.
+            available_now: end when everything is read that is there now, instead of running until it is stopped.
 
         Returns:
-            The running query; ``awaitTermination()`` waits for its end. Its own ``stop()`` interrupts the batch that
-            is being written, which loses nothing; :meth:`stop` waits for it.
+            The running query; ``awaitTermination()`` waits for its end. Its own ``stop()`` interrupts the batch that is
+            being written, which loses nothing; :meth:`stop` waits for the batch.
 
         Raises:
             LakeInUseError: another stream feeds this lake.
-            ConfigError: an option is wrong, or metrics cannot be served where they should be.
+            ConfigError: an option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.layout.root)
         with ExitStack() as stack:
@@ -138,14 +138,14 @@ class Pipeline:
         return query
 
     def stop(self, within: Duration | None = None) -> None:
-        """End the stream that this process feeds the lake with, behind the batch that is being written.
+        """Stop the stream that this process feeds the lake with, after the batch that is being written.
 
         Args:
-            within: how long to wait for the batch (seconds or ``timedelta``), as long as it takes if left out; then it
+            within: how long to wait for the batch (seconds or ``timedelta``), without limit if omitted; after that it
                 is interrupted, and the next stream writes it again.
 
         Raises:
-            ConfigError: ``within`` is no length of time.
+            ConfigError: ``within`` is not a duration.
         """
         ends_ms = None if within is None else mono_ms() + to_ms(within, "within")
         query, _ = _RUNNING.get(self.layout.root, (None, None))
@@ -153,11 +153,11 @@ class Pipeline:
             stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, ends_ms))
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
-        """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stacktraces.
+        """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stack traces.
 
         Args:
             states: of the jobs.
-            since: only jobs that were done at this time or later.
+            since: only jobs that finished at this time or later.
 
         Returns:
             How many there were.
@@ -167,7 +167,7 @@ class Pipeline:
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
         """Write to silver what is still known of jobs that ended in gaps: the last attempt of each.
 
-        To do it again adds nothing.
+        Repeating it adds nothing.
 
         Args:
             since: gaps that touch this time or later.
@@ -175,7 +175,7 @@ class Pipeline:
             queues: only gaps of these.
 
         Raises:
-            ConfigError: ``until`` is not behind ``since``.
+            ConfigError: ``until`` is not later than ``since``.
             LakeError: there is no lake.
         """
         where = self._broker_options()
@@ -184,19 +184,19 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days anew, in the place of what was there, also while they are fed.
+        """Build the tables of a layer for some days again and replace those that exist, also while the stream runs.
 
-        Gold is always built so. A day may be built as often as one likes: its rows change while attempts that began in
-        it have not ended. Silver is written by the stream; to build it anew is for a lake that was damaged.
+        Gold is always built like this. A day may be built any number of times: its rows change until the attempts that
+        began in it have ended. Silver is written by the stream; rebuild it if a lake was damaged.
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
             days: which, UTC.
-            terms: of gold: objectives, prices and capacities (`bulltask.lake.slo_config`); by default there are none.
+            terms: for gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
 
         Raises:
             ConfigError: there is no such layer.
-            LakeError: events that silver is told from have expired.
+            LakeError: events that silver is derived from have expired.
         """
         if choice("silver", "gold")(layer, "layer") == "gold":
             build_gold(self.spark, self.layout, days, terms)
@@ -204,45 +204,47 @@ class Pipeline:
             build_silver(self.spark, self.layout, days, max_open=timedelta(milliseconds=self._max_open_ms))
 
     def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
-        """Write the days of a table that are over into few files; in silver without the rows that were superseded.
+        """Merge the files of a table's past days into few; in silver without the rows that were superseded.
 
         Args:
             table: by its full name: ``silver.jobs``.
             before: days before this one, UTC.
-            target_mb: megabytes of a file, about.
+            target_mb: approximate size of a file in megabytes.
 
         Raises:
-            ConfigError: there is no such table of bronze or silver, or the size is none.
+            ConfigError: there is no such table of bronze or silver, or the size is invalid.
         """
         return compact(self.layout, table, before=before, target_mb=target_mb)
 
     def replay(
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
     ) -> ReplayReport:
-        """Send finished jobs anew, with their names, data and options but ids of their own, each once.
+        """Send finished jobs again, with their names, data and options but new ids, each once.
 
         Args:
-            where: a condition of SQL over the columns of ``silver.jobs``.
+            where: an SQL condition on the columns of ``silver.jobs``.
             queue: only jobs of this queue.
-            dry_run: only say what would be sent.
+            dry_run: only report what would be sent.
             limit: at most so many jobs, in order of queue and id.
 
         Raises:
-            ConfigError: the condition is none.
+            ConfigError: the condition is invalid.
             LakeError: there is no lake.
         """
         selection = ReplaySelection(where, queue, limit)
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
-        """``bronze.gaps`` and, in ``repaired_rows``, how many jobs backfills have found; null for no backfill."""
+        """Return ``bronze.gaps`` with ``repaired_rows``: how many jobs backfills have found; null if there was no
+        backfill.
+        """
         key = list(GAPS.key)
         repairs = read_table(self.spark, self.layout, REPAIRS).groupBy(key)
         repaired = repairs.agg(fn.sum("repaired_rows").alias("repaired_rows"))
         return read_table(self.spark, self.layout, GAPS).join(repaired, key, "left")
 
     def status(self) -> PipelineStatus:
-        """How far the lake is behind its queues, how long their rings hold what is not read, what was lost."""
+        """Return how far the lake is behind its queues, how long streams keep unread events, and what was lost."""
         return pipeline_status(self.layout, self._broker_options())
 
     def _serve_metrics(self, until: ExitStack) -> None:
@@ -253,7 +255,7 @@ class Pipeline:
             until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
 
     def _broker_options(self) -> dict[str, str]:
-        """Options of the source that say where the queues are."""
+        """Return the options of the source that say where the queues are."""
         return {name: text for name, text in self._source().items() if name in _WHERE}
 
     def _start(self, available_now: bool) -> StreamingQuery:
@@ -267,7 +269,7 @@ class Pipeline:
         return stream.trigger(processingTime=self._more.get("trigger", "10 seconds")).start()
 
     def _source(self) -> dict[str, str]:
-        """Options of the source."""
+        """Return the options of the source."""
         more = self._more
         return {
             **broker_options(more),
@@ -282,20 +284,20 @@ class Pipeline:
         }
 
     def _begin(self) -> str:
-        """Where a new checkpoint begins: behind what is in the lake."""
+        """Return where a new checkpoint begins: after what is in the lake."""
         head = Ledger(self.layout).head()
         return self._starting if head is None else json.dumps(dict(head.ends))
 
 
 def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:
-    """Stop a query when it has written the batch that it is at; whatever interrupts it, nothing is lost.
+    """Stop a query when it has written its current batch; an interruption loses nothing.
 
     Args:
         query: may have ended.
-        hurried: waits so many seconds at the most and says whether to wait no longer.
+        is_urgent: waits at most so many seconds and returns whether to stop waiting for the batch.
     """
     last = _number(query)
-    # A batch behind it may have begun by then: one that is not done leaves nothing in the tables.
+    # The next batch may have begun by then: one that is not finished leaves nothing in the tables.
     while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
         if is_urgent(_LOOK_S):
             break
@@ -303,27 +305,27 @@ def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) 
 
 
 def _number(query: StreamingQuery) -> int:
-    """The number of the last batch that is done; -1 before the first."""
+    """Return the number of the last finished batch; -1 before the first."""
     progress = query.lastProgress
     return -1 if progress is None else int(progress["batchId"])
 
 
 def _ended_or_timed_out(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
-    """Wait so long; whether the query has ended or the time is over."""
+    """Wait, and return whether the query has ended or the time is up."""
     left_s = wait_s if ends_ms is None else min(wait_s, (ends_ms - mono_ms()) / 1000)
-    with suppress(PySparkException):  # how it ended is for others to look at
+    with suppress(PySparkException):  # the caller of run() sees how it ended
         return left_s < 0.001 or bool(query.awaitTermination(left_s))  # type: ignore[arg-type]  # it takes parts of seconds
     return True
 
 
 def _release_ended(root: Path) -> None:
-    """Give the lock of a query back that has ended just now, before its thread comes to it."""
+    """Release the lock of a query that has just ended, before its thread does."""
     query, lock = _RUNNING.get(root, (None, None))
     if query is not None and lock is not None and not query.isActive:
         lock.release()
 
 
 def _close_at_end(query: StreamingQuery, held: ExitStack) -> None:
-    """Give back what is held for a query when that ends; how it ended is for others to look at."""
+    """Release what a query holds when it ends; the caller of ``run()`` sees how it ended."""
     with held, suppress(PySparkException):
         query.awaitTermination()

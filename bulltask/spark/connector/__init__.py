@@ -1,1 +1,1 @@
-"""The connector `format("bulltask")`: its session, what it reads and what it writes."""
+"""The connector ``format("bulltask")``: its session, its data source, and functions that read and write with it."""

@@ -1,4 +1,4 @@
-"""The data source ``bulltask``: what Spark asks for, and who answers."""
+"""The data source ``bulltask``: it hands out a reader or writer for what Spark requests."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = ["BulltaskSource"]
 
 
 class BulltaskSource(DataSource):
-    """Responsible for checking the options of ``format("bulltask")`` and handing out the reader of a table.
+    """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
 
-    A reader takes filters only when asked to (``pushdown=true``, and why not always:
-    :mod:`bulltask.spark.source.pushdown`). Spark refuses one that does while
-    ``spark.sql.python.filterPushdown.enabled`` is off, so it is another class.
+    A reader accepts filters only if asked to (``pushdown=true``; why not always:
+    :mod:`bulltask.spark.source.pushdown`). Spark refuses such a reader while
+    ``spark.sql.python.filterPushdown.enabled`` is off, so it is a class of its own.
     """
 
     @classmethod
     def name(cls) -> str:
-        """How the source is called in ``format()`` and ``USING``."""
+        """Return the name for ``format()`` and ``USING``."""
         return "bulltask"
 
     def schema(self) -> StructType:
-        """All columns of the table.
+        """Return all columns of the table.
 
         Raises:
             ConfigError: there is no such table.
@@ -52,13 +52,13 @@ class BulltaskSource(DataSource):
         return TABLES[table_of(self.options)]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of the table.
+        """Return the reader of the table.
 
         Args:
-            schema: all columns, or those that the user chose.
+            schema: all columns, or those that the user selected.
 
         Raises:
-            ConfigError: an option or a column is unknown, wrong or missing.
+            ConfigError: an option or a column is unknown, invalid or missing.
         """
         table = table_of(self.options)
         columns = select_columns(table, schema)
@@ -72,15 +72,15 @@ class BulltaskSource(DataSource):
         return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a stream of events; of the other tables there is none.
+        """Return the reader of a stream of events; the other tables cannot be streamed.
 
         Args:
-            schema: all columns, or those that the user chose.
+            schema: all columns, or those that the user selected.
 
         Raises:
-            ConfigError: an option or a column is unknown, wrong or missing.
+            ConfigError: an option or a column is unknown, invalid or missing.
         """
-        if table_of(self.options) != "events":  # Spark has asked for the columns before it says that it is for a stream
+        if table_of(self.options) != "events":  # Spark asks for the columns before it says that this is a stream
             raise ConfigError(
                 "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs to know their columns "
                 "first: add option('table', 'events')"
@@ -88,17 +88,17 @@ class BulltaskSource(DataSource):
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of a batch: each row becomes a job.
+        """Return the writer of a batch: each row becomes a job.
 
         Args:
             schema: of the rows.
-            overwrite: the mode is ``overwrite``, which is refused.
+            overwrite: the mode is ``overwrite``, which is rejected.
 
         Raises:
-            ConfigError: an option or a column is wrong.
+            ConfigError: an option or a column is invalid.
         """
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The writer of a stream: :meth:`writer` for each of its batches."""
+        """Return the writer of a stream: :meth:`writer` for each of its batches."""
         return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""``enqueue_stream``: the rows of a streaming DataFrame as jobs."""
+"""``enqueue_stream``: add a job for each row of a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ __all__ = ["EnqueueStreamOptions", "enqueue_stream"]
 
 
 class EnqueueStreamOptions(WriteArguments, total=False):
-    """What else ``enqueue_stream`` may be told, beside :class:`bulltask.spark.sink.enqueue.WriteArguments`.
+    """Further arguments of ``enqueue_stream``, in addition to :class:`bulltask.spark.sink.enqueue.WriteArguments`.
 
-    ``write_id`` takes the place of the query's id in the ids of jobs: give one, and a new checkpoint of the same source
-    adds nothing that was added before. Times in ``opts`` are lengths, no moments.
+    ``write_id`` takes the place of the query's id in the jobs' ids: with one, a new checkpoint of the same source adds
+    nothing that was added before. Times in ``opts`` are durations, not points in time.
 
     Attributes:
-        trigger: how often a batch is made: seconds, ``timedelta``, or Spark's words (``"5 seconds"``, which it is if
-            left out).
+        trigger: how often a batch starts: seconds, ``timedelta``, or Spark's syntax; ``"5 seconds"`` if omitted.
         available_now: send what is there now, in batches, and end.
     """
 
@@ -46,35 +45,35 @@ def enqueue_stream(
     job_id: Column | None = None,
     **more: Unpack[EnqueueStreamOptions],
 ) -> StreamingQuery:
-    """Add a job to a queue for each row of a streaming DataFrame, and start to do so.
+    """Start a query that adds a job to a queue for each row of a streaming DataFrame.
 
-    Each batch is a write of its own, whose id comes from the query and the batch: a batch that Spark runs again after
-    a crash adds what is missing, and the same row in a later batch is another job. Rows of one batch whose name and
-    data are equal are one job.
+    Each batch is a write of its own, whose id is derived from the query and the batch: a batch that Spark runs again
+    after a crash adds what is missing, and the same row in a later batch is another job. Rows of one batch with equal
+    name and data are one job.
 
     Args:
-        df: the rows, of ``spark.readStream``.
-        queue: the queue, spelled as everywhere in bulltask.
-        name: the name of all jobs, which for a bulltask worker is the task's; or a column with names.
-        data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
+        df: the rows, from ``spark.readStream``.
+        queue: the queue, named as everywhere in bulltask.
+        name: the name of all jobs (for a bulltask worker, the task's name); or a column with names.
+        data: a column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
             which become an object.
-        checkpoint: where Spark keeps how far it is; with the same place the query goes on where it was.
-        job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
+        checkpoint: where Spark stores its progress; with the same location the query continues where it was.
+        job_id: a column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
         more: see :class:`EnqueueStreamOptions`.
 
     Returns:
-        The query, running. ``query.stop()`` ends it.
+        The running query. ``query.stop()`` ends it.
 
     Raises:
-        TypeError: there is no such option.
-        ConfigError: an option or a column is wrong, or ``df`` is no stream.
+        TypeError: an option is unknown.
+        ConfigError: an option or a column is invalid, or ``df`` is not a stream.
     """
     check_option_names(more, EnqueueStreamOptions)
     if not df.isStreaming:
         raise ConfigError("enqueue_stream needs a stream (spark.readStream); enqueue sends the rows of a table")
     rows = standard_rows(df, name, data, job_id)
     options = write_options(queue, more) | {"jobOpts": _plain(more.get("opts", {}))}
-    JobsStreamWriter(read_options(WriteOptions, options), rows.schema, overwrite=False)  # to be told now what is wrong
+    JobsStreamWriter(read_options(WriteOptions, options), rows.schema, overwrite=False)  # report errors now
     register(df.sparkSession)
     writer = rows.writeStream.format("bulltask").outputMode("append").options(**options)
     writer = writer.option("checkpointLocation", checkpoint)
@@ -88,14 +87,14 @@ def _interval(trigger: Duration | str) -> str:
 
 
 def _plain(opts: Mapping[str, Any]) -> str:
-    """Options of jobs as JSON: Spark builds the writer anew for each batch, from texts."""
+    """Return job options as JSON: Spark creates the writer again for each batch, from strings."""
 
     def plain(value: object) -> object:
         if isinstance(value, timedelta):
             return value.total_seconds()
         raise ConfigError(
-            f"opts of a stream are numbers, texts, lengths of time and mappings of these, not {value!r}: they are the "
-            "same for every batch, whenever it comes"
+            f"opts of a stream are numbers, strings, durations and mappings of these, not {value!r}: they are the "
+            "same for every batch"
         )
 
     return json.dumps(dict(opts), default=plain)

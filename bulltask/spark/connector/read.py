@@ -1,4 +1,4 @@
-"""Jobs and events as DataFrames: ``format("bulltask")`` with arguments in place of texts."""
+"""Jobs and events as DataFrames: ``format("bulltask")`` with arguments instead of string options."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def jobs(
     partitions: int | None = None,
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the jobs of some queues as Redis has them when the rows are needed.
+    """Return the jobs of some queues, as Redis has them when the rows are needed.
 
     Args:
         spark: the session.
         queues: names, or ``*`` for all.
-        states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``,
-            ``completed``, ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
-        columns: those to read; fewer are quicker, and Spark does not tell a source in Python what a query needs.
-        partitions: tasks at the most; 2 for each core by default.
+        states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``, ``completed``,
+            ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
+        columns: those to read; fewer are faster, and Spark does not tell a Python source which ones a query needs.
+        partitions: maximum number of tasks; 2 for each core by default.
         where: see `BrokerOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, a row for each job.
 
     Raises:
-        ConfigError: there is no such column. Other wrong arguments are told when the rows are needed.
+        ConfigError: there is no such column. Other invalid arguments are reported when the rows are needed.
     """
     more = {"state": ",".join([states] if isinstance(states, str) else states)}
     if partitions is not None:
@@ -60,7 +60,7 @@ def events(
     columns: Sequence[str] | None = None,
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the events that the queues' streams hold, the newest 10,000 of a queue unless it keeps more.
+    """Return the events that the queues' streams hold: the newest 10,000 of a queue, unless it keeps more.
 
     Args:
         spark: the session.
@@ -98,28 +98,28 @@ def stream_events(
     on_loss: Literal["fail", "gap"] = "fail",
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the events of some queues as a stream, each exactly once for each checkpoint.
+    """Return the events of some queues as a stream, each exactly once per checkpoint.
 
     Args:
         spark: the session.
-        queues: names, or ``*`` for all, also those that come up later.
+        queues: names, or ``*`` for all, including those that appear later.
         starting: where a new checkpoint begins.
-        max_events_per_trigger: of all queues together; ``None``: all that there are.
-        align: no queue is read beyond the time of the slowest that has more, so that watermarks drop nothing.
-        on_loss: when events were trimmed before they were read, ``fail`` ends the query, and ``gap`` makes a row
-            ``bulltask.gap`` of them.
+        max_events_per_trigger: for all queues together; ``None``: no limit.
+        align: read no queue beyond the time of the slowest that has more, so that watermarks drop nothing.
+        on_loss: if events were trimmed before they were read, ``fail`` ends the query, and ``gap`` emits a row
+            ``bulltask.gap``.
         where: see `BrokerOptions`.
 
     Returns:
         The streaming DataFrame.
 
     Raises:
-        ConfigError: ``on_loss`` is something else.
+        ConfigError: ``on_loss`` is invalid.
     """
     fail, rows = _LOSS[choice(*_LOSS)(on_loss, "on_loss")]
     more = {
         "startingOffsets": starting,
-        "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # none is the option's word for no limit
+        "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # the option's value for no limit is "none"
         "alignQueues": str(align).lower(),
         "failOnDataLoss": fail,
         "gapRows": rows,

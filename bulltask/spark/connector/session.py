@@ -1,4 +1,4 @@
-"""A session of Spark with the settings that the pipeline needs, and bulltask's data source in it."""
+"""A Spark session with the settings that the pipeline needs, and with bulltask's data source."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bulltask.spark.connector.data_source import BulltaskSource
 __all__ = ["PUSHDOWN", "register", "session"]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""While it is off, which is Spark's default, Spark refuses to read from a source that takes filters."""
+"""While this is off, which is Spark's default, Spark refuses to read from a source that accepts filters."""
 
 _NEEDED: Final[Mapping[str, str]] = {
     PUSHDOWN: "true",
     "spark.sql.session.timeZone": "UTC",
-    # The default is readable as naive nanoseconds only, elsewhere.
+    # Other programs read Spark's default type only as nanoseconds without a time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A batch that is written again replaces itself and nothing else.
+    # A batch that is written again must replace only itself.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
 
@@ -32,7 +32,7 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
 }
-"""Of a session in this process: no name of this machine is looked up, and small tables stay in few pieces."""
+"""Settings of a session in this process: no look-up of this machine's name, and few partitions for small tables."""
 
 
 def session(
@@ -43,25 +43,26 @@ def session(
     shuffle_partitions: int | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session with the settings that the pipeline needs and with the source ``bulltask`` in it.
+    """Return a session with the settings that the pipeline needs and with the source ``bulltask``.
 
-    An existing session is used: Spark has one in a process.
+    An existing session is used, because Spark has one in each process.
 
     Args:
         app: its name, in Spark's user interface and logs.
-        master: where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a server of Spark Connect; by default
-            what ``spark-submit`` or the environment's ``SPARK_REMOTE`` says, else ``local[*]``.
-        ui: serve Spark's user interface; through Spark Connect it is the server's, which has its own mind.
-        shuffle_partitions: pieces of a shuffled table; by default 4 in this process, Spark's default on a cluster.
-        conf: further settings of Spark; they win. Through Spark Connect only those that a session may have of its own.
+        master: where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; by default what
+            ``spark-submit`` or the environment's ``SPARK_REMOTE`` says, else ``local[*]``.
+        ui: serve Spark's user interface; with Spark Connect, the server decides.
+        shuffle_partitions: partitions of a shuffled table; by default 4 in this process, Spark's default on a cluster.
+        conf: further settings of Spark, which override the others. With Spark Connect only those that a session may
+            set.
 
     Returns:
         The session. ``session().stop()`` ends it.
 
     Raises:
-        MissingExtraError: Spark Connect needs what is not installed.
+        MissingExtraError: a package that Spark Connect needs is not installed.
     """
-    # Without it the workers are the `python3` of PATH, which need not have what this process has.
+    # Without it Spark's Python workers are the `python3` of PATH, which may lack packages that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     server = _remote_server(master)
     builder = SparkSession.builder.appName(app)
@@ -74,14 +75,14 @@ def session(
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
-    except ImportError as exc:  # only the client of Connect looks for packages, and names the first
+    except ImportError as exc:  # only the Connect client checks for packages; it names the first
         raise MissingExtraError(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
 
 
 def _remote_server(master: str | None) -> str | None:
-    """The server of Spark Connect, if there is to be one."""
+    """Return the address of the Spark Connect server, if one is to be used."""
     said = os.environ.get("SPARK_REMOTE", "") if master is None else master
     return said if said.startswith("sc://") else None
 
@@ -96,13 +97,13 @@ def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, s
 
 
 def register(spark: SparkSession, name: str = "bulltask") -> None:
-    """Make ``format("bulltask")`` known to a session.
+    """Register ``format("bulltask")`` with a session.
 
-    A read that asks for ``pushdown`` needs the session's leave, which is not given by default: it is given here.
+    A read with ``pushdown`` needs a setting of the session that is off by default; it is turned on here.
 
     Args:
         spark: the session.
-        name: the format's name, for one that is taken already.
+        name: the format's name, if another one is needed.
     """
     spark.conf.set(PUSHDOWN, "true")
     archive = getattr(bulltask.__loader__, "archive", None)
@@ -112,9 +113,9 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
 
 
 def _find_in(archive: str, spark: SparkSession) -> None:
-    """Have all of Spark's Python processes look for bulltask where this one has it, in a zip (``--py-files``).
+    """Make all of Spark's Python processes find bulltask where this one has it, in a zip archive (``--py-files``).
 
-    Spark puts such files on the path of executors and of this process, but forgets that which plans a stream.
+    Spark adds such files to the path of executors and of this process, but not of the process that plans a stream.
     """
     environment = spark.sparkContext.environment
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -125,5 +126,5 @@ def _find_in(archive: str, spark: SparkSession) -> None:
 def _source(name: str) -> type[DataSource]:
     if name == BulltaskSource.name():
         return BulltaskSource
-    # Spark asks the class for its name. This one is pickled whole, as it is in no module.
+    # Spark asks the class for its name. This one is pickled by value, because it is not in a module.
     return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})

@@ -1,1 +1,1 @@
-"""The gold tables: what happened, summed up by minute and by day."""
+"""The gold tables: aggregates by minute and by day."""

@@ -1,4 +1,4 @@
-"""Build the gold tables of some days anew from what bronze and silver hold."""
+"""Build the gold tables of some days again from bronze and silver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class GoldInputs:
-    """What gold is made of: the rows that count, of some days and some around them."""
+    """The rows that gold is built from: the latest versions, of some days and the days around them."""
 
     added: DataFrame
     attempts: DataFrame
@@ -59,41 +59,41 @@ class GoldInputs:
 
 
 def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms: SLOConfig | None = None) -> None:
-    """Build all gold tables of some days, UTC, in the place of what was built of them before.
+    """Build all gold tables of some days (UTC) again and replace those that exist.
 
-    A day of which nothing is known is there without rows. Other days are not touched: an attempt that runs over
-    midnight counts in each of its days when that one is built. A day may be built as often as one likes; its rows
-    change while attempts that began in it have not ended, as an attempt is known from its end on.
+    A day without data gets tables without rows. Other days are not touched: an attempt that runs over midnight counts
+    in each of its days when that day is built. A day may be built any number of times; its rows change until all
+    attempts that began in it have ended, because an attempt is recorded when it ends.
 
     Args:
-        spark: a session, best one of `bulltask.spark.session`.
+        spark: a session, ideally from `bulltask.spark.session`.
         layout: the lake.
         days: which, in any order.
-        terms: objectives, prices and capacities; by default there are none.
+        terms: objectives, prices and capacities; none by default.
 
     Raises:
-        ConfigError: one of them is the last of the calendar.
+        ConfigError: one of the days is 9999-12-31.
     """
     with AtomicSwap(layout) as swaps, _in_utc(spark):
         for span in _spans(days):
             with hold_swaps(layout), _cached(read_inputs(spark, layout, span)) as inputs:
                 written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
-                # Others are made of the minutes. What is read from files has a short plan.
+                # The other tables are built from the minutes. Reading them from files keeps the query plan short.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
                 for table, frame in derived_tables(inputs, minutes, span, terms or SLOConfig()).items():
                     written[table] = _write_table(frame, table, swaps.new_directory())
-            # All of them are whole before the first one is seen.
+            # All tables are complete before the first one becomes visible.
             for table, place in written.items():
                 _swap_days(layout, swaps, table, place, span)
 
 
 def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
-    """Read what the gold tables of some days are made of.
+    """Read the rows that the gold tables of some days are built from.
 
-    A row may be superseded by one of any other day. Of days before, only backfills know more, and only of days with
-    gaps. Of the rows of later days, those that began later are left out while the files are read, but for those that
-    may have the key of another beginning: of a life or an attempt that nobody saw begin. The day more on either side
-    is for clocks that differ.
+    A row may be superseded by one of any other day. Rows in earlier days can only supersede if a backfill wrote them,
+    and backfills only write days with gaps. Rows in later days are filtered by their beginning while the files are
+    read, unless the beginning can differ between versions of a row: for incarnations and attempts whose beginning was
+    not seen. One more day on either side allows for clocks that differ.
     """
     before, behind = str(span.first - _DAY), fn.lit(span.end + _DAY)
 
@@ -118,7 +118,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the gaps that touch some days. There are none as a rule, and then Spark is told so: it plans less."""
+    """Return the gaps that touch some days. Usually there are none; an empty frame then makes Spark's plan shorter."""
     until = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
     since = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
     touching = gaps.where(until & since)
@@ -130,17 +130,17 @@ def _began_before(began: Column, span: DaySpan) -> Column:
 
 
 def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
-    """Make ``gold.task_minute`` of some days."""
+    """Build ``gold.task_minute`` of some days."""
     happened = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
     minutes = task_minutes(happened, inputs.gaps, span)
     return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
 
 
 def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms: SLOConfig) -> dict[Table, DataFrame]:
-    """Make the other gold tables of some days.
+    """Build the other gold tables of some days.
 
     Args:
-        inputs: what they are made of.
+        inputs: the rows that they are built from.
         minutes: rows of ``gold.task_minute`` of these days.
         span: the days.
         terms: objectives, prices and capacities.
@@ -156,10 +156,10 @@ def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms:
 
 
 def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
-    """Join days that follow each other: they are built together."""
+    """Join consecutive days: they are built together."""
     ordered = sorted(set(days))
     if date.max in ordered:
-        raise ConfigError(f"there is no gold of {date.max}: that is the day of events whose times no clock can show")
+        raise ConfigError(f"there is no gold of {date.max}: that day holds events with times after the year 9999")
     start = 0
     for index, day in enumerate(ordered):
         if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:
@@ -168,14 +168,14 @@ def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
 
 
 def _write_table(frame: DataFrame, table: Table, place: Path) -> Path:
-    """Write a table's rows, a file for each day, in the order of their key."""
+    """Write a table's rows, one file for each day, in the order of their key."""
     in_order = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
     in_order.write.partitionBy("dt").parquet(str(place))
     return place
 
 
 def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, place: Path, span: DaySpan) -> None:
-    """Let new days take the place of old ones; also a day without rows does."""
+    """Replace old days by new ones; a day without rows replaces the old one too."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
         new = place / day.name
@@ -185,7 +185,7 @@ def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, place: Path, spa
 
 @contextmanager
 def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
-    """Keep what every table is made of, in place of reading and sorting it for each of them."""
+    """Cache the inputs that every table uses, so that they are read and sorted once."""
     with _persisted(inputs.attempts) as attempts, _persisted(inputs.jobs) as jobs:
         yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
 
@@ -198,7 +198,7 @@ def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Days are those of UTC, and files are readable elsewhere, whatever the session's settings are."""
+    """Make days UTC and files portable, whatever the session's settings are."""
     before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
     try:
         for name, value in _SETTINGS.items():

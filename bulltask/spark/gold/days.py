@@ -1,4 +1,4 @@
-"""The gold tables of days: what failed, which objectives were met, what it cost."""
+"""The gold tables of days: failures, objectives, costs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HOUR_MS: Final = 3_600_000
 
 
 def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Sum up ``gold.errors_day``.
+    """Aggregate ``gold.errors_day``.
 
     Args:
-        attempts: rows of ``silver.attempts`` that count.
+        attempts: the latest rows of ``silver.attempts``.
         span: the days.
     """
     kinds = ("dt", "queue", "name", "error_key")
@@ -53,14 +53,14 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
 def slo_days(
     attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan, objectives: Iterable[Objective]
 ) -> DataFrame:
-    """Sum up ``gold.slo_day``.
+    """Aggregate ``gold.slo_day``.
 
     Args:
-        attempts: rows of ``silver.attempts`` that count.
-        jobs: rows of ``silver.jobs`` that count.
+        attempts: the latest rows of ``silver.attempts``.
+        jobs: the latest rows of ``silver.jobs``.
         gaps: rows of ``bronze.gaps``.
         span: the days.
-        objectives: what is to be met; where there are none, no row is made.
+        objectives: the objectives; without any, there are no rows.
     """
     objectives = list(objectives)
     measured = _measured(attempts, jobs, span).where(fn.lit(bool(objectives)))
@@ -80,7 +80,7 @@ def slo_days(
 
 
 def _measured(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
-    """List every measured length: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
+    """List every measured duration: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
 
     def lengths(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
         ms = fn.col(f"{metric}_ms")
@@ -96,7 +96,7 @@ def _measured(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def _targets(objectives: Iterable[Objective]) -> list[Column]:
-    """Tell what is wished of a measured length: a time and a target, which is none where the objective is another's."""
+    """Return the objectives as structs of a time and a target, null if the objective does not apply to a row."""
     targets: dict[tuple[str, int], list[Column]] = {}
     for one in objectives:
         is_its = (fn.col("metric") == str(one.metric)) & _like("queue", one.queue) & _like("name", one.name)
@@ -110,20 +110,20 @@ def _targets(objectives: Iterable[Objective]) -> list[Column]:
 
 
 def _like(column: str, pattern: str) -> Column:
-    if pattern == EVERY:  # also where there is no name
+    if pattern == EVERY:  # also matches rows without a name
         return fn.lit(True)
     text = ".*".join(map(re.escape, pattern.split(EVERY)))
     return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{text}\z"), fn.lit(False))
 
 
 def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
-    """Sum up ``gold.cost_day``.
+    """Aggregate ``gold.cost_day``.
 
     Args:
         minutes: rows of ``gold.task_minute`` of the span.
         gaps: rows of ``bronze.gaps``.
         span: the days.
-        prices: of an hour of a worker, by queue and ``*``; what is in none has no costs.
+        prices: of an hour of a worker, by queue and ``*``; other queues have no costs.
     """
     ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "parked")))
     cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)

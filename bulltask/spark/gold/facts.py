@@ -1,10 +1,10 @@
-"""What happened in which minute: the facts that the gold tables of minutes are summed up from.
+"""What happened in which minute: the facts that the gold tables of minutes aggregate.
 
-A fact says of one minute that something happened (``kind``), how often or for how long (``amount``), and of waits and
-runs in which size class. So the sums need one shuffle of little more than they are, whatever they are of.
+A fact says that something (``kind``) happened in a minute, how often or for how long (``amount``), and for waits and
+runs in which class of the histogram. So all sums need a single shuffle of little more data than the result has.
 
-Much of this is text, as SQL: each function that Python calls on a column is a call into the JVM and back, and hundreds
-of them take longer than the work.
+Much of this is SQL text: each Python call on a column is a call into the JVM and back, and hundreds of them take longer
+than the work itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COUNTERS: Final = (
     "enqueued", "started", "completed", "failed", "retried", "stalled", "parked", "done", "removed", "busy_ms",
     "wasted_ms",
 )  # fmt: skip
-"""The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have size classes."""
+"""The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
 
 _ENDED: Final = {
     "completed": "completed",
@@ -38,52 +38,52 @@ _ENDED: Final = {
     "stalled": "stalled",
     "waiting-children": "parked",
 }
-"""Which counter an attempt's outcome is; one that is open has not ended."""
+"""The counter of each outcome of an attempt; an open one has not ended."""
 
 _WASTED: Final = "outcome in ('failed', 'retry', 'stalled')"
 
 
 @dataclass(frozen=True, slots=True)
 class DaySpan:
-    """Some days on end, UTC; the last is one of them."""
+    """Consecutive days, UTC, including the last."""
 
     first: date
     last: date
 
     @property
     def start(self) -> datetime:
-        """Their first moment."""
+        """The beginning of the first day."""
         return datetime.combine(self.first, time(), UTC)
 
     @property
     def end(self) -> datetime:
-        """The first moment behind them."""
+        """The end of the last day (exclusive)."""
         return datetime.combine(self.last, time(), UTC) + timedelta(days=1)
 
     @property
     def start_ms(self) -> int:
-        """Their first millisecond."""
+        """The first millisecond."""
         return int(self.start.timestamp()) * 1000
 
     @property
     def end_ms(self) -> int:
-        """The first millisecond behind them."""
+        """The first millisecond after the last day."""
         return int(self.end.timestamp()) * 1000
 
     def holds(self, at: Column) -> Column:
-        """Whether a time is in them."""
+        """Return whether a time is in these days."""
         return (at >= fn.lit(self.start)) & (at < fn.lit(self.end))
 
 
 def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Tell what happened in the minutes of some days.
+    """Return what happened in the minutes of some days.
 
     Args:
-        added: the events of `bulltask.lake.tables.EVENTS` that are called ``added``.
-        attempts: rows of ``silver.attempts`` that count.
-        jobs: rows of ``silver.jobs`` that count.
+        added: the events ``added`` of `bulltask.lake.tables.EVENTS`.
+        attempts: the latest rows of ``silver.attempts``.
+        jobs: the latest rows of ``silver.jobs``.
         gaps: rows of ``bronze.gaps``.
-        span: the days. What the frames hold of other days is left out.
+        span: the days. Rows of other days are left out.
 
     Returns:
         ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``size_class``, ``amount``.
@@ -95,7 +95,7 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
         _flatten(_of_attempts(attempts, span)),
         _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
         _flatten(jobs.where(span.holds(fn.expr(over_at))).selectExpr("queue", "name", f"{over} as fact")),
-        # A minute of which events are lost is a row, also where all of them are.
+        # A minute with lost events has a row, even if all its events are lost.
         _flatten(
             gap_steps(gaps, span, MINUTE_MS)
             .where("from_seen")
@@ -110,7 +110,7 @@ def _flatten(facts: DataFrame) -> DataFrame:
 
 
 def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Tell of each attempt its start, its end, and how long it ran in each minute."""
+    """Return for each attempt its start, its end, and how long it ran in each minute."""
     at_start, at_end = _minute("started"), _minute("ended")
     counter = "".join(f" when {_text(outcome)} then {_text(name)}" for outcome, name in _ENDED.items())
     single = ", ".join([
@@ -135,15 +135,15 @@ def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
-    """Cut the time between two moments (milliseconds) at the whole minutes or days of a span, as SQL.
+    """Split the time between two moments (milliseconds) at the whole minutes or days of a span, in SQL.
 
     Returns:
-        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty where one of the two
-        moments is not known, or nothing of it is in the span.
+        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if one of the two
+        moments is unknown, or the time does not touch the span.
     """
     first = f"greatest({_floor(started, step_ms)}, {span.start_ms}L)"
     last = f"least({_floor(ended, step_ms)}, {span.end_ms - step_ms}L)"
-    # A sequence would run backwards as well; and greatest and least pass over what is not known.
+    # sequence() would also count backwards, and greatest() and least() ignore nulls.
     is_in = f"{started} is not null and {ended} is not null and {first} <= {last}"
     steps = f"if({is_in}, sequence({first}, greatest({first}, {last}), {step_ms}L), cast(array() as array<bigint>))"
     piece = f"'step', step, 'from', greatest({started}, step), 'to', least({ended}, step + {step_ms}L)"
@@ -151,17 +151,17 @@ def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
 
 
 def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
-    """Tell which minutes or days of a span the gaps touch.
+    """Return which minutes or days of a span the gaps touch.
 
-    A gap that nothing was read behind touches all up to its detection; one that nothing was read before, all that comes
-    before its end, but only from its end on it makes rows of its own (``from_seen``).
+    A gap without a known end touches everything up to its detection. One without a known beginning touches everything
+    before its end, but creates rows (``from_seen``) only from its end on.
 
     Returns:
         ``queue``, ``step`` (its first millisecond), ``lost``, ``from_seen``: a row for each gap and step.
     """
     ends = gaps.selectExpr(
         "queue", "lost", "unix_millis(after_at) as since",
-        # The clock of Redis may be ahead of that of the pipeline.
+        # Redis' clock may be ahead of the pipeline's.
         "unix_millis(greatest(coalesce(first_at, detected_at), after_at)) as until",
     )  # fmt: skip
     touched = split_steps("coalesce(since, 0L)", "until", span, step_ms)

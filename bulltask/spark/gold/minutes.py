@@ -1,4 +1,4 @@
-"""The gold tables of minutes, and what minutes add up to."""
+"""The gold tables of minutes, and aggregates of minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Sum up ``gold.task_minute``, without its partition.
+    """Aggregate ``gold.task_minute``, without its partition.
 
     Args:
         facts: from `bulltask.spark.gold.facts.minute_facts`.
@@ -38,16 +38,16 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
-    """Add up minutes to hours, days, weeks or months; percentiles are right to 1 % as those of minutes are.
+    """Aggregate minutes to hours, days, weeks or months; percentiles are accurate to 1 %, as those of minutes are.
 
     Args:
         minutes: rows of ``gold.task_minute``.
-        unit: what they are added up to, a word of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
-        by: the columns that tell rows apart: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
+        unit: a unit of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
+        by: the columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
 
     Returns:
-        ``by``, ``since`` (the first moment, UTC) and the columns of ``gold.task_minute`` but ``events_lost``;
-        ``complete`` where all of the minutes are.
+        ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
+        ``complete`` if all of the minutes are.
     """
     counted = ", ".join(_amount(name, name) for name in COUNTERS)
     classed = (
@@ -68,7 +68,7 @@ def _amount(kind: str, amount: str, size_class: str = "null") -> str:
 
 
 def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
-    """Add facts up to a row for each key: the counters, the counts by size class, and their percentiles."""
+    """Add up facts to a row for each key: the counters, the histograms, and their percentiles."""
     few = facts.groupBy(*keys, "kind", "size_class").agg(fn.sum("amount").alias("amount"))
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
@@ -99,14 +99,14 @@ def percentile(counts: str, quantile: float) -> str:
 def capacity_minutes(
     minutes: DataFrame, attempts: DataFrame, span: DaySpan, capacities: Mapping[str, int]
 ) -> DataFrame:
-    """Sum up ``gold.capacity_minute``, without its partition.
+    """Aggregate ``gold.capacity_minute``, without its partition.
 
     Args:
         minutes: rows of ``gold.task_minute`` of the span.
-        attempts: rows of ``silver.attempts`` that count.
+        attempts: the latest rows of ``silver.attempts``.
         span: the days.
-        capacities: how many jobs can run at a time, by queue and ``*``; of a queue that is not there, as many as ran
-            at one moment of the day.
+        capacities: how many jobs can run at a time, by queue and ``*``; for other queues, the greatest number that ran
+            at the same time on that day.
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     given = by_queue(capacities, "bigint")
@@ -121,10 +121,10 @@ def capacity_minutes(
 
 
 def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Tell how many attempts ran at one moment of each minute, at most."""
+    """Return the greatest number of attempts that ran at the same time in each minute."""
     ran = split_steps("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
     ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
-    # A worker takes the next job in the millisecond in which it finishes one: ends come first.
+    # A worker may acquire the next job in the millisecond in which it finishes one: ends come first.
     running = "sum(more) over (partition by queue, step order by at, more) as running"
     return (
         attempts.selectExpr("queue", f"explode({ran}) as piece")
@@ -137,7 +137,7 @@ def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def by_queue(values: Mapping[str, Any], kind: str) -> Column:
-    """Look a row's queue up in some values by queue, where ``*`` is every other one; none where it is in none."""
+    """Look up a row's queue in values by queue, where ``*`` is every other queue; null if it is not there."""
     found = [fn.when(fn.col("queue") == queue, fn.lit(value)) for queue, value in values.items() if queue != EVERY]
     rest = [fn.lit(values[EVERY])] if EVERY in values else []
     return reduce(fn.coalesce, [*found, *rest, fn.lit(None)]).cast(kind)

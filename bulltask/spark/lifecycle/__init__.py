@@ -1,1 +1,1 @@
-"""What became of each job, told from its queue's events: once in plain Python, once as Spark runs it."""
+"""The lifecycle of jobs, derived from the events of their queues: in plain Python, with arrays, and in Spark."""

@@ -1,12 +1,13 @@
-"""What became of each job, from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` over arrays.
+"""The lifecycle of each job, derived from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` on
+arrays.
 
-For as many events as fit into a process this takes a hundredth of the time that Spark takes to plan and to run
-:mod:`~bulltask.spark.lifecycle.sql`. It goes the same way: the events of each job in their order; of an event its
-neighbours; sums, and the last event of some kind, up to an event. :mod:`~bulltask.spark.lifecycle.arrow_rows` makes
-rows of it.
+As long as the events fit into one process, this takes a hundredth of the time that Spark takes to plan and run
+:mod:`~bulltask.spark.lifecycle.sql`. It uses the same steps: the events of each job in order; an event's neighbours;
+running sums, and the last event of some kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` turns the
+result into rows.
 
-An index of -1 is none. Arrays that are asked by index have one element more than there are events, the last, which says
-what holds where there is no event. A time of -1 is none as well: those of streams begin with 0.
+An index of -1 means none. Arrays that are looked up by index have one more element than there are events; this last one
+is the value for "no event". A time of -1 also means none, because times of streams begin with 0.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 KINDS: Final = tuple(STATE_AFTER)
-"""Of what kind an event is, by number."""
+"""The kinds of events, by number."""
 
 OUTCOMES: Final = ("open", "retry", "stalled", "completed", "failed", "waiting-children")
-"""How an attempt ended, by number."""
+"""The outcomes of attempts, by number."""
 
 _NUMBER: Final = {kind: number for number, kind in enumerate(KINDS)}
 _ADDED, _WAITING, _ACTIVE, _FAILED = (_NUMBER[kind] for kind in ("added", "waiting", "active", "failed"))
@@ -52,19 +53,19 @@ _DELAYED, _STALLED, _CHILDREN, _REMOVED = (
 _NONE: Final = -1
 
 _OUTCOME_OF: Final = np.array([OUTCOMES.index(kind) if kind in OUTCOMES else 0 for kind in KINDS] + [0])
-"""The outcome of an attempt that an event of a kind ends, whatever came before it."""
+"""The outcome of an attempt that ends with an event of each kind, whatever came before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifecycles:
-    """Events in order: those of a job beside each other.
+    """Events in order: those of a job are adjacent.
 
     Attributes:
-        table: the events, as they were given: the columns `LIFECYCLE_COLUMNS`.
-        order: the place of each in the table.
-        kind, ms, seq, from_active, is_new: of each event and, behind them, of none.
+        table: the events as they were given: the columns `LIFECYCLE_COLUMNS`.
+        order: the row of each event in the table.
+        kind, ms, seq, from_active, is_new: of each event and, in the last element, of none.
         first, last: index of the first and of the last event of the same job.
-        back, next: index of the event before it and of the one behind it.
+        previous, next: index of the event before and after it.
     """
 
     table: pa.Table
@@ -82,22 +83,22 @@ class Lifecycles:
 
 @dataclass(frozen=True, slots=True)
 class DerivedColumns:
-    """What the events say, each up to itself.
+    """What each event and those before it say about the job.
 
     Attributes:
-        lives: the events.
-        begins: an attempt begins with it; if it is not ``active``, one that nobody saw begin ends with it.
-        outcome: how this attempt ended, an index of `OUTCOMES`.
-        end: the event that ended it; not none, though it has not ended, where another one is next.
+        lifecycles: the events.
+        begins: an attempt begins with it; if it is not ``active``, an attempt that was not seen to begin ends with it.
+        outcome: the outcome of this attempt, an index of `OUTCOMES`.
+        end: the event that ended it; also set if it has not ended but another event follows.
         queued_ms, started_ms, ended_ms: of this attempt.
-        decided: the event that decided its outcome, or the last that is known of it.
-        decider: the event that has to be known to decide it.
-        added: the event that added the job, of this life.
-        begun, stalls, wait_ms, run_ms: how many attempts of this life there were, how many stalled, how long they
-            waited and ran; a sum of nothing is none.
-        kept: the last event but ``removed``.
-        first_started_ms: when the job was taken for the first time in this life.
-        is_last: it is the last of a life that is known by more than its end.
+        decided: the event that decided its outcome, or the last one known.
+        decider: the event that must be known to decide it.
+        added: the event that added the job, in this incarnation.
+        begun, stalls, wait_ms, run_ms: how many attempts this incarnation had so far, how many stalled, how long they
+            waited and ran; -1 for a sum of nothing.
+        kept: the last event except ``removed``.
+        first_started_ms: when the job was acquired for the first time in this incarnation.
+        is_last: it is the last event of an incarnation of which more than the removal is known.
     """
 
     lifecycles: Lifecycles
@@ -120,7 +121,7 @@ class DerivedColumns:
 
 
 def lifecycle_events(events: pa.Table) -> pa.Table:
-    """Return the events that say something of a job's life, and the columns `LIFECYCLE_COLUMNS`, which say it."""
+    """Return the events that belong to a job's lifecycle, with the columns `LIFECYCLE_COLUMNS`."""
     event, was_done = events["event"], is_in(events["prev"], FINISHED)
     says_more = pc.invert(pc.and_(pc.equal(event, "removed"), was_done))
     tells = pc.and_(pc.and_(is_in(event, KINDS), says_more), pc.is_valid(events["job_id"]))
@@ -128,9 +129,9 @@ def lifecycle_events(events: pa.Table) -> pa.Table:
 
 
 def job_numbers(events: pa.Table) -> Ints:
-    """Number the jobs of events from 0 on, in the order in which they come up; return each event's."""
+    """Number the jobs from 0 in order of appearance; return the number of each event's job."""
     queues, ids = (_encoded(events[name]) for name in ("queue", "job_id"))
-    # Ids of different queues may be the same.
+    # Different queues can have the same ids.
     both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
     return np.asarray(_encoded(pa.array(both)).indices.to_numpy().astype(np.int64))
 
@@ -141,7 +142,7 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
     Args:
         events: what `lifecycle_events` returned, each once.
         jobs: their `job_numbers`.
-        is_new: which of them are of this batch.
+        is_new: which of them belong to this batch.
     """
     ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
     order = np.lexsort((seq, ms, jobs))
@@ -161,7 +162,7 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
 
 
 def derive(lifecycles: Lifecycles) -> DerivedColumns:
-    """Give each event the attempt that begins with it, and the sums up to it."""
+    """Derive the attempt that begins with each event, and the sums up to it."""
     kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
     begins = (kind == _ACTIVE) | _ends_unseen_attempt(lifecycles)
     is_seen = kind == _ACTIVE
@@ -169,7 +170,7 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
     behind = np.append(lifecycles.next, -1)[lifecycles.next]
     end, then = np.where(is_seen, lifecycles.next, here), np.where(is_seen, behind, lifecycles.next)
     outcome, released = _outcome(lifecycles, end, then)
-    # Of another life's event nothing follows for this one.
+    # An event of another incarnation decides nothing here.
     continues = (lifecycles.kind[then] != _ADDED) & (then >= 0)
     of_end = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), here, end)
     waits_from = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
@@ -193,21 +194,21 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
 
 
 def is_in(column: Any, words: tuple[str, ...]) -> Any:
-    """Whether each text of an Arrow column is one of some words; none is not."""
+    """Return whether each string of an Arrow column is one of ``words``; null is not."""
     return pc.is_in(column, pa.array(words, column.type))
 
 
 def is_one_of(kind: Ints, words: tuple[str, ...]) -> Bools:
-    """Whether each of some numbers of `KINDS` is one of these."""
+    """Return whether each number in ``kind``, an index of `KINDS`, is one of ``words``."""
     return np.isin(kind, [_NUMBER[word] for word in words])
 
 
 def _ends_unseen_attempt(lifecycles: Lifecycles) -> Bools:
-    """Whether an attempt ended with an event that nobody saw begin."""
+    """Return whether an attempt ended with this event whose beginning was not seen."""
     kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
     previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
     ends = is_one_of(kind, FINISHED)
-    # After `stalled` this only tells once more where the job is.
+    # After `stalled` this only repeats where the job is.
     ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
     ends |= (kind == _CHILDREN) & from_active
     ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
@@ -215,7 +216,7 @@ def _ends_unseen_attempt(lifecycles: Lifecycles) -> Bools:
 
 
 def _outcome(lifecycles: Lifecycles, end: Ints, then: Ints) -> tuple[Ints, Bools]:
-    """How attempts ended by the events that are next, and which were given back."""
+    """Return the outcomes of attempts, given the events that follow them, and which attempts were released."""
     ended_by = lifecycles.kind[end]
     released = (ended_by == _WAITING) & lifecycles.from_active[end]
     outcome = _OUTCOME_OF[ended_by]
@@ -225,23 +226,23 @@ def _outcome(lifecycles: Lifecycles, end: Ints, then: Ints) -> tuple[Ints, Bools
 
 
 def _last_index(which: Bools, first: Ints) -> Ints:
-    """Index of the last event up to each one, of the same job, that is one of ``which``."""
+    """Return the index of the last event up to each one, of the same job, for which ``which`` is true."""
     found = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     return np.where(found >= first, found, -1)
 
 
 def _running_sum(counted: Any, since: Ints) -> Ints:
-    """Add up from an event on, up to each one."""
+    """Return the sums from the event ``since`` up to each event."""
     sums = np.append(0, np.cumsum(counted, dtype=np.int64))
     return np.asarray(sums[1:] - sums[since])
 
 
 def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
-    """The same of times, as far as they are known; of none, none."""
+    """Return the sums of the times in ``which``; -1 for a sum of nothing."""
     return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
 
 
 def _encoded(column: Any) -> Any:
-    """A column as a dictionary and an index for each value."""
+    """Return a column as a dictionary and an index for each value."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return whole.dictionary_encode()

@@ -1,4 +1,4 @@
-"""Rows of ``silver.attempts`` and ``silver.jobs`` as tables of Arrow, from what the arrays say."""
+"""Rows of ``silver.attempts`` and ``silver.jobs`` as Arrow tables, from derived arrays."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from bulltask.spark.lifecycle.fold import FINISHED, MAX_TIME_MS, STATE_AFTER
 __all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
 
 _STATES: Final = tuple(STATE_AFTER[kind] for kind in KINDS)
-_LAST_SEQ: Final = 999  # of those that `as_of` keeps apart
+_LAST_SEQ: Final = 999  # the greatest that `as_of` keeps apart
 
 
 def attempts(events: pa.Table) -> pa.Table:
-    """Tell the attempts of all jobs that these events are about.
+    """Derive the attempts of all jobs that have events here.
 
     Args:
-        events: rows of ``bronze.events``, each once, in any order; of the columns it needs `LIFE`.
+        events: rows of ``bronze.events``, each once, in any order; the columns `LIFECYCLE_COLUMNS` are needed.
 
     Returns:
-        ``silver.attempts`` with its partition ``queue``: a row for each attempt, also for those that have not ended.
+        ``silver.attempts`` with its partition ``queue``: a row for each attempt, including those that have not ended.
     """
     derived = _derive(events)
     return attempts_of(derived, derived.begins)
 
 
 def jobs(events: pa.Table) -> pa.Table:
-    """Tell the jobs that these events are about.
+    """Derive the jobs that have events here.
 
     Args:
         events: as for `attempts`.
 
     Returns:
-        ``silver.jobs`` with its partition ``queue``: a row for each life of each job, also for those that are not done.
+        ``silver.jobs`` with its partition ``queue``: a row for each incarnation of each job, including unfinished ones.
     """
     derived = _derive(events)
     return jobs_of(derived, derived.is_last)
 
 
 def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
-    """Return rows of ``silver.attempts`` for those that begin with the events chosen."""
+    """Return the rows of ``silver.attempts`` for attempts that begin with the chosen events."""
     rows = _Rows(derived, np.flatnonzero(chosen))
     at = rows.at
     outcome = derived.outcome[at]
@@ -80,11 +80,11 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
 
 
 def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
-    """Return rows of ``silver.jobs`` for those lives of which the last events are chosen."""
+    """Return the rows of ``silver.jobs`` for incarnations whose last events are chosen."""
     rows = _Rows(derived, np.flatnonzero(chosen))
     at, lifecycles = rows.at, derived.lifecycles
     kept, added_ms = derived.kept[at], lifecycles.ms[derived.added[at]]
-    # What is finished stays so when the job is removed.
+    # A finished job stays finished when it is removed.
     says = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
     state = lifecycles.kind[says]
     finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[says], -1)
@@ -107,32 +107,32 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
 
 
 class _Rows:
-    """Responsible for the columns that rows of both tables have, and how they are made of events.
+    """Columns that the rows of both tables have.
 
     Args:
-        told: the events.
-        at: of each row, the event that stands for it.
+        derived: the events.
+        at: for each row, the event that it is made from.
     """
 
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:
         self._lifecycles, self._added, self.at = derived.lifecycles, derived.added[at], at
 
     def as_of(self, says: Ints) -> pa.Array:
-        """`bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
+        """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
         us = np.minimum(self._lifecycles.ms[says], MAX_TIME_MS) * 1000 + np.minimum(
             self._lifecycles.seq[says], _LAST_SEQ
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def reasons(self, says: Ints) -> tuple[pa.Array, pa.Array]:
-        """The reasons of failures, as their throwers wrote them, and their keys; many are the same."""
+        """Return the reasons of failures as they were raised, and their keys; many rows share one."""
         written = self._texts("failed_reason", says).dictionary_encode()
         plain = [plain_reason(reason) for reason in written.dictionary.to_pylist()]
         reasons = pa.array(plain, pa.string()), pa.array([error_key(reason) for reason in plain], pa.string())
         return tuple(one.take(written.indices) for one in reasons)
 
     def table(self, table: Table, made: dict[str, pa.Array]) -> pa.Table:
-        """Put a table's rows together; what no event says is null."""
+        """Combine the columns of a table; columns that events do not have are null."""
         more: dict[str, Callable[[], pa.Array]] = {
             "queue": lambda: self._texts("queue", self.at),
             "job_id": lambda: self._texts("job_id", self.at),
@@ -157,7 +157,7 @@ class _Rows:
         return pc.binary_join_element_wise(ms, seq, "-")
 
     def _texts(self, column: str, at: Ints) -> pa.Array:
-        """A column's texts of events; none of none."""
+        """Return a string column of events; null for no event."""
         places = np.append(self._lifecycles.order, 0)[at]
         found = self._lifecycles.table[column].take(pa.array(places, mask=at < 0))
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found

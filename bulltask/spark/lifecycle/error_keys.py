@@ -1,6 +1,6 @@
-"""Reasons of failures, made comparable: what BullMQ keeps as the reason of a job, and the same without its particulars.
+"""Failure reasons made comparable: BullMQ's stored reason as it was raised, and the same without its variable parts.
 
-The patterns are flat and ASCII, for `re` and for Spark's Java alike: the SQL uses the very same ones.
+The patterns are ASCII without nested groups, valid for `re` and for Spark's Java: the SQL uses the same ones.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import re
 
 __all__ = ["ESCAPE", "KEY_LENGTH", "LINES_AFTER", "NORMALISE", "UNQUOTABLE", "error_key", "plain_reason"]
 
-#: One escape of a JSON string. Half a surrogate pair is none: Java cannot keep it.
+#: One escape of a JSON string. Half a surrogate pair does not count: Java cannot store it.
 ESCAPE = (
     r'\\(?:["\\/bfnrt]'
     r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
 )
-#: What a JSON string cannot hold between its quotes, once its escapes are gone.
+#: What a JSON string cannot contain between its quotes, once its escapes are removed.
 UNQUOTABLE = r'["\\\x00-\x1f]'
-#: All after the first line.
+#: Everything after the first line.
 LINES_AFTER = r"[\r\n][\s\S]*"
-#: Pattern and what takes its place, in this order.
+#: Patterns and their replacements, in this order.
 NORMALISE = (
     (r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])", "#"),
     (r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])', "#"),
     (r"0[xX][0-9a-fA-F]+", "#"),
-    # A UUID, a digest, an object id: hex with a digit in it, so that no word is taken for one.
+    # A UUID, a digest, an object id: hex with at least one digit, so that no word matches.
     (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*(?![A-Za-z0-9_])", "#"),
     (r"[0-9]+", "#"),
 )
-#: Characters of a key: what comes after says little, and keys are grouped by.
+#: Maximum length of a key: keys are grouped by, and the rest adds little.
 KEY_LENGTH = 200
 
 _ESCAPE, _UNQUOTABLE, _LINES_AFTER = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(LINES_AFTER)
@@ -37,7 +37,7 @@ _NORMALISE = [(re.compile(pattern), by) for pattern, by in NORMALISE]
 
 
 def plain_reason(reason: str | None) -> str | None:
-    """The reason as its thrower wrote it: BullMQ for Python keeps a JSON string, BullMQ for Node.js the text itself."""
+    """Return the reason as it was raised: BullMQ for Python stores a JSON string, BullMQ for Node.js plain text."""
     if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
         return reason
     if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):
@@ -46,7 +46,7 @@ def plain_reason(reason: str | None) -> str | None:
 
 
 def error_key(reason: str | None) -> str | None:
-    """What failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
+    """Return what failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
 
     Args:
         reason: a `plain_reason`.

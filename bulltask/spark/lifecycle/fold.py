@@ -1,24 +1,26 @@
-"""What became of each job, from the events of its queue: the fold in plain Python.
+"""The lifecycle of each job, derived from its queue's events: a fold in plain Python.
 
-This is the reference. :mod:`~bulltask.spark.lifecycle.arrays` says the same with arrays, for the events of a batch, and
-:mod:`~bulltask.spark.lifecycle.sql` in Spark's words, for whole tables; property tests keep the three equal. What
-BullMQ's scripts write, and what follows from it:
+This is the reference. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with arrays, for the events of a batch,
+and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables; property tests keep the three equal. What BullMQ's
+scripts write, and what follows from it:
 
-* An attempt begins with ``active`` and its number is the count of those: BullMQ's ``ats``. A job taken away and given
-  back (a rate limit, a stop, a dead child) looks like a retry without delay: ``waiting`` with ``prev=active``, without
-  a reason. So the number of ended attempts can be above BullMQ's ``atm``.
-* A stall is ``waiting`` with ``prev=active`` and then ``stalled``, in one script. It ended when it waited again.
-* ``delayed`` and ``waiting-children`` are also told of jobs that nobody runs: then they end no attempt.
-* ``added`` begins a new life: the id was free, as that of a job removed when it was done. A living id that is added
-  again makes ``duplicated`` and nothing else. A finished job that is retried goes on with its life and its count.
-* ``removed`` ends the life of a job that was not done. Of one that was done it tells nothing new, and neither does it
-  of a job of which nothing else is known.
-* A stream has holes where it was trimmed. An attempt whose end is missing is ``open``, as is one that still runs; an
-  end whose beginning is missing is an attempt of its own, without a start. No time is made up.
+* An attempt begins with ``active``, and its number is the count of those: BullMQ's ``ats``. A job that was acquired and
+  released (a rate limit, a stop, a dead child) looks like a retry without delay: ``waiting`` with ``prev=active``,
+  without a reason. So the number of ended attempts can be greater than BullMQ's ``atm``.
+* A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
+  when the job was waiting again.
+* ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; then they end no attempt.
+* ``added`` begins a new incarnation: the id was free because the job was removed when it had finished. Adding an
+  existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its incarnation
+  and its count.
+* ``removed`` ends the incarnation of an unfinished job. For a finished job it adds no information, and neither does it
+  for a job of which nothing else is known.
+* A stream has holes where it was trimmed. An attempt whose end is missing is ``open``, like one that still runs; an end
+  whose beginning is missing is an attempt of its own, without a start. No time is invented.
 
-Times are those of the stream, Redis' clock. The job's hash has those of the clients' clocks.
+Times are those of the stream, by Redis' clock. A job's hash has times by the clocks of clients.
 
-A row says how far it knows: ``as_of`` is the last event that it is told from. The same row told later, with more
+Each row has a version: ``as_of`` is the last event that it is derived from. The same row derived later, from more
 events, has the same ``as_of`` or a later one, and the later one is right.
 """
 
@@ -47,18 +49,18 @@ __all__ = [
 Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
-#: The end of the year 9999, the last that Python and Spark can show. Ids of events may be of any time.
+#: The end of the year 9999, the last that Python and Spark can represent. Ids of events can be later.
 MAX_TIME_MS = 253_402_300_799_999
 
-#: The columns of an event that its job's life is told from.
+#: The columns of an event that the lifecycle of its job is derived from.
 LIFECYCLE_COLUMNS = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
 
-#: The states of a job that is done.
+#: The states of a finished job.
 FINISHED: tuple[JobState, ...] = ("completed", "failed")
 
-#: What an event says of its job's state. Other events say nothing of its life.
+#: The state of a job after an event. Other events do not belong to the lifecycle.
 STATE_AFTER: dict[str, JobState] = {
-    "added": "unknown",  # in the same script another event follows, unless the stream has a hole
+    "added": "unknown",  # the same script writes another event, unless the stream has a hole
     "waiting": "waiting",
     "active": "active",
     "completed": "completed",
@@ -68,7 +70,7 @@ STATE_AFTER: dict[str, JobState] = {
     "waiting-children": "waiting-children",
     "removed": "removed",
 }
-#: How an attempt ends that one of these finds open.
+#: The outcome of an open attempt that one of these events ends.
 _ENDS: dict[str, Outcome] = {
     "completed": "completed",
     "failed": "failed",
@@ -81,7 +83,7 @@ _ENDS: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
-    """What the fold needs of a row of ``bronze.events``; the names are the columns'."""
+    """The columns of a row of ``bronze.events`` that the fold needs."""
 
     queue: str
     job_id: str
@@ -99,7 +101,7 @@ class LifecycleEvent:
 
     @property
     def as_of_us(self) -> int:
-        """Its time in microseconds; events of one millisecond are kept apart as far as there is room."""
+        """The event's time in microseconds; the sequence number, up to 999, keeps events of one millisecond apart."""
         return min(self.event_ms, MAX_TIME_MS) * 1000 + min(self.event_seq, 999)
 
 
@@ -108,17 +110,18 @@ class AttemptRow:
     """A row of ``silver.attempts``.
 
     Attributes:
-        queue: BullMQ's spelling.
+        queue: BullMQ's name.
         job_id: of the job.
-        life: id of the event that added the job; ``None`` when it was not seen. An id can have several lives.
-        attempt: from 1.
-        name: of the task; ``None`` when the event that added the job was not seen.
-        queued_ms: since when it waited; ``None`` when that was not seen, as the next two.
-        started_ms: when it was taken.
+        life: the incarnation: id of the event that added the job; ``None`` if it was not seen. An id can have several
+            incarnations.
+        attempt: its number, from 1.
+        name: of the task; ``None`` if the event that added the job was not seen.
+        queued_ms: since when the job was waiting; ``None`` if that was not seen, like the next two.
+        started_ms: when a worker acquired it.
         ended_ms: when it ended.
-        outcome: ``retry`` is every way back to the queue but a stall; ``open`` has no end that was seen.
-        reason: why it failed for good. Events do not have the reason of an attempt that is made again.
-        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last one that is known.
+        outcome: ``retry`` is every way back to the queue except a stall; ``open`` means that no end was seen.
+        reason: why the job failed for good. Events do not have the reason of an attempt that is retried.
+        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last one known.
     """
 
     queue: str
@@ -135,35 +138,35 @@ class AttemptRow:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long it waited to be taken."""
+        """How long the job waited to be acquired."""
         return _between(self.queued_ms, self.started_ms)
 
     @property
     def run_ms(self) -> int | None:
-        """How long it ran."""
+        """How long the attempt ran."""
         return _between(self.started_ms, self.ended_ms)
 
     @property
     def error_key(self) -> str | None:
-        """The reason without its particulars."""
+        """The reason without its variable parts."""
         return error_key(self.reason)
 
 
 @dataclass(slots=True)
 class JobRow:
-    """A row of ``silver.jobs``: one life of a job, and the attempts it consists of.
+    """A row of ``silver.jobs``: one incarnation of a job, and its attempts.
 
     Attributes:
-        queue: as in `AttemptRow`, and the next two.
+        queue: as in `AttemptRow`, like the next two.
         job_id: of the job.
         life: id of the event that added it.
         name: of the task.
         created_ms: when it was added.
         state: the last that was seen; a finished job keeps its state when it is removed.
-        finished_ms: when it was done, if it is.
-        final_reason: why it failed, if it did.
+        finished_ms: when it finished, if it has.
+        final_reason: why it failed, if it has.
         attempts: its attempts, in order.
-        as_of_us: `LifecycleEvent.as_of_us` of its last event; that a finished job was removed does not count.
+        as_of_us: `LifecycleEvent.as_of_us` of its last event; the removal of a finished job does not count.
     """
 
     queue: str
@@ -179,7 +182,7 @@ class JobRow:
 
     @property
     def first_started_ms(self) -> int | None:
-        """When it was taken for the first time."""
+        """When a worker acquired it for the first time."""
         return min((one.started_ms for one in self.attempts if one.started_ms is not None), default=None)
 
     @property
@@ -199,23 +202,23 @@ class JobRow:
 
     @property
     def total_ms(self) -> int | None:
-        """From when it was added until it was done."""
+        """The time from when it was added until it finished."""
         return _between(self.created_ms, self.finished_ms)
 
     @property
     def error_key(self) -> str | None:
-        """The final reason without its particulars."""
+        """The final reason without its variable parts."""
         return error_key(self.final_reason)
 
 
 def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
-    """Tell what became of the jobs that these events are about.
+    """Derive the lifecycle of jobs from their events.
 
     Args:
         events: each once, in any order, of any number of jobs and queues.
 
     Returns:
-        A row for each life of each job, in order of queue, job id and time.
+        A row for each incarnation of each job, in order of queue, job id and time.
     """
     relevant = sorted(
         (event for event in events if _is_lifecycle_event(event)),
@@ -233,12 +236,12 @@ def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
 
 
 def _is_lifecycle_event(event: LifecycleEvent) -> bool:
-    """Whether an event says something of its job's life."""
+    """Return whether an event belongs to a job's lifecycle."""
     return event.event in STATE_AFTER and not (event.event == "removed" and event.prev in FINISHED)
 
 
 class _Fold:
-    """Responsible for one life of one job: its row, and what the next event is judged by."""
+    """The fold of one incarnation of one job: its row, and the state that the next event is interpreted with."""
 
     def __init__(self, job: JobRow) -> None:
         self.job = job
@@ -249,7 +252,7 @@ class _Fold:
         self._last: LifecycleEvent | None = None
 
     def take(self, event: LifecycleEvent) -> None:
-        """Go on by one event."""
+        """Add an event."""
         self.is_known = self.is_known or event.event != "removed"
         before, released = self._undecided, _is_release(event)
         if before is not None:
@@ -275,7 +278,7 @@ class _Fold:
         self._open = AttemptRow(job.queue, job.job_id, job.life, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
-        if started_ms is not None or _is_release(event):  # what comes next decides: its end, or why it was given back
+        if started_ms is not None or _is_release(event):  # the next event decides: its end, or why it was released
             self._undecided = self._open
 
     def _end(self, event: LifecycleEvent) -> None:
@@ -288,9 +291,9 @@ class _Fold:
         self._open = None
 
     def _ends_unseen_attempt(self, event: LifecycleEvent) -> bool:
-        """Whether an attempt ended here that nobody saw begin."""
+        """Return whether an attempt ended here whose beginning was not seen."""
         if event.event == "waiting":
-            # After `stalled` this only tells once more where the job is.
+            # After `stalled` this only repeats where the job is.
             return event.prev == "active" and (self._last is None or self._last.event != "stalled")
         if event.event == "waiting-children":
             return event.prev == "active"
@@ -302,7 +305,7 @@ class _Fold:
     def _queue_up(self, event: LifecycleEvent) -> None:
         if event.event == "waiting":
             self._queued_ms = event.event_ms
-        elif event.event != "stalled":  # it tells why the job waits, not since when
+        elif event.event != "stalled":  # which says why the job waits, not since when
             self._queued_ms = None
 
     def _settle(self, event: LifecycleEvent) -> None:
@@ -320,7 +323,7 @@ def _is_release(event: LifecycleEvent) -> bool:
 
 
 def _ends_attempt(event: LifecycleEvent) -> bool:
-    """Whether this ends an open attempt; after anything else its end was missed."""
+    """Return whether this event ends an open attempt; after any other event its end was not seen."""
     return event.event in _ENDS and (event.event != "waiting" or event.prev == "active")
 
 

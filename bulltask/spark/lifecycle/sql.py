@@ -1,7 +1,8 @@
-"""What became of each job, from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` as Spark runs it.
+"""The lifecycle of each job, derived from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in
+Spark.
 
-An attempt is told by one event and its neighbours in the job's life, and a job by sums that run along it, so there is
-nothing to group: one shuffle by job, one sort, and windows that share both.
+An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums, so nothing
+is grouped: one shuffle by job, one sort, and windows that share both.
 """
 
 from __future__ import annotations
@@ -32,45 +33,45 @@ __all__ = [
 _SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
 
 ATTEMPT_INPUTS = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
-"""What `derive` adds to them that `attempts_of` needs, but for the next."""
+"""The columns added by `derive` that `attempts_of` needs, except the running sums."""
 
 JOB_INPUTS = (*_SUMS, "kept", "first_started_ms")
-"""What `derive` adds to them that `jobs_of` needs, beside ``added``."""
+"""The columns added by `derive` that `jobs_of` needs, except ``added``."""
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """Tell the attempts of all jobs that these events are about.
+    """Derive the attempts of all jobs that have events here.
 
     Args:
-        events: rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; of the columns
-            it needs `LIFECYCLE_COLUMNS`.
+        events: rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; the columns
+            `LIFECYCLE_COLUMNS` are needed.
 
     Returns:
-        ``silver.attempts`` without its partitions but ``queue``: a row for each attempt, also for those that have not
-        ended. ``life`` is the id of the event that added the job, as an id can be used again.
+        ``silver.attempts`` without its partitions except ``queue``: a row for each attempt, including those that have
+        not ended. ``life`` is the id of the event that added the job, because job ids can be reused.
     """
     return attempts_of(derive(lifecycle_events(events)).where("begins"))
 
 
 def jobs(events: DataFrame) -> DataFrame:
-    """Tell the jobs that these events are about.
+    """Derive the jobs that have events here.
 
     Args:
         events: as for `attempts`.
 
     Returns:
-        ``silver.jobs`` without its partitions but ``queue``: a row for each life of each job, also for those that are
-        not done; ``life`` as in `attempts`.
+        ``silver.jobs`` without its partitions except ``queue``: a row for each incarnation of each job, including
+        unfinished ones; ``life`` as in `attempts`.
     """
     return jobs_of(derive(lifecycle_events(events)).where("is_last"))
 
 
 def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
-    """Return the events that say something of a job's life, and the columns that say it.
+    """Return the events that belong to a job's lifecycle, with the columns that it is derived from.
 
     Args:
         events: as for `attempts`.
-        is_new: what the column ``is_new`` says; it tells events of a batch from those that came before.
+        is_new: value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
     event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
     tells = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
@@ -78,27 +79,27 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
 
 
 def in_order() -> WindowSpec:
-    """The events of each job, in their order; the number in front is sorted and compared faster than texts are."""
+    """Return the window of each job's events in order; a number comes first because it sorts faster than strings."""
     return Window.partitionBy("job", "queue", "job_id").orderBy("event_ms", "event_seq")
 
 
 def derive(events: DataFrame) -> DataFrame:
-    """Give each event its place in its job's life, the attempt that begins with it, and the sums up to it.
+    """Add to each event its place in the job's lifecycle, the attempt that begins with it, and the sums up to it.
 
     Args:
         events: what `lifecycle_events` returned, of any number of batches.
 
     Returns:
-        All of these events. ``begins``: an attempt does, which `attempts_of` tells; ``decided`` is whether the event
-        that decided its outcome is new, NULL where none has. ``is_last``: the event is the last of a life that is known
-        by more than its end, which `jobs_of` tells.
+        All of these events. ``begins``: an attempt begins with it; see `attempts_of`. ``decided``: whether the event
+        that decided its outcome is new, NULL if there is none. ``is_last``: it is the last event of an incarnation of
+        which more than the removal is known; see `jobs_of`.
     """
     window = in_order()
     so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     event = fn.col("event")
     known = events.withColumn("job", fn.xxhash64("queue", "job_id")).withColumn(
         "from_active",
-        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that all below is true or false, never NULL
+        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that nothing below is NULL
     )
     near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unseen_attempt())
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
@@ -116,7 +117,7 @@ def derive(events: DataFrame) -> DataFrame:
 
 
 def attempts_of(derived: DataFrame) -> DataFrame:
-    """Return rows of ``silver.attempts`` for those that begin with the events given."""
+    """Return the rows of ``silver.attempts`` for attempts that begin with the given events."""
     queued_ms = fn.when(fn.col("queued_ms") >= 0, fn.col("queued_ms"))
     return derived.select(
         "queue",
@@ -139,7 +140,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
 
 
 def jobs_of(derived: DataFrame) -> DataFrame:
-    """Return rows of ``silver.jobs`` for those lives of which the last events are given."""
+    """Return the rows of ``silver.jobs`` for incarnations whose last events are given."""
     finished = is_finished()
     state = fn.when(finished, fn.col("kept.event")).otherwise(_case("event", STATE_AFTER))
     finished_ms = fn.when(finished, fn.col("kept.event_ms"))
@@ -161,7 +162,7 @@ def jobs_of(derived: DataFrame) -> DataFrame:
         (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
         "final_reason",
         error_key(fn.col("final_reason")).alias("error_key"),
-        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, as the next
+        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next one
         fn.lit(None).cast("int").alias("data_bytes"),
         fn.lit("events").alias("source"),
         _as_of(
@@ -171,17 +172,17 @@ def jobs_of(derived: DataFrame) -> DataFrame:
 
 
 def is_finished() -> Column:
-    """Whether a life is finished as of an event; it stays so when the job is removed."""
+    """Return whether an incarnation is finished as of an event; it stays finished when the job is removed."""
     return fn.col("kept.event").isin(*FINISHED)
 
 
 def as_time(ms: Column) -> Column:
-    """Milliseconds as a time; what is behind the year 9999 is its end."""
+    """Return milliseconds as a timestamp; later ones become the end of the year 9999."""
     return fn.timestamp_millis(_shown(ms))
 
 
 def plain_reason(reason: Column) -> Column:
-    """`bulltask.spark.lifecycle.error_keys.plain_reason` as a column."""
+    """Return `bulltask.spark.lifecycle.error_keys.plain_reason` as a column."""
     quoted = reason.startswith('"') & reason.endswith('"') & (fn.length(reason) >= 2)
     inner = fn.substring(reason, fn.lit(2), fn.length(reason) - 2)
     left = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
@@ -190,7 +191,7 @@ def plain_reason(reason: Column) -> Column:
 
 
 def error_key(reason: Column) -> Column:
-    """`bulltask.spark.lifecycle.error_keys.error_key` as a column."""
+    """Return `bulltask.spark.lifecycle.error_keys.error_key` as a column."""
     key = fn.regexp_replace(reason, LINES_AFTER, "")
     for pattern, by in NORMALISE:
         key = fn.regexp_replace(key, pattern, by)
@@ -198,13 +199,13 @@ def error_key(reason: Column) -> Column:
 
 
 def _neighbours(window: WindowSpec) -> dict[str, Column]:
-    """Tell what came before an event of the same job, and what came behind it."""
+    """Return columns of the events before and after each event of a job."""
     found = {"back_event": fn.lag("event").over(window), "back_from_active": fn.lag("from_active").over(window)}
     for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):
         found[f"next_{name}"] = fn.lead(name).over(window)
     for name in ("event", "event_ms", "event_seq", "is_new"):
         found[f"behind_{name}"] = fn.lead(name, 2).over(window)
-    # `stalled` tells why a job waits, not since when.
+    # `stalled` says why a job waits, not since when.
     event, before = fn.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
     waits = fn.when(event != "stalled", fn.when(event == "waiting", fn.col("event_ms")).otherwise(-1))
     found["waits_since"] = fn.last(waits, ignorenulls=True).over(before)
@@ -212,7 +213,7 @@ def _neighbours(window: WindowSpec) -> dict[str, Column]:
 
 
 def _ends_unseen_attempt() -> Column:
-    """Whether an attempt ended with this event that nobody saw begin."""
+    """Return whether an attempt ended with this event whose beginning was not seen."""
     event, back = fn.col("event"), fn.coalesce(fn.col("back_event"), fn.lit(""))
     from_active = fn.col("from_active")
     ends = (
@@ -225,7 +226,9 @@ def _ends_unseen_attempt() -> Column:
 
 
 def _attempt() -> dict[str, Column]:
-    """Tell of the attempt that begins with an event; of an unseen one, the event is the end."""
+    """Return columns of the attempt that begins with an event; for one whose beginning was not seen, the event is its
+    end.
+    """
     is_seen = fn.col("event") == "active"
 
     def end(name: str) -> Column:
@@ -244,7 +247,7 @@ def _attempt() -> dict[str, Column]:
     )
 
     def decided(name: str) -> Column:
-        """Of the event that decided the outcome, or the last one of this life: another life tells nothing of it."""
+        """Of the event that decided the outcome, or the last one of this incarnation."""
         of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
         return fn.when(released & (followed_by != "added"), behind(name)).otherwise(of_end)
 
@@ -261,7 +264,7 @@ def _attempt() -> dict[str, Column]:
 
 
 def _sums(so_far: WindowSpec) -> dict[str, Column]:
-    """Count and add up what came until an event, in all lives of the job; and find the last event but ``removed``."""
+    """Return running sums over all incarnations of a job, and the last event except ``removed``."""
     begins, event = fn.col("begins"), fn.col("event")
     wait_ms = fn.when(begins & (fn.col("queued_ms") >= 0), fn.col("started_ms") - fn.col("queued_ms"))
     run_ms = fn.when(begins, fn.col("ended_ms") - fn.col("started_ms"))
@@ -279,7 +282,7 @@ def _sums(so_far: WindowSpec) -> dict[str, Column]:
 
 
 def _in_life(name: str) -> Column:
-    """A sum, of this life only."""
+    """Return a sum over this incarnation only."""
     return fn.col(name) - fn.coalesce(fn.col(f"added.{name}"), fn.lit(0))
 
 
@@ -289,15 +292,15 @@ def _life() -> Column:
 
 
 def _as_of(ms: Column, seq: Column) -> Column:
-    """`bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` as a time."""
+    """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` as a timestamp."""
     return fn.timestamp_micros(_shown(ms) * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
 
 
 def _shown(ms: Column) -> Column:
-    return fn.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # nothing stays nothing
+    return fn.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # NULL stays NULL
 
 
 def _case(column: str, words: Mapping[str, str]) -> Column:
-    """Translate a column's words."""
+    """Map the values of a column."""
     table = fn.create_map(*[fn.lit(word) for pair in words.items() for word in pair])
     return table[fn.col(column)]

@@ -1,1 +1,1 @@
-"""From rows to jobs, and from jobs back to rows."""
+"""Rows become jobs, and the results of jobs become rows."""

@@ -1,4 +1,4 @@
-"""``enqueue``: the rows of a DataFrame as jobs, and a report of what became of them."""
+"""``enqueue``: add a job for each row of a DataFrame, and report how many were added."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ __all__ = [
 ]
 
 SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
-"""What became of a row: the job that is stored for it, and whether it was added."""
+"""The result of a row: the id of its job, and whether the job was added."""
 
 WEEK: Final = timedelta(days=7)
 
 
 class WriteArguments(TypedDict, total=False):
-    """What every way to make jobs of rows may be told.
+    """Arguments of every function that turns rows into jobs.
 
     Attributes:
-        opts: options of every job, in the words of ``Queue.add``.
+        opts: options of every job, as for ``Queue.add``.
         write_id: makes the write repeatable: the same rows with the same id add nothing that was added before. A new
-            one if left out.
-        batch: jobs of one round trip, 500 if left out.
-        fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if left out.
-        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+            one if omitted.
+        batch: jobs in one round trip; 500 if omitted.
+        fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if omitted.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
     """
 
     opts: AddOptions
@@ -70,12 +70,12 @@ class WriteArguments(TypedDict, total=False):
 
 
 class EnqueueOptions(WriteArguments, total=False):
-    """What else ``enqueue`` may be told, beside :class:`WriteArguments`.
+    """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
 
     Attributes:
-        on_duplicate_rows: rows of equal name and data are one job (``collapse``, the default), a job each
-            (``number``), or refused before anything is sent (``error``). With ``job_id`` it is the ids that are
-            compared, and ``number`` has no meaning.
+        on_duplicate_rows: rows with equal name and data become one job (``collapse``, the default), one job each
+            (``number``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
+            instead, and ``number`` is not allowed.
     """
 
     on_duplicate_rows: Literal["collapse", "number", "error"]
@@ -83,18 +83,18 @@ class EnqueueOptions(WriteArguments, total=False):
 
 @dataclass(frozen=True, slots=True)
 class EnqueueReport:
-    """What a write has done.
+    """The result of a write.
 
-    Spark counts what the tries of its tasks said that it kept. What a failed try had added before counts as
-    duplicated in the one that came after it; added and duplicated always make up all rows.
+    Spark adds up what the successful attempts of its tasks reported. Jobs that a failed attempt had added count as
+    duplicated in the attempt that followed; added and duplicated always make up all rows.
 
     Attributes:
-        write_id: the write; ``gather(report, …)`` finds its jobs by it while the fence is kept.
-        queue: as the user spells it.
+        write_id: the write; ``gather(report, …)`` finds its jobs by it as long as the fence is kept.
+        queue: the user's name of the queue.
         rows: how many rows were read.
-        added: jobs that were not there before.
-        duplicated: rows whose job was there already, or had been added by this write before.
-        seconds: how long it took.
+        added: jobs that did not exist before.
+        duplicated: rows whose job existed already, or had been added by this write before.
+        seconds: how long the write took.
         partitions: tasks that had rows.
     """
 
@@ -116,23 +116,27 @@ def enqueue(
     job_id: Column | None = None,
     **more: Unpack[EnqueueOptions],
 ) -> EnqueueReport:
-    """Add a job to a queue for each row of a DataFrame, each once, however often Spark runs a task again.
+    """Add a job to a queue for each row of a DataFrame, each exactly once, however often Spark runs a task.
 
-    A job's id comes from the write, the queue, the job's name and its data, or is ``job_id``. There is no way back:
-    what was sent before an error stays, and the same write again adds what is missing.
+    A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
+    rolled back: what was sent before an error stays, and repeating the write adds what is missing.
 
     Args:
         df: the rows.
-        queue: the queue, spelled as everywhere in bulltask.
-        name: the name of all jobs, which for a bulltask worker is the task's; or a column with names.
-        data: a column with the jobs' data: texts of JSON, or anything that ``to_json`` takes; or names of columns,
+        queue: the queue, named as everywhere in bulltask.
+        name: the name of all jobs (for a bulltask worker, the task's name); or a column with names.
+        data: a column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
             which become an object.
-        job_id: a column with the ids, texts; BullMQ takes none that is a number or has a ``:``.
+        job_id: a column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
         more: see :class:`WriteArguments` and :class:`EnqueueOptions`.
 
+    Returns:
+        How many jobs were added.
+
     Raises:
-        TypeError: there is no such option.
-        ConfigError: an option or a column is wrong, ``df`` is a stream, or rows are equal and were not to be.
+        TypeError: an option is unknown.
+        ConfigError: an option or a column is invalid, ``df`` is a stream, or there are equal rows and they are not
+            allowed.
     """
     began_ms = mono_ms()
     check_option_names(more, EnqueueOptions)
@@ -155,18 +159,18 @@ def enqueue(
 
 
 def check_option_names(given: Mapping[str, object], kind: type) -> None:
-    """Find unknown names among options.
+    """Check for unknown names among options.
 
     Raises:
         TypeError: there is one; the message lists the known ones.
     """
-    known = kind.__annotations__  # of a TypedDict: those that it inherits are among them
+    known = kind.__annotations__  # a TypedDict includes those that it inherits
     if unknown := sorted(set(given) - set(known)):
         raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
 
 
 def send_rows(sender: RowSender) -> Callable[[Column], Column]:
-    """A function of a struct of the columns of rows: sends them, and says what became of each (:data:`SEND_RESULT`)."""
+    """Return a function of a struct of a row's columns that sends the row's job and returns :data:`SEND_RESULT`."""
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         for found in sender.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
@@ -178,7 +182,7 @@ def send_rows(sender: RowSender) -> Callable[[Column], Column]:
 
 @contextmanager
 def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
-    """Let every error say it: the tasks' own errors do, but that of a lost executor knows of no write."""
+    """Add the resume hint to every error: errors of tasks have it, but that of a lost executor does not."""
     try:
         yield
     except Exception as exc:
@@ -187,10 +191,10 @@ def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
 
 
 def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
-    """The rows with the columns that a write has.
+    """Return the rows with the columns that a write expects.
 
     Raises:
-        ConfigError: ``data`` is one name, and not a list of them.
+        ConfigError: ``data`` is a single name, not a list of names.
     """
     if isinstance(data, str):
         raise ConfigError(f"data must be a column, or a list of names of columns: [{data!r}], not {data!r}")
@@ -205,27 +209,27 @@ def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str
 
 
 def as_json(column: str | Column) -> Column:
-    """A column as JSON in which what is null is there, as ``null``."""
+    """Return a column as JSON that includes nulls, as ``null``."""
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
 def number_duplicates(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
-    """Number equal rows, or refuse them.
+    """Number equal rows, or reject them.
 
     Args:
         rows: the rows.
-        same: the columns in which they are equal.
-        wanted: ``on_duplicate_rows``.
+        same: the columns that are compared.
+        wanted: the value of ``on_duplicate_rows``.
 
     Raises:
-        ConfigError: there are equal rows and were not to be; or ``wanted`` is something else.
+        ConfigError: there are equal rows and they are not allowed; or ``wanted`` is invalid.
     """
     if wanted not in {"collapse", "number", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
     if wanted == "number":
         if "id" in same:
-            raise ConfigError("on_duplicate_rows='number' makes different ids of equal rows; with job_id they have ids")
-        # Equal rows are in one task then, and which of them is which makes no difference: so no order is needed.
+            raise ConfigError("on_duplicate_rows='number' gives equal rows different ids; with job_id they have ids")
+        # This puts equal rows into one task. They are interchangeable, so no order is needed.
         place = Window.partitionBy(*same).orderBy(*same)
         return rows.withColumn(NUMBER, F.row_number().over(place).cast("long") - 1)
     if wanted == "error" and (twice := rows.groupBy(*same).count().where("count > 1").first()) is not None:
@@ -245,7 +249,7 @@ def _sender(schema: StructType, queue: str, more: EnqueueOptions) -> RowSender:
 
 
 def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
-    """The options of ``format("bulltask")`` that say the same as those of ``enqueue``, but for ``opts``."""
+    """Return the options of ``format("bulltask")`` that correspond to the arguments of ``enqueue``, except ``opts``."""
     options = {
         **broker_options(more),
         "queue": queue,
@@ -258,13 +262,13 @@ def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """What the columns of the rows are.
+    """What the columns of a file mean.
 
     Attributes:
         data: columns that become a job's data.
-        name: name of all jobs; or
+        name: the name of all jobs; or
         name_column: the column with their names.
-        id_column: the column with their ids; none: they come from the rows.
+        id_column: the column with their ids; ``None``: ids are derived from the rows.
     """
 
     data: Sequence[str]
@@ -280,9 +284,9 @@ def enqueue_file(
 
     Args:
         spark: the session.
-        path: of the file.
+        path: the file.
         queue: the queue.
-        names: which columns are what.
+        names: what the columns mean.
         more: as for ``enqueue``.
 
     Raises:
@@ -306,10 +310,10 @@ def enqueue_file(
 def vectorized_udf(
     function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
 ) -> Callable[[Column], Column]:
-    """Make a function of a column: it is called once in each task, with an iterator of the column's Arrow arrays.
+    """Make a column function (an iterator Arrow UDF): it is called once in each task, with an iterator of Arrow arrays.
 
-    ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark takes the function for one whose result
-    is not the same each time, so it neither leaves a call out nor makes it twice.
+    ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark treats the function as nondeterministic, so
+    it neither skips a call nor makes it twice.
 
     Args:
         function: returns for each array one of the same length.
@@ -317,8 +321,8 @@ def vectorized_udf(
     """
 
     def whole(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        # By these types Spark knows how to call it.
+        # Spark decides by these annotations how to call it.
         return function(arrays)
 
-    make: Any = arrow_udf  # its stub knows neither structs nor that the result is a whole UserDefinedFunction
+    make: Any = arrow_udf  # its stub lacks structs, and that the result is a UserDefinedFunction
     return cast("Callable[[Column], Column]", make(whole, returns).asNondeterministic())

@@ -1,4 +1,4 @@
-"""``task.map_dataframe``: a call of a task for every row of a DataFrame, and what became of it beside the row."""
+"""``task.map_dataframe``: call a task for every row of a DataFrame, and add the results to the rows."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _RESULTS: Final = ("id", "state", "return_value", "failed_reason")
 
 
 class MapOptions(TypedDict, total=False):
-    """What else ``map_dataframe`` may be told.
+    """Further arguments of ``map_dataframe``.
 
     Attributes:
-        timeout: how long jobs that have not ended are waited for once all are sent, in seconds or as ``timedelta``, by
-            the clocks of the machines; ``0`` for not at all, without limit if left out or ``None``.
-        poll: seconds or ``timedelta`` between two looks at jobs that have not ended; 2 seconds if left out.
+        timeout: how long to wait for jobs that have not finished once all are sent, in seconds or as ``timedelta``, by
+            the clocks of the executors; ``0`` for not at all, no limit if omitted or ``None``.
+        poll: seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
         options: of every call, those of ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
-        write_id: makes the calls repeatable: the same rows with the same id add no job that was added before. A new
-            one if left out.
-        on_duplicate_rows: rows of equal arguments are one job, and all of them have its result (``collapse``, the
-            default), or a job each (``number``), or are refused before anything is sent (``error``).
-        result_prefix: stands before the names of the columns that are added; nothing if left out.
-        batch: jobs of one round trip, 500 if left out.
-        fence_ttl: how long Redis remembers which jobs were added, counted from the last; 7 days if left out.
+        write_id: makes the calls repeatable: the same rows with the same id add no job that was added before. A new one
+            if omitted.
+        on_duplicate_rows: rows with equal arguments become one job and all have its result (``collapse``, the default),
+            become one job each (``number``), or are rejected before anything is sent (``error``).
+        result_prefix: a prefix for the names of the added columns; empty if omitted.
+        batch: jobs in one round trip; 500 if omitted.
+        fence_ttl: how long Redis remembers which jobs were added, counted from the last; 7 days if omitted.
     """
 
     timeout: Duration | None
@@ -73,32 +73,32 @@ def map_dataframe(
     columns: Sequence[str] | Mapping[str, str | Column] | None = None,
     **more: Unpack[MapOptions],
 ) -> DataFrame:
-    """Call a task for every row of a DataFrame, and return the rows with what became of their jobs.
+    """Call a task for every row of a DataFrame, and return the rows with the results of their jobs.
 
-    All jobs are sent before this returns, each once, however often Spark runs a task again; the rows and the ids of
-    their jobs are then kept by Spark's executors until the DataFrame is forgotten. The results are looked up, and
-    waited for, when the rows are needed, and anew each time; ``cache()`` or write what is to stay.
+    All jobs are sent before this function returns, each exactly once, however often Spark runs a task. Spark's
+    executors then keep the rows and the ids of their jobs until the DataFrame is garbage-collected. Results are looked
+    up, and waited for, when the rows are needed, and again each time; ``cache()`` or write what you want to keep.
 
     Args:
         task: the task, with its own options: queue, retries, how long results are kept …
         df: the rows.
-        columns: the columns with the arguments: names that are those of the task's parameters, or for each parameter a
-            name or a column; all columns of ``df`` if left out. Values become JSON as ``to_json`` makes it: a
-            timestamp is a text, and null is ``None``.
+        columns: the columns with the arguments: names of columns that match the task's parameters, or for each
+            parameter a name or a column; all columns of ``df`` if omitted. Values become JSON as ``to_json`` converts
+            them: a timestamp becomes a string, and null becomes ``None``.
         more: see :class:`MapOptions`.
 
     Returns:
-        The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` when Redis
-        has no such job any more), ``return_value`` (JSON), ``failed_reason``.
+        The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` if Redis no
+        longer has the job), ``return_value`` (JSON), ``failed_reason``.
 
     Raises:
-        TypeError: there is no such option, or the columns do not fit the task's parameters.
-        ConfigError: an option is wrong, a column has the name of a result, ``df`` is a stream, or the task keeps no
+        TypeError: an option is unknown, or the columns do not fit the task's parameters.
+        ConfigError: an option is invalid, a column has the name of a result, ``df`` is a stream, or the task keeps no
             results. Nothing was sent in these cases.
     """
     check_option_names(more, MapOptions)
     if df.isStreaming:
-        raise ConfigError("map_dataframe needs the rows of a table; those of a stream are one in each foreachBatch")
+        raise ConfigError("map_dataframe needs the rows of a table; for a stream, call it in foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, more.get("options", {}))
     prefix = _check_free(df, more.get("result_prefix", ""))
@@ -112,7 +112,7 @@ def map_dataframe(
     rows = number_duplicates(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
     parts = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
     with resume_hint_on_error(sender):
-        # The jobs are those of these very rows: made anew, rows of rand() or of a table that grows would be others.
+        # Keep exactly these rows: computed again, rows from rand() or from a growing table would be different ones.
         rows = rows.withColumn(_SENT, send_rows(sender)(F.struct(*parts))).localCheckpoint()
 
     lookup = JobLookup(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
@@ -124,13 +124,13 @@ def map_dataframe(
 
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
     if single := [name for name in _OF_ONE_JOB if name in options]:
-        raise ConfigError(f"{single[0]} belongs to one job, and these are the options of all")
+        raise ConfigError(f"{single[0]} belongs to one job, but these options are for all jobs")
     plan = plan_job(task.name, task.options, CallOptions.of(options), config)
     kept = plan.options.to_wire(0).get("removeOnComplete")
     least = kept.get("count") if isinstance(kept, Mapping) else kept
     if kept is True or (least == 0 and least is not False):
         raise ConfigError(
-            f"task {task.name} keeps no results: its jobs are removed as soon as they have completed; say otherwise "
+            f"task {task.name} keeps no results: its jobs are removed as soon as they have completed; keep them "
             "with options={'remove_on_complete': {'age': 3600}}"
         )
     return plan
@@ -140,7 +140,7 @@ def _check_free(df: DataFrame, prefix: str) -> str:
     taken = [name for name in (prefix + result for result in _RESULTS) if name in df.columns]
     if taken:
         raise ConfigError(
-            f"[BULLTASK_COLUMN_TAKEN] the rows have a column {taken[0]!r} already, which is the name of a result; give "
+            f"[BULLTASK_COLUMN_TAKEN] the rows already have a column {taken[0]!r}, which is the name of a result; give "
             "the results other names with result_prefix='job_'"
         )
     return prefix
@@ -149,7 +149,7 @@ def _check_free(df: DataFrame, prefix: str) -> str:
 def _arguments(
     task: AnyTask[Any, Any], df: DataFrame, columns: Sequence[str] | Mapping[str, str | Column] | None
 ) -> Mapping[str, Column]:
-    """The column of each parameter."""
+    """Return the column of each parameter."""
     if isinstance(columns, str):
         raise ConfigError(f"columns must be a list of names, or a mapping: [{columns!r}], not {columns!r}")
     if not isinstance(columns, Mapping):

@@ -1,4 +1,4 @@
-"""``gather``: what became of jobs, as a DataFrame with a row for each id that was asked for."""
+"""``gather``: the results of jobs as a DataFrame, with a row for each requested id."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _MISSING: Final[Mapping[str, object]] = {"state": "missing"}
 
 
 class GatherOptions(TypedDict, total=False):
-    """What else ``gather`` may be told.
+    """Further arguments of ``gather``.
 
     Attributes:
-        poll: seconds or ``timedelta`` between two looks at jobs that have not ended; 2 seconds if left out.
-        url, prefix, queue_hash_tag: where Redis is, and how queues are spelled; bulltask's settings if left out.
+        poll: seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
+        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
     """
 
     poll: Duration
@@ -62,22 +62,22 @@ class GatherOptions(TypedDict, total=False):
 def gather(
     ids: DataFrame | EnqueueReport, queue: str, *, wait: Duration | None = None, **more: Unpack[GatherOptions]
 ) -> DataFrame:
-    """Return what became of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
+    """Return the results of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
 
-    There is a row for every id, whatever happened to its job. ``state`` is ``completed``, ``failed``, ``unfinished``,
-    or ``missing`` when Redis has no such job (any more). ``return_value`` is JSON. As everything in Spark it is looked
-    up when the rows are needed, and anew each time; ``cache()`` or write what is to stay.
+    There is a row for every id. ``state`` is ``completed``, ``failed``, ``unfinished``, or ``missing`` if Redis does
+    not have the job (any more). ``return_value`` is JSON. As everything in Spark, results are looked up when the rows
+    are needed, and again each time; ``cache()`` or write what you want to keep.
 
     Args:
-        ids: rows with a column ``id``; or the report of ``enqueue``, whose jobs are known while its fence is kept.
-        queue: the queue, spelled as everywhere in bulltask.
-        wait: how long from now jobs that have not ended are waited for, in seconds or as ``timedelta``, by the clocks
-            of the machines; not at all if left out.
+        ids: rows with a column ``id``; or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
+        queue: the queue, named as everywhere in bulltask.
+        wait: how long from now to wait for jobs that have not finished, in seconds or as ``timedelta``, by the clocks
+            of the executors; not at all if omitted.
         more: see :class:`GatherOptions`.
 
     Raises:
-        TypeError: there is no such option.
-        ConfigError: an option is wrong, there is no column ``id`` of texts, or Redis knows no job of the report.
+        TypeError: an option is unknown.
+        ConfigError: an option is invalid, there is no column ``id`` of strings, or Redis knows no job of the report.
     """
     check_option_names(more, GatherOptions)
     options = _options(queue, more)
@@ -85,7 +85,7 @@ def gather(
     lookup = JobLookup(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
     rows = _rows_of(ids, lookup) if isinstance(ids, EnqueueReport) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
-        raise ConfigError(f"gather needs a column 'id' of texts; the rows have {rows.schema.simpleString()}")
+        raise ConfigError(f"gather needs a column 'id' of strings; the rows have {rows.schema.simpleString()}")
     found = rows.select("id", vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col("id")).alias("found"))
     return found.select(
         "id",
@@ -98,13 +98,13 @@ def gather(
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Responsible for looking jobs up, and for waiting for them; travels to the executors.
+    """Looks up jobs and waits for them; travels to the executors.
 
     Attributes:
         config: where Redis is.
         keys: of the queue.
-        until_ms: how long jobs that have not ended are waited for, by this machine's clock; ``None``: not at all.
-        poll_ms: time between two looks at them.
+        until_ms: until when to wait for jobs that have not finished, by this machine's clock; ``None``: not at all.
+        poll_ms: time between two checks.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
@@ -113,13 +113,13 @@ class JobLookup:
     poll_ms: int
 
     def look_up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        """What became of the jobs with these ids, an array for each array."""
+        """Yield the results of the jobs with these ids, an array for each array."""
         with Connection(self.config) as connection:
             for ids in arrays:
                 yield self._at(connection, ids.to_pylist())
 
     def _at(self, connection: Connection, ids: Sequence[str | None]) -> pa.Array:
-        """A row for each of ``ids``, in their order; a null is the id of no job."""
+        """Return a row for each of ``ids``, in order; a null id is a missing job."""
         found: dict[str | None, Mapping[str, object]] = {None: _MISSING}
         left = [one for one in dict.fromkeys(ids) if one is not None]
         while left:
@@ -135,7 +135,7 @@ class JobLookup:
 
     def _ask(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
-        # The sets first: a job that is among the ended ones has its result in its hash, and not the other way round.
+        # The sets first: a job in the set of finished ones has its result in its hash, but not the other way round.
         done, failed, *raws = connection.run_many(
             [
                 command("ZMSCORE", keys.completed, *ids),
@@ -172,7 +172,7 @@ def _options(queue: str, more: GatherOptions) -> WriteOptions:
 
 
 def _rows_of(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
-    """The ids that the write's fence holds."""
+    """Return the ids that the write's fence holds."""
     queue = lookup.keys.queue
     if report.queue != queue:
         raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
@@ -185,8 +185,8 @@ def _rows_of(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
                 break
     if report.rows and not ids:
         raise ConfigError(
-            f"Redis knows no job of the write {report.write_id} in queue {queue}: its fence has expired, or it went to "
-            "another server; give the ids instead"
+            f"Redis knows no job of the write {report.write_id} in queue {queue}: its fence has expired, or it used "
+            "another server; pass the ids instead"
         )
     spark = SparkSession.active()
     return spark.createDataFrame(pa.table({"id": pa.array(ids, pa.string())}))

@@ -1,4 +1,7 @@
-"""Rows on their way to become jobs: which columns they have, and the jobs that come of them."""
+"""Rows as jobs: the columns that a write expects, the jobs that it builds, and their ids.
+
+The same row in the same write has the same id, however often it is written.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ __all__ = [
 ]
 
 NUMBER: Final = "bulltask_number"
-"""The column that numbers equal rows, where somebody asked for it."""
+"""The column that numbers equal rows, if requested."""
 
 _OF_ONE_JOB: Final = ("job_id", "parent")
 _MOST: Final = 200
@@ -62,8 +65,8 @@ class SharedOptions:
     """What all jobs of a write have in common, checked once.
 
     Attributes:
-        options: theirs.
-        timestamp_ms: when they were made; ``None``: when they are sent.
+        options: their options.
+        timestamp_ms: when they were created; ``None``: when they are sent.
     """
 
     options: JobOptions
@@ -71,15 +74,15 @@ class SharedOptions:
 
 
 def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
-    """Return where the rows say what, before anything is written; Spark itself checks nothing.
+    """Return the columns of ids and queues, before anything is written; Spark itself checks nothing.
 
     Args:
         schema: of the rows.
-        queue: the queue of all rows, ``None`` where a column says it.
+        queue: the queue of all rows, ``None`` if a column names it.
         id_column: the column with job ids; ``None``: ``id`` if there is one.
 
     Raises:
-        ConfigError: a column is missing, of a wrong type, or would be left out silently.
+        ConfigError: a column is missing, has the wrong type, or would be ignored silently.
     """
     names = schema.fieldNames()
     ids = id_column if id_column is not None else ("id" if "id" in names else "")
@@ -93,7 +96,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
         if not isinstance(kind := schema[name].dataType, StringType):
             cure = "to_json(...)" if name == "data" else "cast('string')"
             raise ConfigError(
-                f"[BULLTASK_COLUMN_TYPE] column {name!r} must hold texts, not {kind.simpleString()}: {cure} makes them"
+                f"[BULLTASK_COLUMN_TYPE] column {name!r} must hold strings, not {kind.simpleString()}: use {cure}"
             )
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(
@@ -104,13 +107,13 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
 
 
 def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
-    """Check options that all jobs of a write have, before any of them is made, and return what comes of them.
+    """Check the options that all jobs of a write share, before any job is built, and return them.
 
     Raises:
-        ConfigError: one is unknown or wrong, or belongs to a single job.
+        ConfigError: one is unknown or invalid, or belongs to a single job.
     """
     if single := [name for name in _OF_ONE_JOB if name in options]:
-        raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, and these are the options of all")
+        raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, but these options are for all jobs")
     try:
         sample = build_job("any", "any", None, options, config)
     except TypeError as exc:
@@ -119,7 +122,7 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptio
 
 
 def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[Any], ...]:
-    """Return the columns of an Arrow batch that were checked, as :meth:`JobBuilder.build` takes them."""
+    """Return the checked columns of an Arrow batch in the order of :meth:`JobBuilder.build`'s arguments."""
 
     def column(name: str, otherwise: object) -> Iterable[Any]:
         return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
@@ -135,13 +138,13 @@ def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[
 
 @dataclass(frozen=True, slots=True)
 class JobBuilder:
-    """Responsible for the jobs of one write: each is what ``Queue.add`` would make of it.
+    """Builds the jobs of one write, as ``Queue.add`` would.
 
     Attributes:
-        config: how queues are spelled, and how much a job may hold.
+        config: how queues are spelled, and how large a job may be.
         write_id: the write.
-        queue: the queue of rows that do not say theirs.
-        alike: what the jobs have in common.
+        queue: the queue of rows that do not name one.
+        shared: what the jobs have in common.
         has_ids: the rows have ids of their own.
     """
 
@@ -155,9 +158,9 @@ class JobBuilder:
         """Build the job of a row.
 
         Raises:
-            ConfigError: the row has no name, no queue, or no id where the others have.
-            DecodeError: its data is no JSON.
-            EncodeError, PayloadTooLargeError, InvalidNameError: something about the job is wrong, as for ``Queue.add``.
+            ConfigError: the row has no name, no queue, or no id although the others have one.
+            DecodeError: its data is not JSON.
+            EncodeError, PayloadTooLargeError, InvalidNameError: the job is invalid, as for ``Queue.add``.
         """
         if self.queue is not None:
             queue = self.queue
@@ -178,7 +181,7 @@ class JobBuilder:
         )
 
     def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
-        """The data as it is sent: without spaces, so that the same data written in two ways is the same."""
+        """Return the data as it is sent: without spaces, so that equal data is equal however it was written."""
         try:
             value = codec.decode(data)
         except DecodeError as exc:
@@ -191,22 +194,22 @@ class JobBuilder:
 
 @lru_cache(maxsize=1_000)
 def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
-    """Check names that many rows have; BullMQ's name of the queue."""
+    """Check names that many rows share; return BullMQ's name of the queue."""
     check_job_name(name)
     return wire_name(check_queue_name(queue), hash_tag=hash_tag)
 
 
 def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 0) -> str:
-    """Return the id of the job that a row becomes: ``s`` and 24 hexadecimal digits.
+    """Return the id of a row's job: ``s`` and 24 hexadecimal digits.
 
-    BullMQ takes no id that is a number or has a ``:`` (5.62), so a letter stands in front. Rows that are equal are
-    the same job, unless they are numbered.
+    BullMQ 5.62 accepts no id that is a number or contains a ``:``, so the id begins with a letter. Equal rows are the
+    same job unless they are numbered.
 
     Args:
         write_id: the write (:func:`check_write_id`).
-        queue: the queue's name as BullMQ spells it, so that ``emails`` and ``{emails}`` are the same.
+        queue: BullMQ's name of the queue, so that ``emails`` and ``{emails}`` are the same.
         name: the job's name.
-        data: its data as it is sent: JSON without spaces and needless escapes. The order of keys counts, and so does
+        data: its data as it is sent: JSON without spaces and unneeded escapes. The order of keys counts, and so does
             whether a number is 1 or 1.0.
         number: which one it is among equal rows, from 0.
     """
@@ -215,12 +218,12 @@ def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 
 
 @lru_cache(maxsize=1_000)
 def _head(write_id: str, queue: str, name: str, number: int) -> bytes:
-    # None of these parts can have a control character, so the parts cannot run into each other.
+    # None of these parts can contain a control character, so the separator is unambiguous.
     return f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
 
 
 def new_write_id() -> str:
-    """Return an id for a write that has none; they sort by time."""
+    """Return an id for a write without one; such ids sort by time."""
     return uuid_utils.uuid7().hex
 
 
@@ -229,20 +232,20 @@ def write_id_of_batch(write: str, batch: str | int) -> str:
 
     Args:
         write: the stream's own ``writeId``, or Spark's id of the query, which a checkpoint keeps.
-        batch: its number, which Spark gives a batch that it runs again too.
+        batch: its number, which is the same if Spark runs the batch again.
     """
     return f"{write}-{batch}"
 
 
 def check_write_id(write_id: str) -> str:
-    """Return ``write_id`` if it may be part of a key in Redis.
+    """Return ``write_id`` if it may be part of a Redis key.
 
     Raises:
-        ConfigError: it is empty, over 200 characters, or has spaces, control characters or braces.
+        ConfigError: it is empty, longer than 200 characters, or contains spaces, control characters or braces.
     """
     if not isinstance(write_id, str) or not write_id or len(write_id) > _MOST or _UNFIT.search(write_id):
         raise ConfigError(
             f"write id {write_id!r:.60} must be a string of 1 to {_MOST} characters without spaces, control characters "
-            "and braces"
+            "or braces"
         )
     return write_id

@@ -1,8 +1,9 @@
-"""The writers of ``format("bulltask")``: each row becomes a job, once, however often Spark runs a task again.
+"""The writers of ``format("bulltask")``, and how a task of a write sends its rows.
 
-Spark hands a batch writer to its tasks as it was made, so the write id that is made here is the same in all of them.
-A stream's writer is made anew at every step; there the write id comes from the query and the batch, which the task
-knows and which stay the same when a batch is run again.
+Each row becomes a job exactly once, however often Spark runs a task. Spark passes a batch writer to its tasks as it was
+created, so the write id that is created here is the same in all of them. A stream's writer is created again at every
+step; there the write id is derived from the query and the batch, which the task knows and which stay the same when a
+batch is run again.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _log = logging.getLogger(__name__)  # without a handler it writes to stderr, whi
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """What a task says when it is done.
+    """What a task reports when it is done.
 
     Attributes:
         write_id: the write that its jobs belong to.
-        sums: what it has sent.
+        counts: what it has sent.
     """
 
     write_id: str
@@ -53,7 +54,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 class JobsWriter(DataSourceArrowWriter):
-    """Responsible for a batch write.
+    """Performs a batch write.
 
     Args:
         options: of the write; without a write id it gets a new one.
@@ -61,7 +62,7 @@ class JobsWriter(DataSourceArrowWriter):
         overwrite: the mode is ``overwrite``.
 
     Raises:
-        ConfigError: a column or an option is wrong, or existing jobs were to be overwritten.
+        ConfigError: a column or an option is invalid, or the mode is ``overwrite``.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -73,20 +74,20 @@ class JobsWriter(DataSourceArrowWriter):
         return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
+        """Log that sent jobs stay and how to resume; Spark calls it in the driver when a task has failed for good."""
         _log_abort(self._sender.builder.write_id, messages)
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
-    """Responsible for the writes of a stream; each batch is a write of its own.
+    """Performs the writes of a stream; each batch is a write of its own.
 
     Args:
         options: of the write; a write id takes the place of the query's id.
         schema: of the rows.
-        overwrite: the mode is ``complete``, in which a batch would take the place of those before it.
+        overwrite: the mode is ``complete``, in which a batch would replace those before it.
 
     Raises:
-        ConfigError: as of :class:`JobsWriter`.
+        ConfigError: as for :class:`JobsWriter`.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -98,36 +99,36 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         """Send the rows of a task of a batch.
 
         Raises:
-            ConfigError: it is not called in a task of a streaming query.
+            ConfigError: the caller is not a task of a streaming query.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if query is None or batch is None:
-            raise ConfigError("a streaming write runs in a task of a streaming query, which says its id and batch")
+            raise ConfigError("a streaming write must run in a task of a streaming query, which has its id and batch")
         return self.write_batch(iterator, query, batch)
 
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
-        """Send the rows of a task of the batch ``batch`` of the query ``query``."""
+        """Send the rows of a task of batch ``batch`` of query ``query``."""
         write_id = write_id_of_batch(self._chosen or query, batch)
         sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
         return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log what stays, and how to go on; Spark calls it in the driver when a task has failed for good."""
+        """Log that sent jobs stay and how to resume; Spark calls it in the driver when a task has failed for good."""
         wrote = next((one.write_id for one in messages if isinstance(one, TaskCommit)), None)
         _log_abort(wrote or f"of batch {batchId}", messages)
 
 
 def refuse_overwrite(*, overwrite: bool) -> None:
-    """Refuse a mode in which what is there is cleared first; Spark asks nobody, and nothing would be cleared.
+    """Reject the mode ``overwrite``: Spark would accept it, but a queue is never cleared.
 
     Raises:
         ConfigError: ``overwrite`` is true.
     """
     if overwrite:
         raise ConfigError(
-            "[BULLTASK_OVERWRITE] jobs are added to a queue and never take the place of those that are there: "
+            "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace those that it has: "
             "write with mode('append'), or with outputMode('append') or ('update') in a stream"
         )
 
@@ -135,7 +136,7 @@ def refuse_overwrite(*, overwrite: bool) -> None:
 def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     done = [one.counts for one in messages if isinstance(one, TaskCommit)]
     _log.error(
-        "%s Of %d tasks %d had ended, with %d rows; what the others have sent is not counted.",
+        "%s Of %d tasks %d had finished, with %d rows; what the others have sent is not counted.",
         resume_hint(write_id), len(messages), len(done), sum(one.rows for one in done),
     )  # fmt: skip
 
@@ -152,10 +153,10 @@ class WriteCounts:
     """What a task has sent.
 
     Attributes:
-        rows: how many rows it was given.
-        added: jobs that were not there before.
-        duplicated: rows whose job was there already, or had been added by this write before. Where a job is sent
-            twice because the first reply was lost, its second answer counts.
+        rows: how many rows it received.
+        added: jobs that did not exist before.
+        duplicated: rows whose job existed already, or had been added by this write before. If a job is sent twice
+            because the first reply was lost, the second reply counts.
     """
 
     rows: int = 0
@@ -165,13 +166,13 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class RowSender:
-    """Responsible for sending the rows of a task; travels to the executors, and holds no connection.
+    """Sends the rows of a task; travels to the executors, and holds no connection.
 
     Attributes:
-        maker: makes the jobs.
-        columns: where the rows say what.
-        batch: jobs of a round trip.
-        fence_ttl_ms: how long the fence is kept; ``None``: there is none, and every row counts as added.
+        builder: builds the jobs.
+        columns: which columns hold ids and queues.
+        batch: jobs in one round trip.
+        fence_ttl_ms: how long the fence is kept; ``None``: there is no fence, and every row counts as added.
     """
 
     builder: JobBuilder
@@ -180,7 +181,7 @@ class RowSender:
     fence_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
-        """Send all rows of some Arrow batches and count what became of them; errors are those of :meth:`outcomes`."""
+        """Send all rows of some Arrow batches and count the results; errors are those of :meth:`outcomes`."""
         rows = added = 0
         for sent in self.outcomes(batches):
             rows += len(sent)
@@ -188,14 +189,14 @@ class RowSender:
         return WriteCounts(rows, added, rows - added)
 
     def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
-        """Send all rows of some Arrow batches; for each batch, what became of its rows.
+        """Send all rows of some Arrow batches; yield the results of each batch's rows.
 
         The rows of a round trip are checked before it is sent.
 
         Raises:
-            BulltaskError: a row makes no job, or Redis cannot be reached. What was sent before stays: there is no
-                way back for jobs that may have run. The same write again adds what is missing. This and whatever else
-                comes in between has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
+            BulltaskError: a row is not a valid job, or Redis cannot be reached. What was sent before stays, because
+                those jobs may have run already. Repeating the write adds what is missing. This error, like any other
+                that interrupts the write, has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
         rows = 0
@@ -209,7 +210,7 @@ class RowSender:
                         rows += len(part)
                 yield found
         except Exception as exc:
-            exc.add_note(f"{resume_hint(self.builder.write_id)} This try had sent {rows:,} rows.")
+            exc.add_note(f"{resume_hint(self.builder.write_id)} This attempt had sent {rows:,} rows.")
             raise
         finally:
             broker.close()
@@ -221,9 +222,9 @@ class RowSender:
 
 
 def resume_hint(write_id: str) -> str:
-    """What somebody needs to know whose write has failed."""
+    """Return how to resume a write that has failed."""
     return (
-        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed, and the jobs that it has sent stay. Write the same "
-        "rows again with this write id, and only what is missing is added; a stream does so when it is started again "
+        f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed; the jobs that it has sent stay. Write the same "
+        "rows again with this write id to add only what is missing; a stream does so when it is started again "
         "with its checkpoint."
     )

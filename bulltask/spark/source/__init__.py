@@ -1,1 +1,1 @@
-"""What the data source ``bulltask`` reads: jobs, and the events and counts of queues."""
+"""What the data source ``bulltask`` reads: jobs, events, and counts of jobs."""

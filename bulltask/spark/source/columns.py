@@ -1,8 +1,8 @@
-"""Replies of Redis as columns of Arrow.
+"""Redis replies as Arrow columns.
 
-Whole columns are made at once, because a Python object for each value of each row would take most of a read's time.
-What another program wrote badly (a number that is none, a text that is no UTF-8) never fails a read: the first is
-null, the second is shown with escapes, as everywhere in bulltask.
+Whole columns are converted at once, because a Python object for each value of each row would take most of a read's
+time. Invalid values that another program wrote never fail a read: something that is not a number becomes null, and text
+that is not UTF-8 is shown with escapes, as everywhere in bulltask.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bulltask.transport.scripts.stream import RawEntry
 __all__ = ["count_batch", "event_batch", "gap_entry", "hash_fields", "job_batch"]
 
 _PROBES: Final = ("name", "timestamp")
-"""Fields that every job has: without any of them, and without the others, the job is not there (any more)."""
+"""Fields that every job has: if they and the requested fields are all missing, the job does not exist (any more)."""
 
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
-_MOST: Final = 2**63 - 1  # the halves of an id may be twice as large, and a column has no room for that
+_MOST: Final = 2**63 - 1  # the two parts of an id may be larger, but a column cannot hold more
 _FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
-# Made once: Arrow looks for pandas in every directory of Python's path whenever it is given a number of Python's.
+# Created once: Arrow searches Python's whole path for pandas whenever it converts a Python number.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
 _LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (MAX_TIME_MS, _FIRST_MS, 1_000, None))
 
@@ -41,7 +41,7 @@ Raw = Sequence[bytes | None]
 
 
 def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
-    """The fields of a job's hash to ask for: those of ``columns``, then the ones that tell whether it is there."""
+    """Return the hash fields to fetch: those of ``columns``, then the ones that show whether the job exists."""
     wanted = [JOB_FIELDS[column] for column in columns if column in JOB_FIELDS]
     return tuple(dict.fromkeys((*wanted, *_PROBES)))
 
@@ -50,13 +50,13 @@ def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
 def job_batch(
     schema: pa.Schema, place: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
-    """Make a batch of jobs.
+    """Return a batch of jobs.
 
     Args:
-        schema: the columns that are wanted.
-        place: columns with one value for all: ``queue`` and ``state``.
-        ids: of the jobs.
-        replies: for each, its fields in the order of :func:`hash_fields`; jobs that are not there are left out.
+        schema: the requested columns.
+        place: columns with the same value in all rows: ``queue`` and ``state``.
+        ids: the jobs' ids.
+        replies: for each job its fields, in the order of :func:`hash_fields`; jobs that do not exist are left out.
     """
     names = hash_fields(schema.names)
     gone = [None] * len(names)
@@ -77,16 +77,16 @@ def job_batch(
 
 @gc_paused()
 def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-    """Make a batch of events of ``queue``, in the order of ``entries``.
+    """Return a batch of events of ``queue``, in the order of ``entries``.
 
-    Entries of the same fields are made columns together: BullMQ's scripts write events of a dozen kinds, so a page of
-    thousands falls into few groups, and no entry needs a mapping of its own.
+    Entries with the same fields are converted together: BullMQ's scripts write events of a dozen kinds, so a page of
+    thousands falls into a few groups, and no entry needs a mapping of its own.
     """
     places: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     for place, (_, flat) in enumerate(entries):
         places[tuple(flat[::2])].append(place)
     groups = [_Group(names, [entries[place][1] for place in found]) for names, found in places.items()]
-    # Behind one another, the groups' rows are in another order than the entries: this says where each has gone.
+    # Concatenated groups have another order than the entries: this maps each row back.
     order = pc.array_sort_indices(pa.array([place for found in places.values() for place in found], pa.int32()))
     ids = [entry_id for entry_id, _ in entries]
     made = {"queue": lambda kind: pa.repeat(_scalar(queue, kind), len(ids)), **_id_columns(ids)}
@@ -101,11 +101,11 @@ def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> p
 
 
 class _Group:
-    """Responsible for the columns of entries that have the same fields in the same order."""
+    """The columns of entries that have the same fields in the same order."""
 
     def __init__(self, names: tuple[bytes, ...], flat: Sequence[Sequence[bytes]]) -> None:
         self._count = len(flat)
-        # Of a field that is there twice the last one counts.
+        # If a field occurs twice, the last one counts.
         self._values: dict[bytes, Raw] = dict(zip(names, list(zip(*flat, strict=True))[1::2], strict=True))
 
     def column(self, field: pa.Field) -> pa.Array:
@@ -124,7 +124,7 @@ class _Group:
 
 
 def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Array]]:
-    """What the ids of entries say: ``1760010061025-0``, time and number."""
+    """Return the columns derived from entry ids such as ``1760010061025-0``: time and sequence number."""
     texts = pa.array(ids, pa.string())
     halves = pc.split_pattern(texts, "-")
     return {
@@ -143,7 +143,7 @@ def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def gap_entry(gap: EventGap) -> RawEntry:
-    """What stands in a batch of events for those that are lost: an entry with the id before the gap."""
+    """Return the entry that represents lost events in a batch; it has the id before the gap."""
     said: dict[str, object] = {
         "event": GAP_EVENT,
         "lost": gap.lost,
@@ -156,7 +156,7 @@ def gap_entry(gap: EventGap) -> RawEntry:
 
 
 def count_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:
-    """Make a batch of the numbers of jobs of ``queue``, one row for each state."""
+    """Return a batch with the number of jobs of ``queue``, one row for each state."""
     made = {"queue": [queue] * len(counts), "state": list(counts), "jobs": list(counts.values())}
     return pa.RecordBatch.from_arrays([pa.array(made[field.name], field.type) for field in schema], schema=schema)
 
@@ -170,7 +170,7 @@ def _typed(raw: Raw, kind: pa.DataType) -> pa.Array:
 def _texts(raw: Raw, kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(raw, kind)
-    except pa.ArrowInvalid:  # a text that is no UTF-8
+    except pa.ArrowInvalid:  # not UTF-8
         return pa.array([None if value is None else decode_text(value) for value in raw], kind)
 
 
@@ -201,13 +201,13 @@ def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Numbers of which each is written with digits only, but for a sign.
+    """Convert numbers that are written with digits and a sign only.
 
     Raises:
         pa.ArrowInvalid: one is not, or is too large.
     """
     if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
-        raise pa.ArrowInvalid("0x10 is a number for Arrow, and none for Redis")
+        raise pa.ArrowInvalid("0x10 is a number for Arrow, but not for Redis")
     return texts.cast(kind)
 
 

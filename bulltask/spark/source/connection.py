@@ -1,8 +1,8 @@
-"""One connection of a reader: opened where it is used, closed with the ``with`` block, and patient.
+"""A reader's connection: opened where it is needed, closed at the end of the ``with`` block, and retried.
 
-Spark makes readers in one process and uses copies of them in others, so no reader keeps a connection. Everything that
-is asked here only reads, so a call whose answer got lost may simply be made again. A server says itself whether it is
-a node of a cluster; there every call goes to the node that has its keys.
+Spark creates readers in one process and uses copies of them in others, so no reader keeps a connection. All calls here
+only read, so a call whose reply was lost can simply be repeated. The server itself says whether it is a node of a
+cluster; then every call goes to the node that has its keys.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
 R = TypeVar("R")
 
 ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
-"""Makes the call that goes on behind a cursor."""
+"""Makes the call that continues from a cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
-"""So long a cluster may need to put a replica in the place of a node; Redis' default makes it some 20 seconds."""
+"""How long a cluster may take to replace a node by a replica; with Redis' defaults it takes about 20 seconds."""
 
 _TRIES: Final = 4
 _LONG_PAUSE_MS: Final = 1_000
 
 
 class Connection:
-    """Responsible for asking one server or cluster, again where that helps.
+    """Runs calls on one server or cluster, with retries.
 
     Args:
-        config: where the server is, and how long anything may take.
-        patience_ms: so long a server that is away is waited for, as for a node of a cluster that is replaced; ``None``
-            asks four times, and once where nothing listens.
+        config: where the server is, and the timeouts.
+        patience_ms: how long to wait for a server that is down, or for a cluster to replace a node. ``None``: four
+            attempts, and one if the connection is refused.
     """
 
     def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
@@ -56,7 +56,7 @@ class Connection:
         self._patience_ms = patience_ms
         self._client = Client(self._endpoint, None)
         self._cluster: ClusterClient | None = None
-        self._hello: ServerInfo | None = None
+        self._server: ServerInfo | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,89 +67,93 @@ class Connection:
             self._cluster.close()
 
     def run(self, call: Call[R]) -> R:
-        """Make one call; the errors are those of ``Client.run``."""
-        return self._patiently(lambda way: way.run(self._fit(call)))
+        """Run one call; the errors are those of ``Client.run``."""
+        return self._retry(lambda client: client.run(self._adapt(call)))
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls, in one round trip for each node that is asked."""
-        return self._patiently(lambda way: way.run_many(list(map(self._fit, calls)))) if calls else []
+        """Run several calls, in one round trip to each node."""
+        return self._retry(lambda client: client.run_many(list(map(self._adapt, calls)))) if calls else []
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`run_many`, where what a call raised stands in its place."""
-        return self._patiently(lambda way: way.try_many(list(map(self._fit, calls)))) if calls else []
+        """Like :meth:`run_many`, but return a call's exception in place of its result."""
+        return self._retry(lambda client: client.try_many(list(map(self._adapt, calls)))) if calls else []
 
-    def try_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls between which nobody else comes; what one of them raised stands in its place."""
+    def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Run several calls in one transaction; return a call's exception in place of its result."""
 
-        def ask(way: Client | ClusterClient) -> list[Any]:
-            results: list[Any] = way.run_many(atomic(list(map(self._fit, calls)), self._endpoint.safe_url))[-1]
+        def request(client: Client | ClusterClient) -> list[Any]:
+            results: list[Any] = client.run_many(atomic(list(map(self._adapt, calls)), self._endpoint.safe_url))[-1]
             return results
 
-        return self._patiently(ask)
+        return self._retry(request)
 
-    def run_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls between which nobody else comes."""
-        results = self.try_at_once(calls)
+    def run_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Run several calls in one transaction."""
+        results = self.try_atomically(calls)
         for result in results:
             if isinstance(result, Exception):
                 raise result
         return results
 
-    def walk(self, step: ScanStep) -> set[str]:
-        """All that some calls without keys find, each behind the cursor of the one before, on every node.
+    def scan_all(self, step: ScanStep) -> set[str]:
+        """Return everything that a scan finds on every node; each call continues from the cursor of the one before.
 
-        Where slots have moved meanwhile, the walk begins again. What is on its way to another node at this very moment
-        may be missed.
+        If slots have moved in the meantime, the scan starts again. Keys that are being moved to another node at that
+        moment may be missed.
         """
 
-        def walk(way: Client | ClusterClient) -> set[str]:
-            if isinstance(way, Client):
-                return _walked(step, way.run)
+        def scan(client: Client | ClusterClient) -> set[str]:
+            if isinstance(client, Client):
+                return _scan(step, client.run)
             found, seen = set[str](), None
-            while seen != (seen := way.nodes()):
+            while seen != (seen := client.nodes()):
                 for address in seen:
-                    found |= _walked(step, lambda call, there=address: way.run_at(there, call))  # type: ignore[misc]
+                    found |= _scan(step, lambda call, there=address: client.run_at(there, call))  # type: ignore[misc]
             return found
 
-        return self._patiently(walk)
+        return self._retry(scan)
 
-    def said(self) -> ServerInfo:
-        """What the server says of itself."""
-        return self._patiently(lambda _: self._greet())
+    def server_info(self) -> ServerInfo:
+        """Return what the server reports about itself."""
+        return self._retry(lambda _: self._ensure_server_info())
 
-    def _fit(self, call: Call[R]) -> Call[R]:
-        """The call in the words that this server knows and that its user may say."""
-        if call.script is None or call.script.name not in READING or not self._greet().may_keep_from_writing:
+    def _adapt(self, call: Call[R]) -> Call[R]:
+        """Return the call in a form that this server supports and its user is allowed to send."""
+        if (
+            call.script is None
+            or call.script.name not in READING
+            or not self._ensure_server_info().may_keep_from_writing
+        ):
             return call
         return replace(call, script=call.script.only_reading())
 
-    def _greet(self) -> ServerInfo:
-        if self._hello is None:
+    def _ensure_server_info(self) -> ServerInfo:
+        if self._server is None:
             try:
-                self._hello = self._client.run(server_info())
+                self._server = self._client.run(server_info())
             except (BrokerUnavailableError, BrokerNotReadyError, BrokerAuthError, BrokerConfigError):
                 raise
             except BrokerError:
-                self._hello = UNKNOWN_SERVER
-            if self._hello.clustered:
+                self._server = UNKNOWN_SERVER
+            if self._server.clustered:
                 self._cluster = ClusterClient(self._endpoint, None)
-        return self._hello
+        return self._server
 
-    def _patiently(self, ask: Callable[[Client | ClusterClient], R]) -> R:
+    def _retry(self, request: Callable[[Client | ClusterClient], R]) -> R:
         failed, began_ms = 0, mono_ms()
         while True:
             try:
-                self._greet()
+                self._ensure_server_info()
                 with gc_paused():
-                    return ask(self._cluster or self._client)
+                    return request(self._cluster or self._client)
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 failed += 1
-                if self._is_over(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
+                if self._gives_up(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
                     raise
                 self._pause(failed)
 
-    def _is_over(self, failed: int, waited_ms: int, *, refused: bool) -> bool:
-        """Whether to ask no more."""
+    def _gives_up(self, failed: int, waited_ms: int, *, refused: bool) -> bool:
+        """Return whether to stop retrying."""
         if self._patience_ms is not None:
             return waited_ms >= self._patience_ms
         return refused or (failed >= _TRIES if self._cluster is None else waited_ms >= CLUSTER_PATIENCE_MS)
@@ -163,10 +167,12 @@ class Connection:
 
 
 def broker_of(config: Config) -> Broker:
-    """What sends to the server or cluster of some settings; in a cluster with the patience that it needs."""
+    """Return a broker for the server or cluster of ``config``; for a cluster, with enough retries to outlast a
+    failover.
+    """
     url = embedded.resolve_url(config.broker_url)
     with Connection(replace(config, broker_url=url)) as connection:
-        clustered = connection.said().clustered
+        clustered = connection.server_info().clustered
     if clustered:
         limit_ms = config.publish_timeout_ms
         config = replace(
@@ -178,7 +184,7 @@ def broker_of(config: Config) -> Broker:
     return Broker(config, url, clustered=clustered)
 
 
-def _walked(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
+def _scan(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
     found, cursor = set[str](), "0"
     while True:
         cursor, some = run(step(cursor))
@@ -189,11 +195,11 @@ def _walked(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[s
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep Python from looking for unused objects that refer to each other.
+    """Pause Python's cyclic garbage collector.
 
-    A page of replies is tens of thousands of lists, and no cycle. Python takes so many new objects for a reason to look
-    through all it has, again and again: that is two thirds of the time in which a page of events is read. What is used
-    no more goes all the same, by its count. Of several threads the first one ends it.
+    A page of replies is tens of thousands of lists without cycles. So many new objects trigger the collector again and
+    again, which takes two thirds of the time in which a page of events is read. Unused objects are still freed, by
+    reference counting. With several threads, the first one to finish turns it on again.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """The batch readers of events and of counts.
 
-What a stream holds when the read is planned is cut by ids into ranges, and each range knows how many entries it has
-to bring: the stream is a ring, which may be trimmed while it is read, and rows must not be missing silently.
+When the read is planned, the stream's content is split into ranges of ids, and each range knows how many entries it
+must return. The stream is bounded and may be trimmed while it is read; rows must not go missing silently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EventsPartition(InputPartition):
     """Events that one task reads.
 
     Attributes:
-        queue: as the user spells it.
+        queue: the user's name of the queue.
         span: which entries of which stream; ``None`` for a partition without events.
     """
 
@@ -44,11 +44,11 @@ class EventsPartition(InputPartition):
 
 
 class EventsReader(DataSourceReader):
-    """Responsible for one read of all events that the streams hold when it is planned.
+    """Reads all events that the streams hold when the read is planned.
 
     Args:
         options: where the queues are.
-        schema: the columns to read, in their order.
+        schema: the columns to read, in order.
     """
 
     def __init__(self, options: EventsOptions, schema: StructType) -> None:
@@ -56,7 +56,7 @@ class EventsReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
-        """Look at the streams and cut them into ranges."""
+        """Look at the streams and split them into ranges."""
         options = self._options
         foreign: list[QueueKeys] | None = [] if options.skip_foreign else None
         with Connection(options.config) as connection:
@@ -67,7 +67,7 @@ class EventsReader(DataSourceReader):
                 for span in _cut(connection, keys, state, options.per_partition)
             ]
         log_skipped({keys.name: not_a_stream(keys) for keys in foreign or ()})
-        # Spark would put a partition of its own in the place of none, and read() would not know it.
+        # Spark would replace an empty list by a partition of its own, which read() does not know.
         return list[InputPartition](parts) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -91,19 +91,21 @@ class EventsReader(DataSourceReader):
 
 
 class PushdownEventsReader(EventsReader):
-    """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
+    """A reader that queries only the queues that a filter names. Spark refuses such a reader unless filters are
+    enabled.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters of the queue; return those that Spark still has to apply."""
+        """Apply the filters on the queue; return those that Spark must still apply."""
         return [one for one in filters if not self._filters.push_queue(one)]
 
 
 class CountsReader(DataSourceReader):
-    """Responsible for one read of how many jobs each queue has in each state; one row for each state.
+    """Reads how many jobs each queue has in each state, one row for each state.
 
     Args:
         options: where the queues are.
-        schema: the columns to read, in their order.
+        schema: the columns to read, in order.
     """
 
     def __init__(self, options: CountsOptions, schema: StructType) -> None:
@@ -111,10 +113,10 @@ class CountsReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
-        """One partition: the numbers take one round trip."""
+        """Return one partition: counting takes one round trip."""
         return [InputPartition(None)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is but one
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
         """Count; runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
             found = select_queues(connection, self._options, self._filters)
@@ -124,15 +126,17 @@ class CountsReader(DataSourceReader):
 
 
 class PushdownCountsReader(CountsReader):
-    """A reader that asks only the queues that a filter names. Spark refuses one while it does not allow filters."""
+    """A reader that queries only the queues that a filter names. Spark refuses such a reader unless filters are
+    enabled.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters of the queue; return those that Spark still has to apply."""
+        """Apply the filters on the queue; return those that Spark must still apply."""
         return [one for one in filters if not self._filters.push_queue(one)]
 
 
 def _cut(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
-    """Ranges of up to ``size`` entries that together are the whole stream."""
+    """Split the whole stream into ranges of up to ``size`` entries."""
     if state is None or state.first is None:
         return []
     spans: list[EntryRange] = []

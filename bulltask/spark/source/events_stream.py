@@ -1,7 +1,7 @@
-"""The stream reader of events: batch after batch, each planned from the last one's end.
+"""The streaming reader of events: batch after batch, each planned from the end of the one before.
 
-Spark keeps the end of each batch, asks for the next one, and after a crash asks for the same one again. So the reader
-remembers nothing but what it has logged: what is lost is worked out from positions and from the streams as they are.
+Spark stores the end of each batch, asks for the next one, and after a crash asks for the same one again. So the reader
+keeps no state except what it has logged; losses are derived from the offsets and from the streams as they are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["EventsStreamReader", "StreamPartition"]
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 _PATIENCE_MS: Final = 60_000
-"""So long a server may be away, to be started again and to read its files, until a stream that runs ends for it."""
+"""How long a running stream waits for a server that is restarting and loading its data before the query fails."""
 
 
 _ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
@@ -55,11 +55,11 @@ _ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | Non
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """Events that one task reads, or what is lost of them.
+    """Events that one task reads, or a record of lost ones.
 
     Attributes:
-        queue: as the user spells it.
-        piece: which entries of which stream, or which of them nobody can read any more.
+        queue: the user's name of the queue.
+        piece: which entries of which stream, or which of them are lost.
     """
 
     queue: str
@@ -67,37 +67,37 @@ class StreamPartition(InputPartition):
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Responsible for the batches of one query; it holds no connection and is cheap to make.
+    """Plans and reads the batches of one query; holds no connection and is cheap to create.
 
     Args:
-        options: which queues, how much at once, and what to do about losses.
-        schema: the columns to read, in their order.
+        options: which queues, how much at a time, and what to do about losses.
+        schema: the columns to read, in order.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
         self._target: Mapping[str, StreamState | None] | None = None
-        self._logged = set[str]()  # queues that are set aside
-        self._limits: dict[str, int] = {}  # how many events each ring kept when the batch before was planned
+        self._logged = set[str]()  # skipped queues that the log mentions
+        self._limits: dict[str, int] = {}  # how many events each stream kept when the previous batch was planned
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins with each queue."""
+        """Return where a new query begins with each queue."""
         begun = dict[str, QueueOffset]()
-        for queue, now in self._all_states(patience_ms=None).items():  # an address may be wrong
+        for queue, now in self._all_states(patience_ms=None).items():  # the address may be wrong: fail early
             begun[queue] = with_stream_end(first_offset(now, self._options.starts_at(queue)), now)
         return encode_offsets(begun, begun)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What ``maxEventsPerTrigger`` says."""
+        """Return the limit that ``maxEventsPerTrigger`` sets."""
         max_entries = self._options.max_events
         return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember what there is now: the query ends when it has read that."""
+        """Remember how far the streams go now: the query ends when it has read that."""
         self._target = self._all_states()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """What there is to be read, for the query's progress."""
+        """Return the end of the streams, for the query's progress."""
         return encode_offsets({queue: now.end for queue, now in self._all_states().items() if now is not None})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLostError: events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # With a list of queues, one that is new to it may have been there for long; with all, it has just come up.
+        # A queue that is new in a list may have existed for long; with "all queues" it has just appeared.
         rules = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
         before = decode_offsets(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
@@ -115,20 +115,20 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._compare_limits(connection, found.queues)
             queues = {keys.name for keys in found.queues}
             if self._options.every:
-                queues.update(before.keys() - found.skipped)  # those that have vanished, with what was not read of them
+                queues.update(before.keys() - found.skipped)  # also deleted queues, so that unread events are counted
             planned = plan_batch(
                 before, _RedisStreams(connection, self._options.config.prefix, self._states), sorted(queues), rules
             )
         self._fail_for(planned.gaps)
         if planned.end == before:
-            return start  # to the letter
+            return start  # the same text
         return encode_offsets(planned.end, before if before == batch_start(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Cut a planned batch into pieces for tasks.
+        """Split a planned batch into tasks.
 
         Raises:
-            EventsLostError: as :meth:`latestOffset`; the batch may have been planned before a crash.
+            EventsLostError: as for :meth:`latestOffset`; the batch may have been planned before a crash.
         """
         before, parts = batch_start(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
@@ -146,7 +146,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one piece, in batches; runs in another process than the other methods.
 
         Raises:
-            EventsLostError: entries of it were trimmed after the batch was cut, and ``failOnDataLoss`` is on.
+            EventsLostError: some of its entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
         """
         assert isinstance(partition, StreamPartition)
         piece, count, page, left = partition.piece, 0, BEGINNING, None
@@ -160,7 +160,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield event_batch(self._schema, partition.queue, entries)
             if piece.missing(count):
                 left = _first_left(connection, keys)
-        # Trims go from the beginning: what is missing was before the last page, or behind it, where nothing is left.
+        # Trims remove from the beginning: what is missing was before the last page, or after it if nothing is left.
         gap = piece.gap(count, None if left is None else max(left, page))
         if gap is not None:
             self._fail_for([gap])
@@ -168,10 +168,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield event_batch(self._schema, partition.queue, [gap_entry(gap)])
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the streams belong to BullMQ, which trims them."""
+        """Do nothing: BullMQ trims the streams."""
 
     def stop(self) -> None:
-        """Nothing to do: no connection is kept."""
+        """Do nothing: no connection is kept."""
 
     def _find(self, connection: Connection) -> QueueSelection:
         found = discover_queues(connection, self._options)
@@ -185,7 +185,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return state
 
     def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:
-        """Log rings that were made shorter since the batch before."""
+        """Log streams whose length limit was lowered since the previous batch."""
         for keys, limit in zip(queues, max_lengths(connection, queues), strict=True):
             if limit < (before := self._limits.get(keys.name, limit)):
                 _log.warning(
@@ -207,7 +207,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(zip([keys.name for keys in found], self._states(connection, found), strict=True))
 
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
-        """The queues of a batch with their streams as they are; offsets keep queues that are gone."""
+        """Yield the queues of a batch with the state of their streams; offsets also contain queues that no longer
+        exist.
+        """
         ends, options = decode_offsets(end), self._options
         keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
         yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
@@ -218,7 +220,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _RedisStreams:
-    """Answers the questions of a plan (``planning.Streams``)."""
+    """Answers the requests of a plan (``planning.EventStreams``)."""
 
     def __init__(self, connection: Connection, prefix: str, read_states: _ReadStates) -> None:
         self._connection, self._prefix, self._read_states = connection, prefix, read_states
@@ -238,7 +240,7 @@ class _RedisStreams:
             stream_info(keys),
             span_end(keys, str(question.after), str(question.until), wanted),
         ]
-        there, info, end = self._connection.try_at_once(asked)
+        there, info, end = self._connection.try_atomically(asked)
         if isinstance(end, Exception):
             raise end
         state = parse_state(there, info)
@@ -252,10 +254,10 @@ class _RedisStreams:
 def _pieces(
     connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
 ) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
-    """Pieces of up to ``size`` entries that together are the span, and what was trimmed of it meanwhile.
+    """Split a range into pieces of up to ``size`` entries; also return what was trimmed from it in the meantime.
 
-    Each piece is counted, also the last one: what a trim takes from the first would else be missed in the last, as a
-    gap in another place.
+    Every piece is counted, including the last: what a trim takes from the first would otherwise be missing in the last,
+    as a gap in the wrong place.
     """
     if span is None or span.expect is None or span.expect <= size:
         return [] if span is None else [span], []
@@ -268,7 +270,7 @@ def _pieces(
 
 
 def _cut(connection: Connection, keys: QueueKeys, span: EntryRange, size: int) -> Iterator[tuple[EntryRange, int]]:
-    """What is there of the span, in pieces of ``size`` entries, and how many each has."""
+    """Yield what is left of the range, in pieces of ``size`` entries, and how many each piece has."""
     after, count = span.after, size
     while count == size:
         last, count = find_end(connection, keys, after, span.upto, size)

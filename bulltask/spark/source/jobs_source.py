@@ -1,10 +1,10 @@
-"""The batch reader of jobs: every job of the chosen states once, read in parallel while workers move them.
+"""The batch reader of jobs: every job in the selected states once, read in parallel while workers move jobs.
 
-The plan is one look at each queue, in a transaction, so that no job is on its way from one state to the next. Of
-states that workers take jobs from it holds the ids. Completed and failed jobs stay where they are, so most of them are
-cut by the times at which they ended; only of the newest the plan holds the ids too, because others of the same
-millisecond may still come. A worker says itself when a job ended: one whose clock is behind by more than
-:data:`RECENT_MS` may put a job that is in the plan as an active one among those that had ended long before.
+The plan takes one look at each queue, in a transaction, so that no job is between two states. For states that workers
+take jobs from, the plan holds the ids. Completed and failed jobs stay where they are, so most of them are split by the
+time at which they ended. Only for the newest does the plan hold ids, because more jobs may end in the same millisecond.
+That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that the plan has as
+active may appear again among those that ended long before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ __all__ = ["JobsPartition", "JobsReader", "PushdownJobsReader"]
 ENDED: Final = ("completed", "failed")
 
 RECENT_MS: Final = 10_000
-"""So far back from the newest ended job the plan has ids; by so much the clocks of workers may differ."""
+"""The plan lists ids of jobs that ended this long before the newest one; the clocks of workers may differ by as much.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class JobsPartition(InputPartition):
     """Jobs that one task reads.
 
     Attributes:
-        queue: the queue as the user spells it, ``""`` for a partition without jobs.
-        wire: the queue as BullMQ spells it.
-        state: where the jobs were when the read was planned.
-        low: when they ended at the earliest, in Redis' spelling of bounds; of jobs without ``ids``.
+        queue: the user's name of the queue, ``""`` for a partition without jobs.
+        wire: BullMQ's name of the queue.
+        state: the jobs' state when the read was planned.
+        low: when they ended at the earliest, as Redis writes bounds; for partitions without ``ids``.
         high: when they ended at the latest.
         ids: their ids.
     """
@@ -59,11 +60,11 @@ class JobsPartition(InputPartition):
 
 
 class JobsReader(DataSourceReader):
-    """Responsible for planning and making one read of jobs; it holds no connection and is cheap to make.
+    """Plans and performs one read of jobs; holds no connection and is cheap to create.
 
     Args:
         options: where the jobs are.
-        schema: the columns to read, in their order.
+        schema: the columns to read, in order.
     """
 
     def __init__(self, options: JobsOptions, schema: StructType) -> None:
@@ -71,12 +72,12 @@ class JobsReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
-        """Look at the queues and cut what is to be read."""
+        """Look at the queues and split the read into tasks."""
         with Connection(self._options.config) as connection:
             found: list[InputPartition] = []
             for keys in select_queues(connection, self._options, self._filters):
                 found += self._plan(connection, keys)
-        # Spark would put a partition of its own in the place of none, and read() would not know it.
+        # Spark would replace an empty list by a partition of its own, which read() does not know.
         return found or [JobsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -101,13 +102,13 @@ class JobsReader(DataSourceReader):
         edges = dict(zip(ended, map(_edge, newest), strict=True))
         calls = [self._listing(keys, state, edges.get(state)) for state in states]
         parts: list[JobsPartition] = []
-        for state, ids in zip(states, connection.run_at_once(calls) if calls else (), strict=True):
+        for state, ids in zip(states, connection.run_atomically(calls) if calls else (), strict=True):
             parts += self._cut_times(connection, keys, state, edges[state]) if state in edges else []
             parts += self._cut_ids(keys, state, ids)
         return parts
 
     def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
-        """All ids of a state, or of an ended one those behind the edge."""
+        """Return the call for all ids of a state, or, for completed and failed jobs, those from the edge on."""
         if state in LISTS:
             return list_ids(keys, state)
         if edge is None:
@@ -116,7 +117,7 @@ class JobsReader(DataSourceReader):
         return ids_by_score(keys, state, max(low, edge, key=float), high)
 
     def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
-        """Cut what is before the edge at times between which there are about as many jobs."""
+        """Split the jobs before the edge into time ranges with about the same number of jobs."""
         low, high = self._filters.time_bounds()
         high = f"({edge}" if float(edge) <= float(high) else high
         asked = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
@@ -144,10 +145,10 @@ class JobsReader(DataSourceReader):
 
 
 class PushdownJobsReader(JobsReader):
-    """A reader that lets Redis apply filters. Spark refuses one while its configuration does not allow filters."""
+    """A reader that lets Redis apply filters. Spark refuses such a reader unless filters are enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters of state, queue and ``finished_at``; return those that Spark still has to apply."""
+        """Apply the filters on state, queue and ``finished_at``; return those that Spark must still apply."""
         return [one for one in filters if not self._filters.push(one)]
 
 

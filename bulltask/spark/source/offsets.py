@@ -1,17 +1,18 @@
 """How far a queue's event stream has been read, and what was lost before it could be.
 
-A stream of events is a ring: Redis trims its beginning whenever BullMQ adds. A reader that remembers only the last id
-cannot tell a quiet hour from a lost one. So a position holds beside the id how many entries were ever added up to it,
-and Redis says (from 7.0 on) how many were ever added and how many are left: the difference is what was trimmed.
+An event stream is bounded: Redis trims its beginning whenever BullMQ adds an entry. A reader that remembers only the
+last id cannot distinguish a quiet hour from a lost one. So an offset also holds how many entries were ever added up to
+that id. Redis reports (since 7.0) how many were ever added and how many are left; the difference is what was trimmed.
 
-A position is a cut, which makes both halves agree: *exactly ``ordinal`` entries were ever added whose id is not behind
-``id``*. Where a stream contradicts that, it is not the one that was read: it was deleted and made again, or a fail-over
-brought an older copy. The ``generation`` counts these, and is what makes the numbers of one stream comparable.
+An offset is a cut through the stream: *exactly ``ordinal`` entries were ever added whose id is not greater than
+``id``*. If a stream contradicts that, it is not the stream that was read: it was deleted and created again, or a
+failover restored an older copy. ``generation`` counts these events, so that only numbers of the same stream are
+compared.
 
-Of a stream that is gone nobody can say what it had. So a position that does not stand at the end of its stream keeps
-that end too, a second cut: what lay between the two is lost for certain when the stream is.
+Once a stream is gone, Redis cannot say what it held. So an offset that is not at the end of its stream also stores that
+end, a second cut: what lay between the two is certainly lost if the stream is.
 
-Nothing here knows Redis or Spark; :mod:`bulltask.spark.source.planning` makes plans of these values.
+Nothing here depends on Redis or Spark; :mod:`bulltask.spark.source.planning` plans batches with these values.
 """
 
 from __future__ import annotations
@@ -47,32 +48,32 @@ __all__ = [
 ]
 
 LAST_SEQ: Final = 2**64 - 1
-"""The greatest number within a millisecond."""
+"""The greatest sequence number within a millisecond."""
 
 _VERSION: Final = 1
 _ID = re.compile(r"(\d{1,20})-(\d{1,20})")
 
 
 class StreamId(NamedTuple):
-    """An id of a stream's entry: the server's clock in milliseconds, and a number within the millisecond."""
+    """The id of a stream entry: the server's clock in milliseconds, and a sequence number within the millisecond."""
 
     ms: int
     seq: int
 
     @classmethod
     def parse(cls, text: str) -> StreamId:
-        """Read ``1760010061025-3``.
+        """Parse ``1760010061025-3``.
 
         Raises:
-            DecodeError: the text is no such id.
+            DecodeError: the text is not the id of a stream entry.
         """
         if not (found := _ID.fullmatch(text)):
-            raise DecodeError(f"{text!r} is no id of a stream's entry; one looks like 1760010061025-0")
+            raise DecodeError(f"{text!r} is not the id of a stream entry; an id looks like 1760010061025-0")
         return cls(int(found[1]), int(found[2]))
 
     @property
     def before(self) -> StreamId:
-        """The greatest id that is smaller; of ``0-0`` there is none, and it stays."""
+        """The greatest smaller id; ``0-0`` has none and stays as it is."""
         if self.seq:
             return StreamId(self.ms, self.seq - 1)
         return StreamId(self.ms - 1, LAST_SEQ) if self.ms else self
@@ -86,7 +87,7 @@ BEGINNING: Final = StreamId(0, 0)
 
 
 class StreamEnd(NamedTuple):
-    """Exactly ``ordinal`` entries were ever added whose id is not behind ``id``."""
+    """Exactly ``ordinal`` entries were ever added whose id is not greater than ``id``."""
 
     id: StreamId
     ordinal: int
@@ -97,12 +98,12 @@ class QueueOffset:
     """How far one queue's events have been read.
 
     Attributes:
-        id: everything up to it is done; what is read next comes behind it.
-        ordinal: how many entries were ever added up to ``id``; ``None`` where that is not known (Redis before 7.0, a
-            start at an id of the user's, entries deleted by hand), until the reader has caught up.
-        lost: how many entries were trimmed unread, in all lives together.
-        life: how often the stream turned out to be another one.
-        seen: the stream's end, when it was asked for this position; ``None`` where that is ``id``, or is not known.
+        id: everything up to it has been read; the next entry has a greater id.
+        ordinal: how many entries were ever added up to ``id``; ``None`` if that is unknown (Redis before 7.0, a start
+            at an id that the user gave, entries deleted by hand), until the reader has caught up.
+        lost: how many entries were trimmed before they were read, in all generations of the stream together.
+        generation: how often the stream turned out to be another one; stored as ``life``.
+        seen: the end of the stream when it was queried for this offset; ``None`` if that is ``id``, or unknown.
     """
 
     id: StreamId = BEGINNING
@@ -113,29 +114,29 @@ class QueueOffset:
 
     @property
     def pending(self) -> int:
-        """How many entries are known to have been there behind ``id``."""
+        """How many entries after ``id`` are known to have existed."""
         return 0 if self.seen is None or self.ordinal is None else max(0, self.seen.ordinal - self.ordinal)
 
 
 START: Final = QueueOffset()
-"""Before the first entry that a stream will ever have: of a queue that is newer than the reader."""
+"""Before the first entry that a stream will ever have: the offset of a queue that is newer than the reader."""
 
 StartAt = Literal["earliest", "latest"] | StreamId
-"""Where to begin: with the oldest entry, with the next one, or behind an id."""
+"""Where to begin: with the oldest entry, with the next one, or after an id."""
 
 Offsets = Mapping[str, QueueOffset]
-"""The position of each queue, by BullMQ's spelling of its name."""
+"""The offset of each queue, by BullMQ's name of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream says of itself at one moment (``XINFO STREAM``).
+    """The state of a stream at one moment (``XINFO STREAM``).
 
     Attributes:
-        first: id of the oldest entry that is there; ``None`` when there is none.
-        last: id of the newest entry that ever was there.
-        length: how many entries are there.
-        added: how many were ever added; ``None`` where that says nothing: before Redis 7.0, and after ``XDEL``.
+        first: id of the oldest entry that is left; ``None`` if the stream is empty.
+        last: id of the newest entry that was ever added.
+        length: how many entries are left.
+        added: how many were ever added; ``None`` if the number is not reliable: before Redis 7.0, and after ``XDEL``.
     """
 
     first: StreamId | None
@@ -145,36 +146,37 @@ class StreamState:
 
     @property
     def trimmed(self) -> int | None:
-        """How many entries are gone from the beginning."""
+        """How many entries were removed from the beginning."""
         return None if self.added is None else self.added - self.length
 
     @property
     def end(self) -> QueueOffset:
-        """Behind everything that was ever added, in the first life."""
+        """The offset after everything that was ever added, in the first generation."""
         return QueueOffset(self.last, self.added)
 
 
 class LossReason(StrEnum):
     """Why entries could not be read."""
 
-    TRIMMED = "trimmed"  # the ring went round before the reader came
-    AT_READ = "at-read"  # planned, and trimmed before the tasks read them
-    RECREATED = "recreated"  # the stream was deleted, and there is another one
+    TRIMMED = "trimmed"  # dropped by the stream's length limit before they were read
+    AT_READ = "at-read"  # trimmed after planning, before the tasks read them
+    RECREATED = "recreated"  # the stream was deleted and created again
     GONE = "gone"  # the stream was deleted
-    ROLLED_BACK = "rolled-back"  # a fail-over: Redis has forgotten entries that were read, and perhaps others
+    ROLLED_BACK = "rolled-back"  # a failover: Redis has lost entries that were read, and perhaps others
 
 
 @dataclass(frozen=True, slots=True)
 class EventGap:
-    """Entries of one queue that nobody can read any more.
+    """Entries of one queue that can no longer be read.
 
     Attributes:
-        queue: BullMQ's spelling of its name.
+        queue: BullMQ's name of the queue.
         after: the last id before the gap.
-        first: the first id behind it; ``None`` when nothing is there.
-        lost: how many entries; those of them that can be counted.
-        exact: ``lost`` is the whole number. It is not where a stream was deleted, because nobody knows what it had.
-        reason: what happened.
+        first: the first id after it; ``None`` if nothing is left.
+        lost: how many entries are known to be lost.
+        exact: ``lost`` is the whole number. It is not if a stream was deleted, because its length at that moment is
+            unknown.
+        reason: why they were lost.
     """
 
     queue: str
@@ -186,34 +188,34 @@ class EventGap:
 
     @property
     def message(self) -> str:
-        """One line, with a code, for the error that stops a query and for the log of one that goes on."""
+        """One line with a code, for the error that stops a query and for the log of one that continues."""
         return (
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} after={self.after}: {_HAPPENED[self.reason]}; "
             f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, "
             f"{f'the first one left is {self.first}' if self.first else 'none is left'}. Set failOnDataLoss=false to "
-            "go on behind the gap (gapRows=true records it), and give the queue a longer stream: streams.events.maxLen"
+            "continue after the gap (gapRows=true records it) and give the queue a longer stream: streams.events.maxLen"
         )
 
 
 _HAPPENED: Final[Mapping[LossReason, str]] = {
     LossReason.TRIMMED: "trimmed before they were read",
     LossReason.AT_READ: "trimmed between planning and reading",
-    LossReason.RECREATED: "the stream was deleted and made anew",
+    LossReason.RECREATED: "the stream was deleted and created again",
     LossReason.GONE: "the stream was deleted",
-    LossReason.ROLLED_BACK: "Redis came back with an older copy of the stream",
+    LossReason.ROLLED_BACK: "Redis restored an older copy of the stream",
 }
 
 
 def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tuple[QueueOffset, EventGap | None]:
-    """Bring a position to the stream as it is now: behind what was trimmed, or into the stream's next life.
+    """Adjust an offset to the stream as it is now: skip what was trimmed, or begin the stream's next generation.
 
     Args:
-        queue: BullMQ's spelling of its name.
-        position: how far was read.
-        state: the stream now; ``None`` when there is none.
+        queue: BullMQ's name of the queue.
+        offset: how far the queue was read.
+        state: the stream now; ``None`` if there is none.
 
     Returns:
-        From where to read on, and what cannot be read. In a new life nothing was read yet.
+        Where to continue reading, and what cannot be read. Of a new generation nothing has been read yet.
     """
     if state is None:
         if offset.id == BEGINNING and offset.seen is None:
@@ -226,16 +228,16 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
 
 
 def same_stream(offset: QueueOffset, state: StreamState) -> bool:
-    """False when the stream cannot be the one in which ``ordinal`` entries come up to ``id``, and others behind it."""
+    """Return False if the stream contradicts the offset, so that it must be another stream."""
     if not _is_consistent(offset.id, offset.ordinal, state):
         return False
     seen = offset.seen
-    # Where nothing was read yet any stream fits. Of an older copy some of what was seen may be left, and is read on.
+    # If nothing was read yet, any stream is consistent. An older copy may still have some of what was seen: read on.
     return seen is None or _is_consistent(*seen, state) or (state.first is not None and state.first <= seen.id)
 
 
 def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> bool:
-    """False when there cannot be ``ordinal`` entries up to this one."""
+    """Return False if there cannot be ``ordinal`` entries up to this one."""
     if entry > state.last:
         return False
     added, trimmed = state.added, state.trimmed
@@ -243,12 +245,12 @@ def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> 
         return True
     if entry == state.last or ordinal >= added:
         return entry == state.last and ordinal == added
-    # Behind the first entry that is left come entries that are read; before it, only trimmed ones.
+    # Trims remove from the beginning: entries from the first one on are left, all before it were trimmed.
     return state.first is None or (entry >= state.first) == (ordinal > trimmed)
 
 
 def _recreated(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
-    """A position in another stream: the same one, but older, if it has entries that were read; else a new one."""
+    """Return the offset in another stream: an older copy if it has entries that were read, else a new stream."""
     new, lost = _next_generation(offset), offset.pending
     if state.first is None or state.first > offset.id:
         return new, EventGap(queue, offset.id, state.first, lost, exact=False, reason=LossReason.RECREATED)
@@ -264,7 +266,7 @@ def _next_generation(offset: QueueOffset) -> QueueOffset:
 
 
 def _trimmed(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
-    """A position behind what was trimmed, in the same stream."""
+    """Return the offset after what was trimmed from the same stream."""
     if state.added is None or offset.ordinal is None:
         return _uncounted(queue, offset, state)
     trimmed = state.added - state.length
@@ -276,7 +278,7 @@ def _trimmed(queue: str, offset: QueueOffset, state: StreamState) -> tuple[Queue
 
 
 def _uncounted(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
-    """Where ordinals say nothing: an entry at or before the position proves that none behind it was trimmed."""
+    """Without counts: an entry at or before the offset proves that nothing after the offset was trimmed."""
     offset = replace(offset, ordinal=None, seen=None)
     if offset.id == state.last:
         return replace(offset, ordinal=state.added), None
@@ -291,11 +293,11 @@ def _before_first(state: StreamState) -> StreamId:
 
 
 def first_offset(state: StreamState | None, where: StartAt) -> QueueOffset:
-    """Where to begin with a queue that was there before the reader; what was trimmed until now does not count as lost.
+    """Return where to begin with a queue that is older than the reader; earlier trims do not count as lost.
 
     Args:
-        state: the stream now; ``None`` when there is none.
-        where: before its oldest entry, behind its newest, or behind an id.
+        state: the stream now; ``None`` if there is none.
+        where: before its oldest entry, after its newest, or after an id.
     """
     if state is None:
         return START
@@ -307,7 +309,7 @@ def first_offset(state: StreamState | None, where: StartAt) -> QueueOffset:
 
 
 def with_stream_end(offset: QueueOffset, state: StreamState | None) -> QueueOffset:
-    """Return the position with the end of its stream in ``seen``."""
+    """Return the offset with the end of its stream in ``seen``."""
     ordinal, added = offset.ordinal, None if state is None else state.added
     if state is None or ordinal is None or added is None or added <= ordinal:
         return replace(offset, seen=None)
@@ -317,13 +319,12 @@ def with_stream_end(offset: QueueOffset, state: StreamState | None) -> QueueOffs
 def encode_offsets(offsets: Offsets, begin: Offsets | None = None) -> dict[str, Any]:
     """Return the offset that Spark stores.
 
-    Spark compares offsets as texts, so equal positions always give the same text: queues are sorted.
+    Spark compares offsets as text, so equal offsets always give the same text: queues are sorted.
 
     Args:
-        offsets: the position of each queue.
-        begin: where the batch began that ends there, if it is a query's first one. Spark stores the ends of batches
-            only, and asks anew where the first one begins whenever it needs to know; the stream may have been trimmed
-            since.
+        offsets: the offset of each queue.
+        begin: where the batch that ends here began, if it is the first of a query. Spark stores only the ends of
+            batches and asks again where the first one begins; by then the stream may have been trimmed.
     """
     made = {"version": _VERSION, "queues": _encoded_offsets(offsets)}
     return made if begin is None else {**made, "begin": _encoded_offsets(begin)}
@@ -344,7 +345,7 @@ def decode_offsets(stored: Mapping[str, Any]) -> dict[str, QueueOffset]:
     """Read what :func:`encode_offsets` returned.
 
     Raises:
-        DecodeError: it is something else, or was written by a newer bulltask.
+        DecodeError: the value is something else, or was written by a newer bulltask.
     """
     return _decoded_offsets(stored, "queues")
 
@@ -353,11 +354,12 @@ def batch_start(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict
     """Return where a batch begins.
 
     Args:
-        start: the offset in which it begins, as Spark has it; ``None`` where Spark stores none: of a query's first.
-        end: the offset in which it ends.
+        start: the offset at its beginning as Spark has it; ``None`` for a query's first batch, for which Spark stores
+            none.
+        end: the offset at its end.
 
     Returns:
-        The positions; ``None`` of a first batch that an older bulltask planned.
+        The offsets; ``None`` for a first batch that an older bulltask planned.
 
     Raises:
         DecodeError: as :func:`decode_offsets`.
@@ -373,7 +375,7 @@ def _decoded_offsets(stored: Mapping[str, Any], part: str) -> dict[str, QueueOff
     try:
         return {str(name): _decoded_offset(fields) for name, fields in stored[part].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise DecodeError(f"the checkpoint's offset is no offset of bulltask: {exc}") from exc
+        raise DecodeError(f"the checkpoint does not contain an offset of bulltask: {exc}") from exc
 
 
 def _decoded_offset(fields: Mapping[str, Any]) -> QueueOffset:

@@ -1,10 +1,12 @@
-"""The options of ``format("bulltask")``: checked before any task starts, also when they come from SQL.
+"""The options of ``format("bulltask")``: one table of them, checked before any task starts, also when they come from
+SQL.
 
-Spark hands options over as texts, by names whose case does not matter. An unknown name, a wrong value or one that is
-missing is a ``ConfigError`` whose message begins with a code: an option that is silently ignored reads the wrong rows.
+Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
+missing option is a ``ConfigError`` whose message begins with a code: an option that is silently ignored would read the
+wrong rows.
 
-Where Redis is and how queues are spelled are bulltask's own settings; here an option wins over the environment
-(``BULLTASK_BROKER_URL`` …), because a read may go to a replica and the write beside it may not. Both are looked up
+Where Redis is and how queues are spelled are settings of bulltask. Here an option overrides the environment
+(``BULLTASK_BROKER_URL`` …), because a read may go to a replica while the write beside it must not. Both are looked up
 where the query is planned, and travel to the executors with the plan.
 """
 
@@ -47,18 +49,17 @@ __all__ = [
 ]
 
 EVERY: Final = "*"
-"""All queues of the prefix."""
+"""All queues under the prefix."""
 
 REQUIRED: Final = object()
-"""The default of an option that has none."""
+"""The default of an option without one."""
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options that Spark's own methods leave among those of the source; in lower case."""
+"""Options that Spark's own methods leave among those of the source, in lower case."""
 
 STATES: Final = (*LISTS, *SETS)
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-
 
 Table = Literal["jobs", "events", "counts"]
 OptionsT = TypeVar("OptionsT", bound="SourceOptions")
@@ -80,7 +81,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table: the option's name, its field, where it counts, how it is read, its default, its text."""
+    """One row of the table: an option's name, field, uses, parser, default and help."""
 
     name: str
     field: str
@@ -90,11 +91,11 @@ class Option:
     doc: str
 
 
-# Parsers of values. Each raises ConfigError for a wrong one, with a message that names the option.
+# Parsers of values. For an invalid value each raises ConfigError with a message that names the option.
 
 
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return names of queues, each once: ``a,b``, a JSON list where a name has a comma, or ``*`` for all."""
+    """Return names of queues, each once: ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and text.startswith("["):
         text = _json(text, name, list)
@@ -123,7 +124,7 @@ def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
 
 
 def _duration_ms(value: Any, name: str) -> int:
-    """Return a length of time in ms: seconds, or a number with s, m, h or d behind it."""
+    """Return a duration in ms: seconds, or a number followed by s, m, h or d."""
     found = _LENGTH.fullmatch(str(value).strip())
     ms = int(float(found[1]) * _UNITS_MS[found[2] or "s"]) if found else 0
     if ms < 1:
@@ -132,7 +133,7 @@ def _duration_ms(value: Any, name: str) -> int:
 
 
 def _job_options(value: Any, name: str) -> Mapping[str, Any]:
-    """Return options of a job in the words of ``Queue.add``, written as JSON."""
+    """Return job options as for ``Queue.add``, written as JSON."""
     return dict(_json(str(value), name, dict))
 
 
@@ -154,7 +155,7 @@ def _queue_name(value: Any, name: str) -> str:
 
 
 def _id(value: Any, name: str) -> StreamId:
-    """An id, behind which to begin; a bare number of milliseconds begins with its first entry."""
+    """Return the id after which to begin; a number of milliseconds begins with the first entry of that millisecond."""
     text = str(value)
     try:
         return StreamId(int(text), 0).before if text.isdecimal() else StreamId.parse(text)
@@ -175,53 +176,53 @@ OPTIONS: Final = (
     _O("url", "url", _ALL, optional(url), None, "where Redis is; else BULLTASK_BROKER_URL"),
     _O("prefix", "prefix", _ALL, optional(plain_text), None, "first part of every BullMQ key; else BULLTASK_PREFIX"),
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
-    _O("queue", "queues", _READS, _queue_names, REQUIRED, "names with commas between them, or * for all"),
-    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; else a column of that name says it"),
-    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "set queues aside that a lake cannot hold"),
+    _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all"),
+    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; otherwise, a column of that name"),
+    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "skip queues that a lake cannot hold"),
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
-    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "tasks at the most; 2 for each core"),
-    _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "jobs for which a further task is worth it"),
-    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; one query only of each load()"),
+    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "limit of tasks; 2 for each core"),
+    _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "jobs that justify one more task"),
+    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only one query for each load()"),
     _O("batch", "batch", _JOBS, integer(1, 100_000), 1_000, "jobs of one round trip"),
     _O("batch", "batch", _EVENTS, integer(1, 100_000), 5_000, "events of one round trip"),
     _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs of one round trip"),
     _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events of one task"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
     _O("maxEventsPerTrigger", "max_events", _STREAM, optional(integer(1)), 200_000, "events of a batch; none: all"),
-    _O("alignQueues", "align", _STREAM, flag, True, "no queue passes the time of the slowest that has more"),
-    _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "stop when events were trimmed unread"),
-    _O("gapRows", "gap_rows", _STREAM, flag, False, "if not, a row 'bulltask.gap' says what is lost"),
-    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "part of derived job ids: the same write, the same"),
+    _O("alignQueues", "align", _STREAM, flag, True, "no queue is read beyond the time of the slowest"),
+    _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "stop if events were trimmed before they were read"),
+    _O("gapRows", "gap_rows", _STREAM, flag, False, "otherwise, a row 'bulltask.gap' records the loss"),
+    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "part of derived job ids, to repeat a write"),
     _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "the column with job ids; 'id' if there is one"),
-    _O("fence", "fence", _WRITES, flag, True, "a job that was added and is gone is not added again"),
-    _O("fenceTtl", "fence_ttl_ms", _WRITES, _duration_ms, "7d", "how long the fence stands"),
-    _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job, in the words of Queue.add, as JSON"),
+    _O("fence", "fence", _WRITES, flag, True, "do not add a job again that was added and removed"),
+    _O("fenceTtl", "fence_ttl_ms", _WRITES, _duration_ms, "7d", "how long the fence is kept"),
+    _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job, as for Queue.add, in JSON"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What every read and write has.
+    """The options of every read and write.
 
     Attributes:
-        config: the settings of bulltask that say where Redis is and how queues are spelled.
+        config: bulltask's settings for where Redis is and how queues are spelled.
     """
 
     use: ClassVar[Use]
     config: Config = field(repr=False)  # its URL may have a password
 
     def keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue, as the user spells it."""
+        """Return the keys of a queue, given the user's name."""
         return QueueKeys(self.config.prefix, self.wire_name(queue), queue)
 
     def wire_name(self, queue: str) -> str:
-        """BullMQ's spelling of a queue: offsets hold it, as it stays right when ``queueHashTag`` changes."""
+        """Return BullMQ's name of a queue: offsets contain it, so they stay valid when ``queueHashTag`` changes."""
         return wire_name(queue, hash_tag=self.config.queue_hash_tag)
 
     def user_name(self, found: str) -> str | None:
-        """The user's spelling of a queue that was found in Redis; ``None`` if no spelling leads to it.
+        """Return the user's name of a queue that was found in Redis; ``None`` if no name leads to it.
 
         With hash tags on, ``{emails}`` is ``emails``, and a queue ``emails`` without braces cannot be named.
         """
@@ -230,12 +231,12 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(SourceOptions):
-    """What every read has.
+    """The options of every read.
 
     Attributes:
-        queues: as the user spells them, each once; empty when every queue is meant.
-        every: every queue of the prefix is meant.
-        skip_foreign: queues that a lake cannot hold are set aside.
+        queues: the user's names of the queues, each once; empty for all queues.
+        every: whether all queues of the prefix are read.
+        skip_foreign: whether queues that a lake cannot hold are skipped.
         table: what is read.
     """
 
@@ -247,7 +248,7 @@ class ReadOptions(SourceOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsOptions(ReadOptions):
-    """A batch read of jobs; the table of options says what each field means."""
+    """A batch read of jobs; the table of options describes each field."""
 
     use: ClassVar[Use] = Use.JOBS
     states: tuple[str, ...]
@@ -289,10 +290,10 @@ class StreamOptions(ReadOptions):
     gap_rows: bool
 
     def starts_at(self, queue: str) -> StartAt:
-        """Where to begin with a queue, by BullMQ's spelling; those that ``startingOffsets`` does not name: earliest."""
+        """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
         if isinstance(self.starting, str):
             return self.starting
-        # A queue that no spelling leads to is called as BullMQ calls it, also in the rows.
+        # A queue that the user cannot name has BullMQ's name, also in the rows.
         shown = self.user_name(queue) or queue
         named = (at for name, at in self.starting.items() if shown == name or self.wire_name(name) == queue)
         return next(named, "earliest")
@@ -300,7 +301,7 @@ class StreamOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions(SourceOptions):
-    """A write of jobs, batch or streaming; the table of options says what each field means."""
+    """A write of jobs, batch or streaming; the table of options describes each field."""
 
     use: ClassVar[Use] = Use.WRITE
     queue: str | None
@@ -313,7 +314,7 @@ class WriteOptions(SourceOptions):
 
 
 def user_name(found: str, *, hash_tag: bool) -> str | None:
-    """Return the user's spelling of a queue, by BullMQ's; ``None`` if no spelling leads to it."""
+    """Return the user's name of a queue, given BullMQ's; ``None`` if no name leads to it."""
     if not hash_tag:
         return found
     bare = found[1:-1] if found.startswith("{") and found.endswith("}") else found
@@ -321,7 +322,7 @@ def user_name(found: str, *, hash_tag: bool) -> str | None:
 
 
 def table_of(options: Mapping[str, str]) -> Table:
-    """Which table a batch read is about; ``jobs`` unless it says otherwise.
+    """Return which table a batch read is about; ``jobs`` by default.
 
     Raises:
         ConfigError: there is no such table.
@@ -333,17 +334,17 @@ def table_of(options: Mapping[str, str]) -> Table:
 def read_options(
     kind: type[OptionsT], options: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> OptionsT:
-    """Read and check the options of one use.
+    """Parse and check the options of one use.
 
     Args:
         kind: the use: :class:`JobsOptions`, :class:`StreamOptions` …
-        options: as Spark gives them; the case of their names does not matter.
+        options: as Spark passes them; the case of their names does not matter.
         environ: the environment, for ``BULLTASK_BROKER_URL`` and other settings; this process' own by default.
 
     Raises:
-        ConfigError: an option is unknown, wrong, missing, or has no meaning for this use. The message begins with
-            ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_WRONG]`` or ``[BULLTASK_OPTION_MISSING]`` and names the
-            option; it shows no password.
+        ConfigError: an option is unknown, invalid, missing, or has no meaning for this use. The message begins with
+            ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_WRONG]`` or ``[BULLTASK_OPTION_MISSING]``, names the
+            option and shows no password.
     """
     options = given = _lowered(options)
     rows = [row for row in OPTIONS if kind.use in row.uses]
@@ -393,6 +394,6 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
 
 
 def _distinct(queues: Iterable[str], config: Config) -> tuple[str, ...]:
-    """Each queue once: with hash tags on, ``emails`` and ``{emails}`` are the same."""
+    """Keep each queue once: with hash tags on, ``emails`` and ``{emails}`` are the same."""
     spelled = {wire_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
     return tuple(spelled.values())

@@ -1,8 +1,8 @@
-"""Up to where the next batch of events goes: a budget, shared by the queues, and one time for all of them.
+"""Plan where the next batch of events ends: one budget, shared by all queues, and one time for all of them.
 
-Queues of unlike traffic must not run apart in time: a query that groups by minutes drops what is older than its
-watermark, and the watermark follows the queue that is ahead. So no queue is read beyond the time at which the slowest
-of those that have more to give was cut off.
+Queues with different traffic must stay close in time. A query that groups by minutes drops events that are older than
+its watermark, and the queue that is furthest ahead moves the watermark. So no queue is read beyond the time at which
+the slowest queue that still has events was cut off.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The answer, or the first part of it.
+    """The answer to a `ScanRequest`, or the first part of it.
 
     Attributes:
-        last: the last of the entries; ``None`` when there is none.
-        count: how many there are.
-        state: the stream at the very moment of counting (the same script), so that a trim between two calls is seen.
-        more: the server stopped early, so as not to keep others waiting: the plan asks again behind ``last``.
+        last: id of the last entry found; ``None`` if there is none.
+        count: how many entries were found.
+        state: the stream at the moment of counting (in the same transaction), so that a trim between two calls is
+            noticed.
+        truncated: the server stopped early so as not to block other clients; the plan asks again for what comes after
+            ``last``.
     """
 
     last: StreamId | None
@@ -57,18 +59,19 @@ class ScanResult:
 
 @dataclass(slots=True)
 class QueueProgress:
-    """A queue in a plan: from ``start`` by way of ``end``, which moves on, towards ``target_offset``.
+    """How far a plan reads one queue: from ``start`` towards ``target_offset``. ``end`` moves while the batch is
+    planned.
 
     Attributes:
-        queue: BullMQ's spelling of its name.
-        start: where the batch before ended.
-        base: the same, brought to the stream as it is now.
+        queue: BullMQ's name of the queue.
+        start: where the previous batch ended.
+        base: the same, adjusted to the stream as it is now.
         end: where this batch ends.
-        state: the stream, when it was last asked.
-        goal: where the entries end; ``None`` when none is to be read in this batch.
-        new: the batch before did not know it.
-        found: what the stream said of a loss that cannot be counted, and so does not show in positions.
-        known: how many entries behind ``start`` were seen there, by the batch before or while this one is planned.
+        state: the stream when it was last queried.
+        target_offset: where the entries end; ``None`` if this batch reads none of them.
+        is_new: the previous batch did not know the queue.
+        loss: a loss that cannot be counted and therefore does not show in the offsets.
+        seen_count: how many entries were seen after ``start``, by the previous batch or while this one is planned.
     """
 
     queue: str
@@ -85,7 +88,7 @@ class QueueProgress:
     def reading(
         cls, queue: str, start: QueueOffset, state: StreamState | None, target_offset: QueueOffset | None
     ) -> QueueProgress:
-        """A queue that is being read."""
+        """Start with a queue that is being read."""
         progress = cls(queue, start, start, start, state, target_offset, seen_count=start.pending)
         progress._reconcile(state)
         progress.base = progress.end
@@ -93,24 +96,24 @@ class QueueProgress:
 
     @classmethod
     def discovered(cls, queue: str, start: QueueOffset, state: StreamState | None) -> QueueProgress:
-        """A queue that is new: it is read from the next batch on."""
+        """Start with a new queue; it is read from the next batch on."""
         return cls(queue, start, start, start, state, None, is_new=True)
 
     @property
     def recreated(self) -> bool:
-        """True when the stream turned out to be another one; that one is read from the next batch on."""
+        """Whether the stream turned out to be another one; that one is read from the next batch on."""
         return self.end.generation != self.start.generation
 
     @property
     def planned_offset(self) -> QueueOffset:
-        """``end`` with how far the stream goes; as it was, to the letter, when there is nothing to plan."""
+        """``end`` together with the end of the stream; unchanged, byte for byte, if there is nothing to plan."""
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             return with_stream_end(self.end, self.state) if self.is_new or self.recreated else self.end
         return with_stream_end(self.end, self.state)
 
     @property
     def pending(self) -> int:
-        """How many entries could be read; where they cannot be counted, how many there are at all."""
+        """How many entries could be read; if they cannot be counted, how many the stream holds."""
         if self.state is None or self.target_offset is None or self.recreated or self.end.id >= self.target_offset.id:
             return 0
         if self.end.ordinal is None or self.target_offset.ordinal is None:
@@ -119,7 +122,9 @@ class QueueProgress:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The time in ms that others must not pass, as this queue has more from then on; ``None`` if it has not."""
+        """The time in ms that other queues must not pass because this queue has more entries from then on, else
+        ``None``.
+        """
         if self.target_offset is not None and not self.recreated:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.recreated):
@@ -130,7 +135,7 @@ class QueueProgress:
 
     @property
     def gap(self) -> EventGap | None:
-        """What is lost between ``start`` and ``end``."""
+        """What was lost between ``start`` and ``end``."""
         lost = self.end.lost - self.start.lost
         if self.loss is not None and not self.loss.exact:
             return replace(self.loss, lost=lost)
@@ -140,12 +145,12 @@ class QueueProgress:
         return EventGap(self.queue, self.start.id, first, lost, exact=True, reason=LossReason.TRIMMED)
 
     def advance_to_target(self) -> None:
-        """Go to the goal."""
+        """Move to the target offset."""
         if self.target_offset is not None:
             self.end = replace(self.target_offset, lost=self.end.lost, generation=self.end.generation)
 
     def advance(self, scan: ScanResult) -> None:
-        """Go on by the entries that were counted."""
+        """Move past the entries that were counted."""
         self._reconcile(scan.state)
         if self.recreated or scan.last is None or scan.state is None:
             return
@@ -155,7 +160,7 @@ class QueueProgress:
         self.end = replace(self.end, id=scan.last, ordinal=ordinal)
 
     def _reconcile(self, state: StreamState | None) -> None:
-        """Bring ``end`` to the stream as it is now, but not behind the goal."""
+        """Adjust ``end`` to the stream as it is now, but do not pass the target."""
         self.state = state
         settled, gap = reconcile(self.queue, self.end, state)
         if settled.generation != self.start.generation:
@@ -163,14 +168,14 @@ class QueueProgress:
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
         if self.target_offset is None or self.start.id >= self.target_offset.id:
-            self.end = self.start  # nothing of it is to be read, so nothing of it is missed yet
+            self.end = self.start  # this batch reads nothing of the queue, so nothing is missing yet
         elif settled.id <= self.target_offset.id:
             self.end, self.loss = with_stream_end(settled, state), gap or self.loss
         else:
             self._skip_to_target(self.target_offset)
 
     def _skip_to_target(self, target_offset: QueueOffset) -> None:
-        """A trim has passed the goal; what it took from behind it is a loss of later batches."""
+        """Handle a trim that passed the target; what it removed after the target is a loss of later batches."""
         lost = self.start.lost
         if target_offset.ordinal is not None and self.start.ordinal is not None:
             lost += target_offset.ordinal - self.start.ordinal
@@ -179,13 +184,13 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """Where do the next entries of a queue end?
+    """Ask where the next entries of a queue end.
 
     Attributes:
-        queue: BullMQ's spelling of its name.
-        after: they come behind this id.
+        queue: BullMQ's name of the queue.
+        after: entries after this id count.
         until: the last id that counts.
-        most: how many at the most; ``None`` for no bound.
+        max_entries: how many entries to count at most; ``None`` for no limit.
     """
 
     queue: str
@@ -195,20 +200,20 @@ class ScanRequest:
 
 
 class EventStreams(Protocol):
-    """What a plan asks; all questions of a call may travel in one pipeline."""
+    """What a plan needs to know about streams; all requests of a call may share one pipeline."""
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
-        """What each stream says of itself; ``None`` for one that is not there."""
+        """Return the state of each stream; ``None`` for a stream that does not exist."""
         ...
 
     def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
-        """The answers, in the order of the questions."""
+        """Return the results in the order of the requests."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A planned batch: its end, and what was found to be lost before it."""
+    """A planned batch: where it ends, and which losses were found before that."""
 
     end: Offsets
     gaps: tuple[EventGap, ...]
@@ -216,14 +221,15 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much a batch takes, and from whom.
+    """How many entries a batch reads, and from which queues.
 
     Attributes:
-        most: how many entries, of all queues together; but each queue that has some gives at least one. ``None``: all.
+        max_entries: for all queues together; but each queue that has entries contributes at least one. ``None``: no
+            limit.
         align: no queue passes the time at which the slowest was cut off.
-        count_missed: a queue that the batch before did not know came up while the query ran, so what was trimmed of it
-            is lost; else it is new to the list, and begins with the oldest entry that is there.
-        target: where to end at the latest: the state of the streams when the query began (``Trigger.AvailableNow``).
+        count_missed: a queue that is new to the plan appeared while the query ran, so entries that were trimmed from it
+            are lost. Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
+        target: where to end at the latest: the state of the streams when the query started (``Trigger.AvailableNow``).
     """
 
     max_entries: int | None = None
@@ -235,18 +241,18 @@ class BatchLimits:
 def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rules: BatchLimits) -> BatchPlan:
     """Find the end of the next batch.
 
-    A queue that ``start`` lacks is only taken in, and read from the next batch on; a stream that turned out to be
-    another one likewise. So within one batch a queue's numbers are those of one stream. Queues of ``start`` that are
-    not asked for keep their positions.
+    A queue that ``start`` does not contain is only added, and read from the next batch on; so is a stream that turned
+    out to be another one. Within one batch all numbers of a queue therefore belong to one stream. Queues of ``start``
+    that are not in ``queues`` keep their offsets.
 
     Args:
-        start: the end of the batch before.
-        streams: answers questions about the streams.
-        queues: the queues to read, by BullMQ's spelling.
-        rules: how much the batch takes.
+        start: the end of the previous batch.
+        streams: answers requests about the streams.
+        queues: the queues to read, by BullMQ's names.
+        limits: how much the batch reads.
 
     Returns:
-        The end, equal to ``start`` when there is nothing new, and the gaps before it.
+        The end, equal to ``start`` if there is nothing new, and the gaps before it.
     """
     state = streams.states(queues)
     all_progress = []
@@ -268,12 +274,12 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rul
 
 
 def split_budget(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
-    """How many entries each queue may give: what it has, or else an equal part of what the others leave.
+    """Return how many entries of each queue a batch reads: all of them, or an equal part of what the others leave.
 
     Args:
-        waiting: how many each queue has.
-        most: how many all may give together; ``None`` for all. Each that has some gives at least one, or it might wait
-            for ever.
+        pending: how many entries each queue has.
+        max_entries: the budget for all queues together; ``None`` for no limit. Each queue with entries contributes at
+            least one, or it could wait forever.
     """
     if max_entries is None:
         return dict(pending)
@@ -288,7 +294,7 @@ def split_budget(pending: Mapping[str, int], max_entries: int | None) -> dict[st
 def _target_offset(
     queue: str, state: StreamState | None, target: Mapping[str, StreamState | None] | None
 ) -> QueueOffset | None:
-    """Where a queue's batch may end at the latest; ``None`` when nothing of it is to be read."""
+    """Return where a queue's batch may end at the latest; ``None`` if nothing of it is to be read."""
     if state is None or target is None:
         return None if state is None else state.end
     then = target.get(queue)
@@ -296,7 +302,7 @@ def _target_offset(
 
 
 def _spend_budget(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
-    """Move every way to its goal, or as far as its share of the budget goes."""
+    """Move every queue to its target, or as far as its part of the budget allows."""
     given = split_budget(
         {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
     )
@@ -316,7 +322,7 @@ def _spend_budget(all_progress: Sequence[QueueProgress], streams: EventStreams, 
 
 
 def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
-    """Take back those that passed the time at which the slowest of those with more to give stands."""
+    """Take back queues that passed the time at which the slowest queue with more entries was cut off."""
     times = [time for progress in all_progress if (time := progress.watermark_ms) is not None]
     if not times:
         return
@@ -331,7 +337,7 @@ def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) 
 
 
 def _scan(asked: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStreams) -> None:
-    """Move each way as far as its question reaches."""
+    """Move each queue as far as its request reaches."""
     while asked:
         further = []
         answers = streams.scan([question for _, question in asked])
@@ -343,5 +349,5 @@ def _scan(asked: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStre
             if scan.truncated and scan.last is not None:
                 further.append((progress, replace(question, after=scan.last, max_entries=max_entries)))
             elif max_entries and progress.target_offset is not None and question.until == progress.target_offset.id:
-                progress.advance_to_target()  # fewer were there than could be counted beforehand
+                progress.advance_to_target()  # there were fewer entries than expected
         asked = further

@@ -1,9 +1,8 @@
-"""Filters of Spark that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``.
+"""Spark filters that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``.
 
-Off unless asked for. Spark up to 4.3 keeps what a filtered read has planned for the whole ``DataFrame`` that it came
-from, and plans no other read of it: a second query, or the other half of a union, silently gets the rows of the first.
-So filters are safe only where each ``load()`` is for one query with one filter; the options ``state`` and ``queue``
-always are.
+They are off by default. Spark up to 4.3 keeps what a filtered read has planned for the ``DataFrame`` that it came from
+and does not plan again: a second query, or the other half of a union, silently gets the rows of the first. So filters
+are safe only if each ``load()`` serves one query with one filter. The options ``state`` and ``queue`` are always safe.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _MS = timedelta(milliseconds=1)
 
 @dataclass
 class PushedFilters:
-    """What is left to read after the filters that were taken; nothing is taken at first.
+    """What remains to be read after the filters that were pushed down; at first, everything.
 
     Attributes:
         queues: only these, ``None`` for all.
         states: only these, ``None`` for all.
         low_ms: only jobs that ended then or later.
-        high_ms: only jobs that ended then or before.
+        high_ms: only jobs that ended then or earlier.
     """
 
     queues: frozenset[str] | None = None
@@ -46,24 +45,24 @@ class PushedFilters:
     high_ms: int | None = None
 
     def allows_queue(self, name: str) -> bool:
-        """True when a queue may have rows that pass."""
+        """Return whether a queue may have rows that pass."""
         return self.queues is None or name in self.queues
 
     def allows_state(self, name: str) -> bool:
-        """True when a state may have rows that pass."""
+        """Return whether a state may have rows that pass."""
         return self.states is None or name in self.states
 
     def time_bounds(self) -> tuple[str, str]:
-        """Bounds of the times of ended jobs, in Redis' spelling."""
+        """Return the bounds of the time at which jobs ended, as Redis writes them."""
         low = "-inf" if self.low_ms is None else str(self.low_ms)
         return low, "+inf" if self.high_ms is None else str(self.high_ms)
 
     def push(self, one: Filter) -> bool:
-        """Take a filter if it is of use.
+        """Apply a filter if Redis can.
 
         Returns:
-            True when no other row than those that pass will be read. Bounds of times are whole milliseconds and are
-            only kept for jobs that have ended, so Spark applies them once more.
+            True if only rows that pass will be read. Time bounds are whole milliseconds and apply only to jobs that
+            have ended, so Spark applies them again.
         """
         match one:
             case EqualTo(attribute=("state",), value=value):
@@ -80,7 +79,7 @@ class PushedFilters:
         return True
 
     def push_queue(self, one: Filter) -> bool:
-        """:meth:`push` for tables in which Redis can apply filters of the queue only."""
+        """Like :meth:`push`, for tables in which Redis can only filter by queue."""
         named = getattr(one, "attribute", None) == ("queue",)
         return named and self.push(one)
 

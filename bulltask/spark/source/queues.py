@@ -1,7 +1,7 @@
-"""Which queues a read is of: those that were named, or all under the prefix.
+"""Which queues a read covers: those that were named, or all under the prefix.
 
-Others may have queues under the prefix too, of any name. A lake takes those that it can hold. One that it cannot is set
-aside with a reason, so that it does not keep the others out.
+Other programs may have queues under the prefix too, with any name. A queue that a lake cannot hold is skipped with a
+reason, so that it does not block the others.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream", "select_queues", "skipped_queues"]
 
 _LONGEST: Final = 255
-"""Bytes that a directory's name may have."""
+"""Bytes that the name of a directory may have."""
 
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSelection:
-    """What a read is of.
+    """The queues of a read.
 
     Attributes:
         queues: their keys, sorted by name.
-        aside: why others are set aside, by BullMQ's spelling.
+        skipped: why others are skipped, by BullMQ's name.
     """
 
     queues: list[QueueKeys]
@@ -48,15 +48,15 @@ class QueueSelection:
 def select_queues(
     connection: Connection, options: ReadOptions, filters: PushedFilters | None = None
 ) -> list[QueueKeys]:
-    """Return the keys of the queues to read, sorted by name; those that are set aside are named in the log.
+    """Return the keys of the queues to read, sorted by name, and log those that are skipped.
 
     Args:
-        connection: to the server; it is asked only when all queues are read.
-        options: which queues, and how they are spelled.
-        narrowing: filters that may leave fewer of them, none if left out.
+        connection: to the server; used only if all queues are read.
+        options: which queues, and how their names are spelled.
+        filters: filters that may leave fewer queues; none if omitted.
 
     Raises:
-        ConfigError: ``*`` found two queues that the user would spell alike, and ``skipForeignQueues`` is off.
+        ConfigError: ``*`` found two queues with the same name for the user, and ``skipForeignQueues`` is off.
     """
     found = discover_queues(connection, options)
     log_skipped(found.skipped)
@@ -64,25 +64,25 @@ def select_queues(
 
 
 def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelection:
-    """Return the keys of the queues to read, and why others are set aside; see :func:`select_queues`.
+    """Return the keys of the queues to read, and why others are skipped; see :func:`select_queues`.
 
     Raises:
         ConfigError: as there.
     """
     prefix, wire_names = options.config.prefix, list[str]()
     if options.every:
-        wire_names = sorted(connection.walk(lambda cursor: scan_queues(prefix, cursor)))
+        wire_names = sorted(connection.scan_all(lambda cursor: scan_queues(prefix, cursor)))
         every = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wire_names]
     else:
         every = [options.keys(queue) for queue in options.queues]
     found, skipped = dict[str, QueueKeys](), dict[str, str]()
-    # Of two that are called alike, that one comes first which the name leads to.
+    # Of two with the same name for the user, the one that this name is translated to comes first.
     for keys in sorted(every, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
         if keys.queue in found and not options.skip_foreign:
             raise ConfigError(
                 f"under the prefix {prefix!r} there are the queues {found[keys.queue].name!r} and {keys.name!r}, and "
-                f"both would be called {keys.queue!r}; set queueHashTag=false, so that queues are called as BullMQ "
-                "calls them"
+                f"both would be called {keys.queue!r}; set queueHashTag=false, so that queues keep BullMQ's "
+                "names"
             )
         if reason := _problem(keys, found.get(keys.queue)) if options.skip_foreign else None:
             skipped[keys.name] = reason
@@ -92,23 +92,23 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
 
 
 def not_a_stream(keys: QueueKeys) -> str:
-    """Why a queue is set aside whose events are not in a stream."""
+    """Return the reason for skipping a queue whose events key is not a stream."""
     return f"the key {_printable(keys.events)} is not a stream; rename or delete it"
 
 
 def skipped_queues(skipped: Mapping[str, str]) -> list[SkippedQueue]:
-    """Return queues that are set aside as people can read them; given why, by BullMQ's spelling."""
+    """Return skipped queues with printable names, given the reasons by BullMQ's names."""
     return [SkippedQueue(_printable(queue), reason) for queue, reason in sorted(skipped.items())]
 
 
 def log_skipped(skipped: Mapping[str, str]) -> None:
-    """Log queues that are set aside."""
+    """Log queues that are skipped."""
     for one in skipped_queues(skipped):
         _log.warning("[BULLTASK_QUEUE_SET_ASIDE] queue %s is not recorded: %s", one.queue, one.reason)
 
 
 def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
-    """Why a lake cannot hold a queue; ``None`` when it can."""
+    """Return why a lake cannot hold a queue; ``None`` if it can."""
     if other is not None:
         return (
             f"{_printable(other.name)} has the name {_printable(keys.queue)!r} in the lake; use --no-queue-hash-tag "
@@ -128,7 +128,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
 
 
 def _printable(name: str) -> str:
-    """A name as people can read it, whatever is in it; long ones in part."""
+    """Return a name that can be printed, whatever it contains; long ones are shortened."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -1,7 +1,7 @@
-"""What of a planned batch is there to be read, and what is not any more.
+"""What of a planned batch can still be read, and what cannot.
 
 Spark plans a batch once and may read it twice: after a crash it asks for the same range again, perhaps an hour later.
-So what is lost is worked out from the positions of the range and from the stream as it is now, never remembered.
+So losses are derived from the offsets of the range and from the stream as it is now; nothing is remembered.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["EntryRange", "ExpectedRows", "expected_rows", "split_range"]
 
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """A range of one queue's entries that is there to be read.
+    """A range of one queue's entries that can be read.
 
     Attributes:
-        queue: BullMQ's spelling of its name.
-        after: the entries come behind this id.
-        upto: the last one's id.
-        expect: how many there are; ``None`` when that is not known.
+        queue: BullMQ's name of the queue.
+        after: the entries have greater ids than this.
+        upto: the last entry's id.
+        expect: how many entries there are; ``None`` if that is unknown.
     """
 
     queue: str
@@ -39,11 +39,11 @@ class EntryRange:
     expect: int | None
 
     def missing(self, read: int) -> int:
-        """How many entries were trimmed before they were read, if ``read`` of them were."""
+        """Return how many entries were trimmed before they were read, if ``read`` of them were read."""
         return 0 if self.expect is None else max(0, self.expect - read)
 
     def gap(self, read: int, first: StreamId | None = None) -> EventGap | None:
-        """What :meth:`missing` counts, to be reported; ``first`` is an entry that was there when all of it was gone."""
+        """Return the gap that :meth:`missing` counts; ``first`` is an entry that was still there after the loss."""
         if not (lost := self.missing(read)):
             return None
         return EventGap(self.queue, self.after, first, lost, exact=True, reason=LossReason.AT_READ)
@@ -51,32 +51,32 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """What there must be of one queue in a batch, by the positions between which it lies, and by nothing else.
+    """How many rows of one queue a batch must have, derived only from the offsets between which it lies.
 
     Attributes:
-        count: events read and events lost, together; ``None`` where the stream does not count its entries.
-        any: there must be a row at least, of an event or of a gap.
+        count: events read plus events lost; ``None`` if the stream does not count its entries.
+        any: there must be at least one row, of an event or of a gap.
     """
 
     count: int | None
     any: bool = False
 
     def __add__(self, other: ExpectedRows) -> ExpectedRows:
-        """What there must be of two queues that are called alike."""
+        """Return what two queues with the same user-visible name must have together."""
         counts = (self.count, other.count)
         return ExpectedRows(None if None in counts else sum(filter(None, counts)), any=self.any or other.any)
 
     def is_met(self, read: int, lost: int, gaps: int) -> bool:
-        """Whether so many events read, and so many lost in so many gaps, are what there must be."""
+        """Return whether ``read`` events, and ``lost`` events in ``gaps`` gaps, are what the batch must have."""
         return self.count in {None, read + lost} and (not self.any or read + gaps > 0)
 
 
 def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
-    """Return what there must be of a queue in a batch.
+    """Return how many rows of a queue a batch must have.
 
     Args:
-        start: the batch begins behind it; ``None`` when this batch only takes the queue in.
-        end: the batch goes up to it.
+        start: the batch begins after it; ``None`` if this batch only adds the queue.
+        end: the batch ends here.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return ExpectedRows(0)
@@ -90,16 +90,16 @@ def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
 def split_range(
     queue: str, start: QueueOffset | None, end: QueueOffset, state: StreamState | None
 ) -> tuple[list[EventGap], EntryRange | None]:
-    """Divide one queue's part of a batch into what is lost and what is left.
+    """Split one queue's part of a batch into what is lost and what is left.
 
     Args:
-        queue: BullMQ's spelling of its name.
-        start: the batch begins behind it; ``None`` when this batch only takes the queue in.
-        end: the batch goes up to it.
-        state: the stream now; ``None`` when there is none.
+        queue: BullMQ's name of the queue.
+        start: the batch begins after it; ``None`` if this batch only adds the queue.
+        end: the batch ends here.
+        state: the stream now; ``None`` if there is none.
 
     Returns:
-        Gaps and a span: every entry of the range that was counted is in one of them.
+        Gaps and a range: every counted entry is in one of them.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return [], None
@@ -111,7 +111,7 @@ def split_range(
     planned = end.lost - start.lost
     gone = end.ordinal
     if state is not None and same_stream(end, state):
-        # A stream of which entries were deleted one by one counts no more: what is missing shows when it is read.
+        # A stream with entries that were deleted one by one has no reliable count: what is missing shows at the read.
         gone = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
     lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, gone - start.ordinal - planned)}
     gaps = [
@@ -124,7 +124,7 @@ def split_range(
 
 
 def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
-    """The batch in which the stream turned out to be another one: nothing of it is read."""
+    """Return the gap of the batch in which the stream turned out to be another one; nothing of it is read."""
     reason = LossReason.RECREATED if end.id == BEGINNING else LossReason.ROLLED_BACK
     if state is None:
         reason = LossReason.GONE
@@ -136,6 +136,6 @@ def _uncounted(
     queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None
 ) -> tuple[list[EventGap], EntryRange | None]:
     _, gap = reconcile(queue, start, state)
-    if gap is None and state is None and start.id < end.id:  # the plan has seen some
+    if gap is None and state is None and start.id < end.id:  # there were entries when the batch was planned
         gap = EventGap(queue, start.id, None, 0, exact=False, reason=LossReason.GONE)
     return [] if gap is None else [gap], EntryRange(queue, start.id, end.id, None) if start.id < end.id else None

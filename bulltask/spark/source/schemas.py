@@ -1,6 +1,7 @@
-"""The columns of what Spark reads, as Spark and as Arrow name their types.
+"""The columns of the tables that Spark reads, with their types in Spark and in Arrow.
 
-They are objects and not DDL texts, which only a running JVM can read. Times are UTC; a text is what Redis holds.
+They are objects and not DDL strings, which only a running JVM can parse. Times are UTC; strings are as Redis stores
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 GAP_EVENT: Final = "bulltask.gap"
-"""The event of a row that stands for lost events: ``extra`` has ``lost``, ``first``, ``exact`` and ``reason``."""
+"""The event of a row that represents lost events: ``extra`` has ``lost``, ``first``, ``exact`` and ``reason``."""
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 
@@ -56,7 +57,7 @@ JOBS: Final = _columns(
     ("parent_key", _TEXT),
     ("worker", _TEXT),
 )
-"""One row for each job; the clocks are those of the clients that wrote the job's hash."""
+"""One row for each job; times are those that clients wrote to the job's hash, by their own clocks."""
 
 JOB_FIELDS: Final[Mapping[str, str]] = {
     "name": "name",
@@ -76,7 +77,7 @@ JOB_FIELDS: Final[Mapping[str, str]] = {
     "parent_key": "parentKey",
     "worker": "pb",
 }
-"""From which field of a job's hash each column comes; the first three columns say where the job was found."""
+"""The hash field of each column; the first three columns say where the job was found."""
 
 EVENTS: Final = _columns(
     ("queue", _TEXT),
@@ -94,7 +95,7 @@ EVENTS: Final = _columns(
     ("attempts_made", _INT),
     ("extra", _TEXT),  # JSON: an object of the fields that have no column
 )
-"""One row for each entry of a queue's event stream; the clock is Redis'. ``queue`` and ``event_id`` are a key."""
+"""One row for each entry of a queue's event stream, by Redis' clock. ``queue`` and ``event_id`` are a key."""
 
 EVENT_FIELDS: Final[Mapping[str, str]] = {
     "event": "event",
@@ -106,13 +107,13 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
     "return_value": "returnvalue",
     "attempts_made": "attemptsMade",
 }
-"""From which field of an entry each column comes; ``extra`` has the others."""
+"""The entry field of each column; ``extra`` has all other fields."""
 
 COUNTS: Final = _columns(("queue", _TEXT), ("state", _TEXT), ("jobs", _LONG))
 """One row for each state of each queue."""
 
 TABLES: Final[Mapping[str, StructType]] = {"jobs": JOBS, "events": EVENTS, "counts": COUNTS}
-"""By the word of the option ``table``."""
+"""The tables by the value of the option ``table``."""
 
 _ARROW: Final[Mapping[DataType, Any]] = {
     _TEXT: pa.string(),
@@ -123,21 +124,22 @@ _ARROW: Final[Mapping[DataType, Any]] = {
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema (``pyarrow.Schema``) that Spark demands of batches with these columns, to the letter."""
+    """Return the Arrow schema (``pyarrow.Schema``) that Spark requires, exactly, of batches with these columns."""
     return pa.schema([pa.field(field.name, _ARROW[field.dataType], field.nullable) for field in schema.fields])
 
 
 def select_columns(table: str, schema: StructType | None) -> StructType:
     """Return the columns to read: those that the user's schema names, or all.
 
-    A schema of one's own is the way to read few columns, as Spark does not tell a source in Python which are needed.
+    A schema is the way to read few columns, because Spark does not tell a Python data source which columns a query
+    needs.
 
     Args:
         table: ``jobs``, ``events`` or ``counts``.
         schema: what ``.schema(…)`` was given, ``None`` for nothing.
 
     Raises:
-        ConfigError: it has a column that the table has not, or has with another type; the message begins with
+        ConfigError: the table does not have one of its columns, or has it with another type; the message begins with
             ``[BULLTASK_SCHEMA]``.
     """
     every = {field.name: field for field in TABLES[table].fields}
@@ -152,7 +154,7 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
         if known.dataType != field.dataType:
             raise ConfigError(
                 f"[BULLTASK_SCHEMA] column {field.name} of {table} is of type {known.dataType.simpleString()}, "
-                f"not {field.dataType.simpleString()}; read it as it is, and cast it behind"
+                f"not {field.dataType.simpleString()}; read it as it is and cast it afterwards"
             )
     if not schema.fields:
         raise ConfigError(f"[BULLTASK_SCHEMA] the schema names no column; {table} have {', '.join(every)}")

@@ -1,7 +1,7 @@
-"""Where Redis is, for what is asked of Spark: looked up in this process, handed over as options.
+"""Where Redis is: looked up in this process, and passed to Spark as options.
 
-Spark plans in processes of its own, whose environment is that of the moment in which the JVM was started. A
-``BULLTASK_BROKER_URL`` that a program sets later would not be seen there.
+Spark plans in other processes, whose environment is that of the moment when the JVM was started. They would not see a
+``BULLTASK_BROKER_URL`` that a program sets later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["BrokerOptions", "broker_options", "option_error", "resolve_config"]
 
 
 class BrokerOptions(TypedDict, total=False):
-    """Which Redis, and how its queues are called: bulltask's own settings where left out.
+    """Where Redis is, and how its queues are named; bulltask's settings if omitted.
 
     Attributes:
         url: of Redis; reads are best sent to a replica.
-        prefix: first part of every BullMQ key.
+        prefix: the first part of every BullMQ key.
         queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
     """
 
@@ -36,10 +36,11 @@ def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
     """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
 
     Args:
-        where: arguments of a function, with those of `BrokerOptions`; bulltask's settings supply what is missing.
+        where: the arguments of a function, including those of `BrokerOptions`; bulltask's settings supply what is
+            missing.
 
     Raises:
-        ConfigError: one of them is wrong.
+        ConfigError: one of them is invalid.
     """
     given = {
         "broker_url": where.get("url"),
@@ -55,10 +56,10 @@ def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
 
 
 def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
-    """Return bulltask's settings: what is given, and is not ``None``, wins over the environment.
+    """Return bulltask's settings; values in ``given`` that are not ``None`` override the environment.
 
     Raises:
-        ConfigError: one is wrong.
+        ConfigError: one is invalid.
     """
     set_here = {name: value for name, value in given.items() if value is not None}
     beaten = {ENV_PREFIX + name.upper() for name in set_here}
@@ -70,5 +71,5 @@ def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | Non
 
 
 def option_error(code: str, text: str) -> ConfigError:
-    """Return the error of a wrong option, with its code in front."""
+    """Return the error for an invalid option; its message begins with a code."""
     return ConfigError(f"[BULLTASK_OPTION_{code}] {text}")

@@ -1,4 +1,4 @@
-"""How far a lake is behind its queues, asked of Redis; needs no Spark."""
+"""The state of event streams: how long they keep events, and how far a lake is behind them. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOST: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ObservedStreams:
-    """What queues look like to a pipeline.
+    """What a pipeline sees of its queues.
 
     Attributes:
-        rings: each queue with its ring and what its stream says of itself.
-        aside: queues that are not recorded.
+        streams: each queue with the retention and the state of its stream.
+        skipped: queues that are not recorded.
     """
 
     streams: Sequence[tuple[QueueKeys, StreamRetention, StreamState | None]]
@@ -43,7 +43,7 @@ class ObservedStreams:
 def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStreams:
     """Look at all queues that a pipeline with these options reads.
 
-    The rate is the greater one of two: over the whole ring, and over the last ten seconds in which there were events.
+    The rate is the greater of two: over the whole stream, and over the last ten seconds in which there were events.
     """
     found, foreign = discover_queues(connection, options), list[QueueKeys]()
     every = read_states(connection, found.queues, foreign)
@@ -58,14 +58,14 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
 
 
 def max_lengths(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
-    """Return how many events the ring of each queue keeps at the most."""
+    """Return how many events the stream of each queue keeps at most."""
     said = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in queues])
     return list(map(_limit, said))
 
 
 def redis_version(connection: Connection) -> str | None:
-    """Return the version of the server, which may be Redis or Valkey; ``None`` if it does not say."""
-    return ".".join(map(str, connection.said().version)) or None
+    """Return the version of the server, which may be Redis or Valkey; ``None`` if it does not report one."""
+    return ".".join(map(str, connection.server_info().version)) or None
 
 
 def _rate(connection: Connection, keys: QueueKeys, state: StreamState) -> float | None:
@@ -83,19 +83,19 @@ def _limit(stored: bytes | BulltaskError | None) -> int:
         if not is_wrong_type(stored):
             raise stored
         return DEFAULT_LENGTH
-    # Without it BullMQ's scripts keep the default, as they do with what is no number.
+    # BullMQ's scripts use the default if the field is missing or not a number.
     return int(stored) if stored is not None and stored.isdigit() else DEFAULT_LENGTH
 
 
 def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus:
-    """Return how a pipeline is doing.
+    """Return the status of a pipeline.
 
     Args:
         layout: the lake.
         source: where its queues are, as options of ``format("bulltask")``.
 
     Raises:
-        ConfigError: an option of the source is wrong.
+        ConfigError: an option of the source is invalid.
     """
     options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
     head = Ledger(layout).head()

@@ -1,4 +1,4 @@
-"""Event streams, asked of Redis: what they say of themselves, where so many entries end, and the entries in pages."""
+"""Queries about event streams in Redis: their state, where a number of entries ends, and the entries in pages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["find_end", "parse_state", "read_pages", "read_states"]
 def read_states(
     connection: Connection, queues: Sequence[QueueKeys], foreign: list[QueueKeys] | None = None
 ) -> list[StreamState | None]:
-    """What each stream says of itself; ``None`` for one that is not there.
+    """Return the state of each stream; ``None`` for one that does not exist.
 
     Args:
         connection: to the server.
         queues: whose streams.
-        foreign: gets those whose key holds something else, as if there were no stream; if left out, that is an error.
+        foreign: collects queues whose key holds another type, which then count as having no stream. If omitted, such a
+            key is an error.
     """
     calls: list[Call[Any]] = []
     for keys in queues:
@@ -39,7 +40,7 @@ def read_states(
 def parse_state(
     there: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
 ) -> StreamState | None:
-    """What ``exists`` and ``stream_info`` answered, made one; Redis refuses the second where there is no stream."""
+    """Combine the replies of ``exists`` and ``stream_info``; Redis refuses the second if there is no stream."""
     if isinstance(there, BulltaskError):
         raise there
     if not there or (skip_foreign and is_wrong_type(info)):
@@ -54,9 +55,9 @@ def parse_state(
 def find_end(
     connection: Connection, keys: QueueKeys, after: StreamId, until: StreamId, max_entries: int
 ) -> tuple[StreamId | None, int]:
-    """The last of up to ``max_entries`` entries behind ``after``, and how many they are; ``None`` and 0 for none.
+    """Return the last of up to ``max_entries`` entries after ``after``, and how many they are; ``None`` and 0 for none.
 
-    Redis looks at a bounded number of them at a time, so that nobody else has to wait long.
+    Redis scans a bounded number at a time, so that other clients do not wait long.
     """
     last, count = after, 0
     while count < max_entries:
@@ -72,7 +73,7 @@ def find_end(
 def read_pages(
     connection: Connection, keys: QueueKeys, after: StreamId, upto: StreamId, size: int
 ) -> Iterator[list[RawEntry]]:
-    """The entries behind ``after``, up to ``upto`` and with it, in lists of up to ``size``; ends when none is left."""
+    """Yield the entries after ``after``, up to and including ``upto``, in lists of at most ``size``."""
     place = str(after)
     while found := connection.run(page(keys, place, str(upto), size)):
         yield found

@@ -1,1 +1,1 @@
-"""The lake's tables, bronze and silver, as Spark writes them."""
+"""The lake's bronze and silver tables, as Spark writes them."""

@@ -1,8 +1,8 @@
-"""What a gap hides of jobs, as far as their hashes still say it.
+"""Recover jobs that a gap hides, as far as their hashes still have them.
 
-A job whose end was among lost events is unknown to ``silver``, or open for ever. Its hash knows the last attempt and
-how the job ended: from that come rows with ``source`` ``snapshot``. They take the place of what the pipeline may say
-of the same life of the job, as they are of a later time; unless the events tell what came behind this end, and only an
+A job whose end was among lost events is unknown to ``silver``, or open forever. Its hash has the last attempt and how
+the job ended; from that come rows with ``source`` ``snapshot``. They supersede what the pipeline may write about the
+same incarnation, because they are of a later time; unless the events also record what came after this end, and only an
 old snapshot has it.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["BackfillReport", "backfill"]
 _GAPS: Final = StructType(
     [
         StructField("queue", StringType()),
-        StructField("gap", IntegerType()),  # its place among those that are looked at
+        StructField("gap", IntegerType()),  # its index among the given gaps
         StructField("begin", TimestampType()),
         StructField("end", TimestampType()),
     ]
@@ -46,7 +46,7 @@ class BackfillReport:
     Attributes:
         gaps: how many gaps there are in that time.
         lost: the events that they lost.
-        looked_at: jobs of these queues that Redis has done and still has.
+        looked_at: finished jobs of these queues that Redis still has.
         jobs: rows written to ``silver.jobs``.
         repaired: gaps of which at least one job was found.
     """
@@ -67,10 +67,10 @@ def backfill(
     until: datetime,
     queues: Collection[str] | None = None,
 ) -> BackfillReport:
-    """Write what is still known of the jobs that ended in gaps.
+    """Write what is still known of jobs that ended in gaps.
 
-    First the finished jobs of the queues with gaps are written to ``bronze.jobs``; then all that is known there is
-    compared with ``silver.jobs``. To do it again writes nothing new.
+    First the finished jobs of the queues with gaps are written to ``bronze.jobs``; then everything known there is
+    compared with ``silver.jobs``. Repeating a backfill writes nothing new.
 
     Args:
         spark: the session.
@@ -81,7 +81,7 @@ def backfill(
         queues: only gaps of these.
 
     Raises:
-        ConfigError: ``until`` is not behind ``since``.
+        ConfigError: ``until`` is not later than ``since``.
         LakeError: there is no lake.
     """
     if until <= since:
@@ -89,9 +89,9 @@ def backfill(
     gaps = find_gaps(layout, since=since, until=until, queues=queues)
     if not gaps:
         return BackfillReport(0, 0, 0, 0, 0)
-    # Queues by name, as a name may have a comma.
+    # One queue at a time, as JSON: a name may contain a comma.
     names = sorted({gap.queue for gap in gaps})
-    # What happens while the hashes are read is of a later time, as far as events tell it.
+    # Events recorded while the hashes are read are later than this, and so supersede these rows.
     taken_at = datetime.now(UTC)
     looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
@@ -113,7 +113,7 @@ def backfill(
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
-    """Finished jobs that ended in a gap and of whose end ``silver`` does not know, with their ``life`` and gap."""
+    """Return finished jobs that ended in a gap and whose end ``silver`` does not know, with their ``life`` and gap."""
     spans = [(gap.queue, place, *gap.ends) for place, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
     hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
@@ -129,7 +129,7 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
 
 
 def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
-    """The ends that ``silver`` knows of."""
+    """Return the ends that ``silver`` knows."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
         "queue AS told_queue", "job_id AS told_id", "life AS told_life", "state AS told_state",
@@ -138,9 +138,10 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _is_known() -> Column:
-    """Whether an end was told, or a later one of the same life, after a retry by hand, of which there is no snapshot.
+    """Return whether ``silver`` knows an end, or a later one of the same incarnation (after a manual retry without
+    snapshot).
 
-    Of a clock that is further behind, the end is told once more: by a row that takes the other one's place.
+    If a clock is further behind than `CLOCKS`, the end is written again, by a row that supersedes the other one.
     """
     same_job = (fn.col("queue") == fn.col("told_queue")) & (fn.col("id") == fn.col("told_id"))
     same_end = (fn.col("state") == fn.col("told_state")) & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
@@ -151,7 +152,7 @@ def _is_known() -> Column:
 
 
 def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
-    """Say which life of the job it is: that of the last ``added`` before the end, unless that one ended before."""
+    """Add the incarnation: that of the last ``added`` before the end, unless that one ended before."""
     told = (
         _known_ends(spark, layout).groupBy("told_queue", "told_id", "told_life").agg(fn.max("told_at").alias("told_at"))
     )
@@ -175,7 +176,7 @@ def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataF
 
 
 def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
-    """Leave out what only an old snapshot says of lives that went on: of those the events know more."""
+    """Drop jobs that only an old snapshot has as ended and that continued: of those the events know more."""
     told = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "life")
     known = told.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "life": "known_life"}
@@ -191,7 +192,7 @@ def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
 
 
 def _number() -> Column:
-    """The number of the last attempt."""
+    """Return the number of the last attempt."""
     return fn.greatest(fn.coalesce("attempts_started", "attempts_made", fn.lit(1)), fn.lit(1)).cast("int")
 
 
@@ -204,7 +205,7 @@ def _ms(first: str, last: str) -> Column:
 
 
 def _attempts(rows: DataFrame) -> DataFrame:
-    """Rows of ``silver.attempts``: the last attempt of each job, as the hash has no other."""
+    """Return rows of ``silver.attempts``: the last attempt of each job, because the hash has no other."""
     return rows.select(
         "queue",
         fn.col("id").alias("job_id"),
@@ -227,7 +228,7 @@ def _attempts(rows: DataFrame) -> DataFrame:
 
 
 def _jobs(rows: DataFrame) -> DataFrame:
-    """Rows of ``silver.jobs``; what only earlier attempts would say is not known, unless there were none."""
+    """Return rows of ``silver.jobs``; what depends on earlier attempts is null, unless there were none."""
     is_only = _number() == 1
     return rows.select(
         "queue",

@@ -1,13 +1,13 @@
-"""One batch of a lake's stream after the other: what Spark calls for each of them.
+"""Write the batches of a lake's stream: Spark calls this for each of them.
 
 ::
 
-    read Redis once -> staging: bronze -> staging: silver, carry -> into the tables -> ledger -> Spark notes the batch
+    read Redis once -> staging: bronze -> staging: silver, open jobs -> into the tables -> ledger -> Spark's checkpoint
 
 Spark does the first step; the rest is done here, with Arrow (:mod:`~bulltask.spark.tables.silver`).
 
-Nothing is in the tables before all of it is written, and the ledger decides what counts. So a batch may be killed at
-any moment: done again, it first takes away what it had put into the tables.
+Nothing reaches the tables before all of it is written, and the ledger decides what counts. So a batch may be killed at
+any moment: when it runs again, it first removes what it had put into the tables.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Of few rows that are known beforehand there is nothing to adapt to, and each look costs time.
+    # A batch is small and its size known: adaptive execution only costs time.
     "spark.sql.adaptive.enabled": "false",
-    # A task has rows of few queues: it writes their files side by side, and need not sort the rows for it.
+    # A task has rows of few queues: it can write their files at the same time, without sorting the rows first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
-"""Of the session of the stream, which is a copy of the user's."""
+"""Settings of the stream's session, which is a copy of the user's."""
 
 
 @dataclass(frozen=True)
 class BatchWriter:
-    """Responsible for what each batch writes; it travels to where Spark runs it, and holds nothing of Spark.
+    """Writes each batch; travels to where Spark runs it, and holds nothing of Spark.
 
     Attributes:
         root: directory of the lake.
-        max_open_ms: how long a job may be without an event until it is given up.
+        max_open_ms: how long a job may have no event until it is given up.
         hash_tag: queue ``emails`` is BullMQ's ``{emails}``.
     """
 
@@ -71,24 +71,24 @@ class BatchWriter:
         """Write a batch.
 
         Raises:
-            LakeError: the lake is ahead of the checkpoint, or not all of the batch is there.
+            LakeError: the lake is ahead of the checkpoint, or the batch is not complete.
         """
         layout = Layout(self.root)
         ledger, ingest = Ledger(layout), ingest_id(_query_id(layout), batch_id)
         head = ledger.head()
         if head is not None and head.ingest == ingest:
-            return  # Spark had no time to note that it was done
+            return  # the batch is done, but Spark was killed before it committed its checkpoint
         if ledger.has(ingest):
             raise LakeError(
-                f"batch {ingest} is in the lake {layout.root} already, and others behind it: the checkpoint is older "
-                f"than the lake. Remove {layout.checkpoint}, and the stream goes on behind the lake's last event"
+                f"batch {ingest} is already in the lake {layout.root}, and so are later ones: the checkpoint is older "
+                f"than the lake. Remove {layout.checkpoint}, and the stream continues after the lake's last event"
             )
         _clean_up(layout, ledger)
         _Batch(self, layout, ledger, head, ingest).write(batch)
 
 
 class _Batch:
-    """Responsible for one batch, from its rows to its record."""
+    """One batch, from its rows to its record in the ledger."""
 
     def __init__(
         self, rules: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str
@@ -117,10 +117,10 @@ class _Batch:
                 shutil.rmtree(old)
 
     def _derive(self, read: bronze.BronzeBatch) -> dict[Table, int]:
-        """Write what the events say of attempts and jobs, and what is left of them; how many rows there are."""
+        """Write the rows of attempts and jobs, and the open events; return how many rows there are."""
         with self._step("tell"):
             carry = None if self._carry is None else read_open_events(self._layout, self._carry)
-            # What is looked up must not be on its way from one directory to another: nobody looks again.
+            # Files must not be moved while they are looked up: there is no second attempt.
             with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
                 derived = derive_silver(read.lifecycle_events, carry, find_earlier, self._give_up_ms(read))
@@ -137,7 +137,7 @@ class _Batch:
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
-        """Since when a job must have had an event; 0 where nothing is as old."""
+        """Return since when a job must have had an event; 0 if no event is as old."""
         give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._rules.max_open_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
         return give_up_ms if oldest_ms < give_up_ms else 0
@@ -177,7 +177,7 @@ class _Batch:
 
 
 def _clean_up(layout: Layout, ledger: Ledger) -> None:
-    """Take away what a batch has left that was killed while it was put into the tables."""
+    """Remove what is left of a batch that was killed while it was moved into the tables."""
     left, head = ledger.publishing(), ledger.head()
     if left is not None and (head is None or head.ingest != left):
         layout.forget(left, _WRITTEN)
@@ -185,5 +185,7 @@ def _clean_up(layout: Layout, ledger: Ledger) -> None:
 
 
 def _query_id(layout: Layout) -> str:
-    """Spark's id of the query, which is the same as long as the checkpoint is; there is none to ask under Connect."""
+    """Return Spark's id of the query, which lasts as long as the checkpoint; under Connect the query has none to ask
+    for.
+    """
     return str(json.loads((layout.checkpoint / "metadata").read_text())["id"])

@@ -1,7 +1,7 @@
-"""What a batch read, as it was read: ``bronze.events``, and ``bronze.gaps`` for what could not be.
+"""A batch as it was read: ``bronze.events``, and ``bronze.gaps`` for what could not be read.
 
-Spark writes the rows once, straight from Redis. Everything else is told from those files: how many there are and of
-which queues, which of them stand for lost events, and later what became of the jobs.
+Spark writes the rows once, straight from Redis. Everything else is derived from these files: how many rows there are
+and of which queues, which of them represent lost events, and later the lifecycle of the jobs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bulltask.spark.tables.lake_tables import day_of
 
 __all__ = ["BronzeBatch", "stage"]
 
-_READ: Final = "read"  # under staging: all rows of the batch
+_READ: Final = "read"  # in staging: all rows of the batch
 _TRUE, _FALSE = "is_gap=true", "is_gap=false"
-_MOST: Final = 2**63 - 1  # what event_ms and event_seq can be
+_MOST: Final = 2**63 - 1  # the maximum of event_ms and event_seq
 _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 
 
@@ -42,10 +42,10 @@ class BronzeBatch:
     """What a batch has read.
 
     Attributes:
-        queues: of each queue, by the user's spelling.
-        life: its events, of the columns those that tell of jobs' lives.
-        newest_ms: time of its newest event, as far as clocks can show it; 0 where there is none.
-        oldest_ms: time of its oldest event; 0 where there is none.
+        queues: counts and ends of each queue, by the user's name.
+        lifecycle_events: its events, with the columns that lifecycles are derived from.
+        newest_ms: time of its newest event, as far as it can be represented; 0 if there is none.
+        oldest_ms: time of its oldest event; 0 if there is none.
     """
 
     queues: Mapping[str, QueueRecord]
@@ -63,13 +63,13 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
     """Write the rows of a batch.
 
     Args:
-        batch: rows of the source's table ``events``, among them those that stand for gaps.
+        batch: rows of the source's table ``events``, including those that represent gaps.
         staging: where.
         detected_at: when the gaps were found.
     """
     names = [column.name for column in EVENTS.columns]
     is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
-    # Of an id that is behind the year 9999 the source tells no time, and every row needs a day.
+    # For an id after the year 9999 the source has no time, but every row needs a day.
     shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
     rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
     rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
@@ -84,7 +84,7 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
         place.rename(staging.table(EVENTS))
     ends_ms = [StreamId.parse(seen.last).ms for seen in queues.values() if seen.last]
     oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
-    # A clock that has gone mad is none: by it, all jobs would be too old.
+    # Ignore times after the year 9999: compared with them, all jobs would be too old.
     newest_ms = max((ms for ms in ends_ms if ms <= MAX_TIME_MS), default=0)
     return BronzeBatch(queues, pa.concat_tables(lifecycle_events.values()), newest_ms, oldest_ms)
 
@@ -104,7 +104,7 @@ def _none() -> pa.Table:
 
 
 def _seen(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
-    """Of each queue, how many events there are, and the first and the last."""
+    """Yield for each queue how many events there are, and the first and the last."""
     for queue, events in lifecycle_events.items():
         if events.num_rows:
             first, last = _end(events, "min"), _end(events, "max")
@@ -114,7 +114,7 @@ def _seen(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tupl
 
 
 def _ends_of_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
-    """The least and the greatest id by the ids themselves, of which the columns have no room for all."""
+    """Return the least and the greatest id, from the ids themselves: the integer columns cannot hold all values."""
     files = [file for its, file in _files(root) if its == queue]
     tables = [pq.read_table(file, columns=["event_id"], partitioning=None) for file in files]
     ids = [StreamId.parse(one) for table in tables for one in table["event_id"].to_pylist()]
@@ -122,7 +122,7 @@ def _ends_of_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
 
 
 def _end(ids: pa.Table, which: str) -> StreamId:
-    """The least or greatest id."""
+    """Return the least or greatest id."""
     choose = pc.min if which == "min" else pc.max
     ms = choose(ids["event_ms"])
     seq = choose(ids["event_seq"].filter(pc.equal(ids["event_ms"], ms)))
@@ -130,7 +130,7 @@ def _end(ids: pa.Table, which: str) -> StreamId:
 
 
 def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
-    """Write what the rows that stand for gaps say; of each queue, how many events each gap lost."""
+    """Write the rows of gaps; return for each queue how many events each gap lost."""
     found: dict[str, list[dict[str, Any]]] = {}
     for queue, file in _files(staging.place(_READ) / _TRUE):
         found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
@@ -152,7 +152,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[
             "reason": said["reason"],
             "after_at": None if after == BEGINNING else _time(after),
             "first_at": None if first is None else _time(StreamId.parse(first)),
-            "detected_at": detected_at + timedelta(microseconds=number),  # it is part of the key
+            "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique
         }
 
 

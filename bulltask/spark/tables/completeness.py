@@ -1,9 +1,9 @@
-"""Is a batch whole? What Spark's offsets say of it, beside what was found of it in the lake's directory.
+"""Check that a batch is complete: compare Spark's offsets with the files in the lake's directory.
 
-Executors write a batch's rows, and the driver tells everything else from their files. An executor that has another
-directory under the lake's name (a disk of its own in the place of a shared one) writes there, and nobody notices: Spark
-looks at the driver's directory only, finds fewer files, and is content. Positions count every entry that was ever
-added, so the two ends of a batch say how many rows there must be.
+Executors write a batch's rows, and the driver derives everything else from their files. If an executor has another
+directory under the lake's path (its own disk instead of a shared one), it writes there and Spark does not notice: it
+looks only at the driver's directory and finds fewer files. Offsets count every entry that was ever added, so the two
+ends of a batch say how many rows there must be.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NONE = QueueRecord()
 
 
 def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
-    """Compare what was found of a batch with what there must be.
+    """Compare what was found of a batch with what it must have.
 
     Args:
         layout: the lake.
         ingest: the batch.
-        found: of each queue, by the user's spelling.
-        hash_tag: how the user spells queues.
+        found: counts of each queue, by the user's name.
+        hash_tag: how the user names queues.
 
     Raises:
         LakeError: something is missing, or there twice.
@@ -42,11 +42,11 @@ def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord]
     _, number = batch_of(ingest)
     end = _offset(layout, number)
     begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
-    if begin is None:  # a checkpoint whose first batch an older bulltask has planned
+    if begin is None:  # the first batch was planned by an older bulltask
         return
     every: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
     for name, upto in decode_offsets(end).items():
-        # Two may be called alike: of one that was set aside the offset keeps its place.
+        # Two may have the same name: offsets also contain queues that are now skipped.
         every[user_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), upto)
     for queue, must in every.items():
         seen = found.get(queue, _NONE)
@@ -64,6 +64,6 @@ def _shown(must: ExpectedRows) -> str:
 
 
 def _offset(layout: Layout, number: int) -> dict[str, Any]:
-    """The offset in which a batch of the query ends: Spark's file has it in the last line, behind two of its own."""
+    """Return the offset at which a batch ends: the last line of Spark's file, after two lines of Spark's own."""
     stored: dict[str, Any] = json.loads((layout.checkpoint / "offsets" / str(number)).read_text().splitlines()[-1])
     return stored

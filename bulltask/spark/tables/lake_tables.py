@@ -1,4 +1,4 @@
-"""The tables of the lake in Spark: their types, and their rows."""
+"""The lake's tables in Spark: their types, reading their rows, and appending rows."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ _TYPES: Final[Mapping[Kind, DataType]] = {
 
 
 def spark_schema(table: Table) -> StructType:
-    """Return a table's columns and, behind them, its partitions; ``dt`` is a text like ``2026-11-22``."""
+    """Return a table's columns followed by its partitions; ``dt`` is a string like ``2026-11-22``."""
     fields = [StructField(column.name, _TYPES[column.kind]) for column in table.columns]
     return StructType(fields + [StructField(name, StringType()) for name in table.partitions])
 
 
 def as_table(frame: DataFrame, table: Table) -> DataFrame:
-    """Return a frame with a table's columns and partitions, in their order and types; others are left out.
+    """Return a frame with a table's columns and partitions, in order and with their types; other columns are dropped.
 
     Raises:
-        AnalysisException: the frame has not all of them.
+        AnalysisException: the frame lacks one of them.
     """
     return frame.select(*(fn.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
 
 def day_of(*times: Column) -> Column:
-    """Return the partition ``dt`` of a row: the day, UTC, of the first of these times that it has."""
+    """Return the partition ``dt`` of a row: the day (UTC) of the first of these times that is not null."""
     return fn.date_format(fn.coalesce(*times), "yyyy-MM-dd")
 
 
 def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
-    """Return all rows of a table, none where nothing was written yet; filters on its partitions read only those."""
+    """Return all rows of a table, none if nothing was written yet; filters on its partitions limit what is read."""
     schema = spark_schema(table)
     if not layout.days(table):
         return spark.createDataFrame([], schema)
-    # With a schema, a queue called 007 stays a text.
+    # With a schema, a queue called 007 stays a string.
     return spark.read.schema(schema).parquet(str(layout.table(table)))
 
 
 def latest(rows: DataFrame, table: Table) -> DataFrame:
-    """Return the rows that count: of those with the same key, the one with the latest ``as_of``."""
+    """Return the rows that count: of rows with the same key, the one with the latest ``as_of``."""
     newest = Window.partitionBy(*table.key).orderBy(fn.col("as_of").desc())
     return rows.withColumn("place", fn.row_number().over(newest)).where("place = 1").drop("place")
 
@@ -84,12 +84,12 @@ def ingest_of(command: str, now: datetime | None = None) -> str:
 
 
 def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
-    """Add rows to a table of bronze or silver.
+    """Add rows to a table of bronze or silver, for a command and not for the stream: a partition's rows all at once.
 
-    They are written where no reader looks, and then put into place, partition by partition.
+    They are written where no reader looks and then moved into place, partition by partition.
 
     Args:
-        rows: with all columns of the table but ``ingest_id``.
+        rows: with all columns of the table except ``ingest_id``.
         table: which.
         layout: the lake.
         ingest: their ``ingest_id``; a new one for each call and table.

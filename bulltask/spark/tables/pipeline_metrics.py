@@ -1,9 +1,9 @@
-"""How a pipeline is doing, for Prometheus: how far it is behind, what was lost, how long batches take.
+"""Metrics of a pipeline for Prometheus: lag, losses, duration of batches.
 
-What was read and lost comes from the ledger, how far that is behind from Redis, both at the moment of the scrape: a
-stream that is stuck, which would tell nothing of itself, is seen to fall behind.
+What was read and lost comes from the ledger, the lag from Redis, both at the moment of the scrape: a stream that hangs,
+and would report nothing itself, is seen to fall behind.
 
-Imported only when metrics are on: it loads ``prometheus_client``.
+Imported only if metrics are enabled: it loads ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["PipelineMetrics", "serve"]
 
 
 class PipelineMetrics(Collector):
-    """Responsible for what one scrape sees.
+    """Collects the metrics for a scrape.
 
     Args:
         ledger: of the lake.
-        status: asks Redis and the ledger how the pipeline is doing.
+        status: asks Redis and the ledger for the pipeline's status.
     """
 
     def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
         self._ledger, self._status = ledger, status
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics as they are now; without Redis, how far the lake is behind is missing."""
+        """Return all metrics as they are now; without Redis, those of the lag are missing."""
         status = self._status()
         yield from _of_queues(status)
         yield _gauge("redis_up", "1 when Redis answers", float(status.redis_error is None))
@@ -46,15 +46,15 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
     """Serve ``/metrics`` in a thread of this process.
 
     Args:
-        collector: what it shows.
+        collector: the metrics.
         host: an address of this machine.
         port: to listen on.
 
     Returns:
-        What ends it.
+        A function that stops serving.
 
     Raises:
-        ConfigError: the port is taken, not allowed, or the address is not this machine's.
+        ConfigError: the port is in use or not allowed, or the address is not one of this machine.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
@@ -103,7 +103,7 @@ def _of_batches(head: BatchRecord) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, value: float | None = None) -> GaugeMetricFamily:
-    """A gauge of the pipeline: with one value, or of each queue."""
+    """Return a gauge of the pipeline: with one value, or with one for each queue."""
     if value is not None:
         return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, value)
     return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, labels=("queue",))

@@ -1,4 +1,4 @@
-"""``silver`` of some days made anew from ``bronze.events``: when it was damaged, or a newer bulltask tells more."""
+"""Rebuild ``silver`` of some days from ``bronze.events``: if it was damaged, or a newer bulltask derives more."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = ["build_silver", "derived_silver"]
 _TABLES: Final = (ATTEMPTS, JOBS)
 
 Partitions = dict[tuple[str, str], list[Path]]
-"""By day and queue, as their directories are called: what was written there."""
+"""What was written, by day and queue as their directories are named."""
 
 
 def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, max_open: timedelta) -> None:
-    """Make the rows of silver of some days anew, from all events that are there.
+    """Rebuild the silver rows of some days from all events that are there.
 
-    Rows that come from snapshots, and those of jobs that were given up as open, stay. The stream may go on meanwhile.
+    Rows from snapshots stay, and so do those of jobs that were given up as open. The stream may run at the same time.
 
     Args:
         spark: the session.
         layout: the lake.
         days: which, UTC.
-        max_open: how long a job may be without an event until it is given up, as for the stream.
+        max_open: how long a job may have no event until it is given up, as for the stream.
 
     Raises:
-        LakeError: events that these days are told from have expired.
+        LakeError: events that these days are derived from have expired.
     """
     _refuse_expired(layout, days, max_open)
-    # Listed before the events are read: what a batch adds behind this is not replaced, and told twice does no harm.
+    # List before reading events: what a batch adds afterwards is kept, and a duplicate row does no harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()
     clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
@@ -64,7 +64,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
 
 
 def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
-    """Without the events of a job's beginning, less would be told of it than is told now."""
+    """Raise an error if the events of a job's beginning are gone: the rebuilt rows would say less than those there."""
     events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
     if not derived or (events and events[0] <= min(derived)):
         return
@@ -72,7 +72,7 @@ def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta)
     for day in sorted(days):
         if first is None or day < first:
             raise LakeError(
-                f"silver of {day} cannot be made anew: events that it is told from have expired; bronze.events in "
+                f"silver of {day} cannot be rebuilt: events that it is derived from have expired; bronze.events in "
                 f"{layout.root} begins with {events[0] if events else 'nothing'}"
             )
 
@@ -83,7 +83,7 @@ def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partiti
         for day in (layout.day(table, one) for one in sorted(days))
         for queue in listed(day)
     }
-    # A batch whose files are not all there yet takes them away itself, if it must.
+    # A batch that is being published removes its own files if it must.
     name = f"ingest_id={Ledger(layout).publishing()}"
     return {key: [one for one in paths if one.name != name] for key, paths in found.items()}
 
@@ -93,7 +93,7 @@ def _made(new: Path) -> Partitions:
 
 
 def _kept(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
-    """The rows that no event tells, or not any more."""
+    """Return the rows that are not derived from events, or can no longer be."""
     rows = read_table(spark, layout, table).drop("ingest_id")
     return rows.where((fn.col("source") == "snapshot") | _is_given_up(table))
 
@@ -106,11 +106,13 @@ def _is_given_up(table: Table) -> Column:
 
 @contextmanager
 def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, DataFrame]]:
-    """Tell the attempts whose outcome is decided and the jobs that are done; of use inside the ``with`` block.
+    """Derive the attempts whose outcome is decided and the jobs that are finished; valid inside the ``with`` block.
+
+    Open jobs are left out, as batches do (:mod:`~bulltask.spark.tables.silver`).
 
     Args:
         events: all rows of ``bronze.events``.
-        give_up_ms: a job without an event since then is given up: told as it was seen last.
+        give_up_ms: a job without an event since then is given up: written in its last known state.
 
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
@@ -126,7 +128,7 @@ def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, D
 
 
 def _choose_rows(derived: DataFrame, give_up_ms: int) -> DataFrame:
-    """Leave events with which a decided attempt begins (``is_attempt``), or a life ends that is over (``is_job``)."""
+    """Keep events that begin a decided attempt (``is_attempt``) or end an incarnation that is over (``is_job``)."""
     whole = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     life = fn.struct(
         *(fn.coalesce(fn.col(f"added.{name}"), fn.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))

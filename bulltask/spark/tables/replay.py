@@ -1,4 +1,4 @@
-"""Jobs that are done, sent anew: chosen by a condition over ``silver.jobs``, each once however often that is said."""
+"""Send finished jobs again: chosen by a condition on ``silver.jobs``, each once, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _SAME: Final = timedelta(minutes=1)
-"""By so much the times of a job's hash, by its workers' clocks, may differ from those of its events."""
+"""How far the times in a job's hash, by its workers' clocks, may differ from those of its events."""
 
 _SHOWN: Final = 5
 _NAMED: Final = 20
@@ -63,19 +63,19 @@ _AT_ONCE: Final = 500
 
 _OF_ONE_JOB: Final = frozenset(
     {
-        "jobId", "delay", "timestamp",  # it has its own id, and is due now
-        "parent", "fpof", "cpof", "idof", "rdof",  # its parent has gone on without it
-        "repeat", "repeatJobKey", "prevMillis",  # the schedule goes on by itself
+        "jobId", "delay", "timestamp",  # the new job has its own id, and is due now
+        "parent", "fpof", "cpof", "idof", "rdof",  # its parent no longer waits for it
+        "repeat", "repeatJobKey", "prevMillis",  # the schedule continues by itself
     }
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySelection:
-    """Which finished jobs are meant.
+    """Which finished jobs to send again.
 
     Attributes:
-        where: a condition of SQL over the columns of ``silver.jobs``.
+        where: an SQL condition on the columns of ``silver.jobs``.
         queue: only jobs of this queue.
         limit: at most so many, in order of queue and id.
     """
@@ -86,7 +86,7 @@ class ReplaySelection:
 
     @property
     def write_id(self) -> str:
-        """The same condition is the same write, however it is spaced: so jobs that it chose before are known."""
+        """The same condition is the same write, however it is spaced, so jobs that it sent before are recognised."""
         said = "\0".join([" ".join(self.where.split()), self.queue or ""])
         return f"replay-{hashlib.sha256(said.encode()).hexdigest()[:24]}"
 
@@ -99,14 +99,14 @@ class ReplayReport:
         where: the condition.
         write_id: the write; the same condition for the same queue is the same write.
         selected: how many finished jobs it chose.
-        open_again: of these, how many are not done any more, as somebody retried them: they are left alone.
-        unknown: of these, how many have no data any more: neither Redis has them nor a snapshot. They cannot be sent.
+        open_again: of these, how many are no longer finished because they were retried: they are left alone.
+        unknown: of these, how many have no data any more, neither in Redis nor in a snapshot. They cannot be sent.
         unknown_ids: some of them, as ``queue/id``.
         sample: some of those that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
             ``final_reason``, ``data``.
         dry_run: nothing was sent.
         added: jobs that were sent.
-        duplicated: jobs that were sent by an earlier replay.
+        duplicated: jobs that an earlier replay had sent.
     """
 
     where: str
@@ -134,24 +134,24 @@ def replay(
     *,
     dry_run: bool = True,
 ) -> ReplayReport:
-    """Send finished jobs anew, with their names, data and options but ids of their own.
+    """Send finished jobs again, with their names, data and options but new ids.
 
-    An id comes from the job and its end, so that a job that is replayed again while its replay is there, or was sent
-    by the same condition within 7 days, is not sent twice. What belonged to the one job only is left out of the
-    options: its delay, its parent, the schedule that made it, when it expired.
+    An id is derived from the job and its end. So a job is not sent twice while its replay exists, or if the same
+    condition has sent it within 7 days. Options that belong to the original job only are dropped: its delay, its
+    parent, the schedule that created it, when it expired.
 
     Args:
         spark: the session.
         layout: the lake.
         source: where the queues are, as options of ``format("bulltask")``.
         selection: which jobs.
-        dry_run: only say what would be sent.
+        dry_run: only report what would be sent.
 
     Raises:
-        ConfigError: the condition is none.
+        ConfigError: the condition is invalid.
         LakeError: there is no lake.
     """
-    TableReader(layout)  # says so when there is no lake
+    TableReader(layout)  # raises LakeError if there is no lake
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
     jobs = _found(_selected(spark, layout, selection), spark, layout, options).cache()
     try:
@@ -180,13 +180,13 @@ def replay(
 
 
 def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -> DataFrame:
-    """The finished jobs that are meant, with the ids of their replays."""
+    """Return the selected jobs, with the ids of their replays."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     if selection.queue is not None:
         rows = rows.where(fn.col("queue") == selection.queue)
     try:
         rows = rows.where(selection.where)
-        assert rows.schema  # Spark looks at the condition now
+        assert rows.schema  # makes Spark check the condition now
     except (AnalysisException, ParseException) as exc:
         first = str(exc).strip().splitlines()[0]
         raise ConfigError(f"the condition {selection.where!r} makes no sense over silver.jobs: {first}") from exc
@@ -198,7 +198,7 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
 
 
 def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
-    """Say of each job what is known of it: from Redis if it is there, else from the last snapshot."""
+    """Add what is known of each job: from Redis if it is there, else from the last snapshot."""
     look = vectorized_udf(HashLookup(options).look_up, HASH)
     asked = rows.withColumn("hash", look(fn.struct("queue", "job_id")))
     is_there = asked.withColumn("in_redis", _is_same(fn.col("hash.created_at"), fn.col("hash.finished_at")))
@@ -225,7 +225,7 @@ def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteO
 
 
 def _is_same(created_at: Column, finished_at: Column) -> Column:
-    """Whether what was found is of the same life of the job, as an id can be used again: one of its times is."""
+    """Return whether what was found is the same incarnation of the job: one of its times is the same."""
     return fn.coalesce(_is_near("created_at", created_at), fn.lit(False)) | fn.coalesce(
         _is_near("finished_at", finished_at), fn.lit(False)
     )
@@ -237,7 +237,7 @@ def _is_near(column: str, found: Column) -> Column:
 
 
 def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
-    """Send them; how many of each outcome."""
+    """Send the jobs; return how many had each outcome."""
 
     def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         for found in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
@@ -251,7 +251,7 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class HashLookup:
-    """Responsible for looking jobs' hashes up; travels to the executors.
+    """Looks up the hashes of jobs; travels to the executors.
 
     Attributes:
         options: where Redis is.
@@ -260,7 +260,7 @@ class HashLookup:
     options: WriteOptions = field(repr=False)
 
     def look_up(self, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        """For each job of ``queue`` and ``job_id``, what is in its hash; null where there is none."""
+        """Return the hash of each job, given by ``queue`` and ``job_id``; null if it does not exist."""
         names = hash_fields(_FIELDS)
         with Connection(self.options.config) as connection:
             for jobs in arrays:
@@ -276,28 +276,28 @@ class HashLookup:
 
 
 class StoredOptions(JobOptions):
-    """Options that are stored as they are given: those of a job of any client, which may lack what ours always has."""
+    """Options that are stored as they are given: those of a job of any client, which may lack what ours always have."""
 
-    def to_wire(self, now_ms: int) -> dict[str, object]:  # noqa: ARG002 - they have no moment
-        """The options."""
+    def to_wire(self, now_ms: int) -> dict[str, object]:  # noqa: ARG002 - nothing depends on the time
+        """Return the options."""
         return dict(self.more)
 
 
 def replay_options(opts: str | None) -> StoredOptions:
-    """Return the options of a job that is sent anew, from those that were stored.
+    """Return the options for sending a job again, from those that were stored.
 
     Raises:
-        DecodeError: they are no JSON object.
+        DecodeError: they are not a JSON object.
     """
     try:
         stored = json.loads(opts or "{}")
     except ValueError as exc:
-        raise DecodeError(f"the stored options {opts!r:.200} are no JSON") from exc
+        raise DecodeError(f"the stored options {opts!r:.200} are not JSON") from exc
     if not isinstance(stored, dict):
-        raise DecodeError(f"the stored options {opts!r:.200} are no JSON object")
+        raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
     kept = {name: value for name, value in stored.items() if name not in _OF_ONE_JOB}
     if isinstance(own := kept.get(OWN_KEY), Mapping):
-        # The moment by which it was to have begun has gone by.
+        # The time by which it had to start has passed.
         kept[OWN_KEY] = {name: value for name, value in own.items() if name != "expires"}
     priority = kept.get("priority")
     return StoredOptions(priority=priority if isinstance(priority, int) else 0, more=kept)
@@ -305,11 +305,11 @@ def replay_options(opts: str | None) -> StoredOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Responsible for sending jobs anew; travels to the executors, and holds no connection.
+    """Sends jobs again; travels to the executors, and holds no connection.
 
     Attributes:
         config: where Redis is, and how queues are spelled.
-        write_id: the write whose fence the jobs are sent behind.
+        write_id: the write whose fence the jobs are sent with.
         fence_ttl_ms: how long the fence is kept.
     """
 
@@ -318,11 +318,11 @@ class Replayer:
     fence_ttl_ms: int
 
     def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
-        """Send the rows of some batches: ``queue``, ``new_id``, ``name``, ``data``, ``opts``; say what became of each.
+        """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield their outcomes.
 
         Raises:
-            BulltaskError: Redis cannot be reached, or a job's options are broken. What was sent before stays; the
-                same replay again adds what is missing.
+            BulltaskError: Redis cannot be reached, or a job's options are invalid. What was sent before stays;
+                repeating the replay adds what is missing.
         """
         broker = broker_of(self.config)
         fence = WriteFence(self.write_id, self.fence_ttl_ms)

@@ -1,14 +1,14 @@
-"""``silver.attempts`` and ``silver.jobs`` of one batch, and what is left to the next one.
+"""``silver.attempts`` and ``silver.jobs`` of one batch, and the open jobs that it leaves for the next one.
 
-The events of a batch are told together with those of the jobs that were open before it (the carry). An attempt is
-written in the batch in which it is decided how it ended, a job in the batch in which it is done, so nothing is written
-twice; what became of a job that is retried by hand later is a new row of the same key, which knows more.
+The events of a batch are combined with those of jobs that were open before it. An attempt is written in the batch that
+decides its outcome, a job in the batch in which it finishes, so nothing is written twice. If a finished job is later
+retried by hand, it gets a new row with the same key and a later ``as_of``.
 
-An event of a job that is neither new nor in the carry has a past: that of a job that is done and was retried by hand,
-that was given up, or of which events are lost. The past is looked up, and the job is told whole.
+A job in the batch may be neither new nor open: it had finished and was retried by hand, it was given up as open, or
+some of its events are lost. Its earlier events are looked up, and the whole lifecycle is derived again.
 
-A batch is bounded, so all of this is done with arrays, in the process that runs the batch. Open jobs of which it says
-nothing are passed on as they are. Nothing here reads or writes: tables of Arrow in, tables of Arrow out.
+A batch is bounded, so all of this is done with arrays, in the process that runs the batch. Open jobs without events in
+the batch are passed on unchanged. Nothing here reads or writes files: Arrow tables in, Arrow tables out.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from bulltask.spark.lifecycle.fold import FINISHED
 __all__ = ["FindEarlier", "SilverBatch", "derive_silver"]
 
 FindEarlier = Callable[[pa.Table], pa.Table | None]
-"""Finds the events, of all batches before, of jobs (``queue``, ``job_id``); ``None`` when there is none."""
+"""Finds the events of jobs (``queue``, ``job_id``) in all earlier batches; ``None`` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilverBatch:
-    """What a batch tells.
+    """What is derived from a batch.
 
     Attributes:
         attempts: new rows of ``silver.attempts``, with their partitions ``dt`` and ``queue``.
-        jobs: new rows of ``silver.jobs``, with the same.
-        carry: the events of jobs that are still open, with the columns `LIFE`.
+        jobs: new rows of ``silver.jobs``, with the same partitions.
+        open_events: the events of jobs that are still open, with the columns `LIFECYCLE_COLUMNS`.
     """
 
     attempts: pa.Table
@@ -58,12 +58,12 @@ class SilverBatch:
 def derive_silver(
     new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, give_up_ms: int
 ) -> SilverBatch:
-    """Tell what a batch adds.
+    """Derive what a batch adds to silver.
 
     Args:
         new: the batch's events, as in ``bronze.events``.
-        carry: what the batch before left; ``None`` for the first.
-        find_earlier: finds what was before.
+        open_events: what the previous batch left; ``None`` for the first.
+        find_earlier: finds earlier events.
         give_up_ms: a job without an event since then is given up.
     """
     lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, give_up_ms)
@@ -80,13 +80,13 @@ def derive_silver(
 def _merge_open_jobs(
     events: pa.Table, open_events: pa.Table | None, give_up_ms: int
 ) -> tuple[Lifecycles, pa.Table | None]:
-    """Put the events in order with those of the same jobs in the carry; return the others of it as they are."""
+    """Combine the events with those of the same jobs that were open; return the other open events unchanged."""
     count = events.num_rows
     if open_events is None:
         return in_order(events, job_numbers(events), np.ones(count, bool)), None
     whole = pa.concat_tables([events, open_events.select(events.column_names).cast(events.schema)])
     jobs, is_new = job_numbers(whole), np.arange(whole.num_rows) < count
-    # The batch's jobs come up first, so they have the first numbers.
+    # The batch's jobs come first, so they have the lowest numbers.
     chosen = jobs <= np.max(jobs[:count], initial=-1)
     if give_up_ms:
         last_ms, ms = np.zeros(np.max(jobs, initial=-1) + 1, np.int64), whole["event_ms"].to_numpy()
@@ -96,7 +96,7 @@ def _merge_open_jobs(
 
 
 def _with_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Lifecycles:
-    """Add what was before to jobs that are all new to the batch but do not begin in it."""
+    """Add earlier events of jobs that have only new events but do not begin in this batch."""
     count = lifecycles.table.num_rows
     starts = np.flatnonzero(lifecycles.first == np.arange(count))
     if not count:
@@ -113,11 +113,11 @@ def _with_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> L
 
 
 def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools, Bools]:
-    """Judge with which events something is to be done.
+    """Select the events from which rows are written.
 
     Returns:
-        Where an attempt begins of which the outcome is decided now; where a life ends now; what is of a life that goes
-        on.
+        Where an attempt begins whose outcome is decided now; where an incarnation ends now; which events belong to an
+        incarnation that continues.
     """
     lifecycles = derived.lifecycles
     kind, last = lifecycles.kind[:-1], lifecycles.last
@@ -126,7 +126,7 @@ def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools
     is_old = lifecycles.ms[last] < give_up_ms
     given_up = continues & is_old
     decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], given_up)
-    # Whether the life ends in this batch, so that it has not been told before.
+    # Whether the incarnation ends in this batch, so that no earlier batch has written it.
     is_told_now = np.select(
         [was_finished, is_removed, lifecycles.next >= 0],
         [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
@@ -136,6 +136,6 @@ def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
-    """Add the partition ``dt``: the day, UTC, in which it ended, or of what is known last."""
+    """Add the partition ``dt``: the day (UTC) in which it ended, or of its last known event."""
     day: Any = pc.coalesce(rows[ended_at], rows["as_of"]).cast(pa.date32())
     return rows.append_column("dt", day.cast(pa.string()))

@@ -49,7 +49,7 @@ def snapshot(
         layout: the lake.
         source: where the queues are, as options of ``format("bulltask")``.
         states: of the jobs.
-        since: only jobs that were done at this time or later; those that are not done are left out then.
+        since: only jobs that finished at this time or later; unfinished jobs are then left out.
     """
     register(spark)
     taken_at = datetime.now(UTC)
@@ -63,6 +63,6 @@ def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str],
     options = {**source, "table": "jobs", "state": ",".join(states), "skipForeignQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
-    # This frame is read once, with this filter: so Redis may apply it.
+    # This frame is read once, with this one filter, so Redis may apply it.
     rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
     return rows.where(fn.col("finished_at") >= fn.lit(since))

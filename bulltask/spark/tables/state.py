@@ -1,4 +1,4 @@
-"""What was before a batch: the events of jobs that were open, and those of others, where they come up again."""
+"""The state that a batch starts from: the events of open jobs, and earlier events of jobs that appear again."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ __all__ = ["earlier_events", "read_open_events"]
 
 _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 _FILES: Final = 50_000
-"""Of so many files this process remembers which ids they have: looking at one takes a third of a millisecond."""
+"""For how many files this process remembers the range of ids: looking at a file takes a third of a millisecond."""
 
 
 def read_open_events(layout: Layout, ingest: str) -> pa.Table:
-    """Return the events that a batch has left to the next one."""
+    """Return the events of open jobs that a batch has left for the next one."""
     files = sorted((layout.carry / ingest).glob("*.parquet"))
     return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
 
 
 def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
-    """Return all events of some jobs that are in the lake; ``None`` when nothing is.
+    """Return all events of some jobs that are in the lake; ``None`` if there are none.
 
-    Only those files are read that may have them, by what they say of the least and the greatest id in them.
+    Only files that may contain them are read, by the least and greatest id in their statistics.
 
     Args:
-        layout: of the lake. Its directories must stay where they are meanwhile
-            (:func:`~bulltask.lake.atomic_swap.hold_swaps`).
+        layout: the lake. Its directories must not move during the call (:func:`~bulltask.lake.atomic_swap.hold_swaps`).
         jobs: their ``queue`` and ``job_id``, each once.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
@@ -59,7 +58,7 @@ def _of_queue(layout: Layout, queue: str, ids: Sequence[str]) -> Iterator[pa.Tab
 
 
 def _may_have(file: Path, ids: Sequence[str]) -> bool:
-    """Whether one of some ids, in their order, may be in a file."""
+    """Return whether one of some sorted ids may be in a file."""
     ends = _ids_in(str(file))
     if ends is None:
         return True
@@ -69,7 +68,7 @@ def _may_have(file: Path, ids: Sequence[str]) -> bool:
 
 @lru_cache(_FILES)
 def _ids_in(file: str) -> tuple[str, str] | None:
-    """The least and the greatest job id in a file; ``None`` when it does not say. A file never changes."""
+    """Return the least and the greatest job id in a file; ``None`` if it has no statistics. A file never changes."""
     data = pq.read_metadata(file)
     at = data.schema.names.index("job_id")
     parts = [data.row_group(number).column(at).statistics for number in range(data.num_row_groups)]

@@ -1,7 +1,7 @@
-"""The session of a task; modules of tasks import this, so it imports nothing of Spark.
+"""The session of a task. Modules of tasks import this, so it imports nothing of Spark.
 
-A worker imports its tasks and then forks. Spark imports NumPy, which starts threads, and from a process with threads a
-worker does not fork: each child would be a new interpreter that imports everything again.
+A worker imports its tasks and then forks. Spark imports NumPy, which starts threads, and a worker does not fork from a
+process with threads: each child would be a new interpreter that imports everything again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _HOME: Final = {"session": "bulltask.spark.connector.session"}
 
 
 def current_session() -> SparkSession:
-    """Return the session of a task with ``spark=True``, where a worker runs it.
+    """Return the session of a task with ``spark=True`` that runs in a worker.
 
-    Elsewhere, as in a test or a notebook that calls the task itself, it is the session of this process; one is made
-    with :func:`bulltask.spark.session` where there is none.
+    Elsewhere, as in a test or a notebook that calls the task itself, return the session of this process;
+    :func:`bulltask.spark.session` creates one if there is none.
 
     Raises:
         MissingExtraError: the extra ``spark`` is not installed.
@@ -37,7 +37,7 @@ def current_session() -> SparkSession:
             return SparkSession.active()
         except PySparkRuntimeError:  # there is none
             return session()
-    from pyspark import SparkContext  # noqa: PLC0415 - which a thin client of Connect has not
+    from pyspark import SparkContext  # noqa: PLC0415 - missing in Connect's client package
 
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
         return session()

@@ -1,6 +1,6 @@
 """Spark in a worker's child: one JVM and one session for all of its tasks with ``spark=True``, one after the other.
 
-Looked up by :mod:`bulltask.worker.child.spark_tasks`, which says what it needs of it.
+:mod:`bulltask.worker.child.spark_tasks` looks this up and defines the interface.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _END_S: Final = 10.0
 _NOTICE_S: Final = 2.0
 
 _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
-"""A worker's log is no terminal."""
+"""A worker's log is not a terminal."""
 
 
 class SparkInChild:
-    """Responsible for the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
+    """Owns the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
 
-    The JVM is started with the first job, on the thread that runs it. It ends when its standard input does, a pipe
-    whose other end only this process has: so it is gone with the child, whatever ends that, and with it are Spark's
-    own Python processes.
+    The JVM is started with the first job, on the thread that runs it. It ends when its standard input closes, a pipe
+    whose other end only this process has. So it ends with the child, however the child ends, and so do Spark's own
+    Python processes.
 
     Args:
         app: the session's name.
         master: where Spark runs, ``None`` for what Spark's own settings say.
         conf: Spark's settings.
-        leave: has the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps what belongs to
-            the old one in many places, and a new child is clean.
+        leave: makes the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps references to
+            the old one in many places, and a new child starts clean.
     """
 
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
@@ -51,15 +51,16 @@ class SparkInChild:
 
     @contextmanager
     def run(self, run: SparkRun, /) -> Iterator[None]:
-        """Give a task its session, in a job group of the job's id, and end all that is left of the group after it.
+        """Give a task its session, in a job group named after the job's id, and end what is left of the group
+        afterwards.
 
         Raises:
             WaitJob: the JVM has died since the last job: another child runs this one.
-            TransientError: it could not be started, or has died while the task ran.
+            TransientError: the JVM could not be started, or has died while the task ran.
         """
         handler = signal.getsignal(signal.SIGINT)
         context = self._started()
-        # Spark's own would raise in the middle of whatever runs, and Ctrl-C is the supervisor's business.
+        # Spark's own handler would raise in the middle of whatever runs; the supervisor handles Ctrl-C.
         signal.signal(signal.SIGINT, handler)
         watch, failed = self._begin(context, run), True
         try:
@@ -74,10 +75,10 @@ class SparkInChild:
             self._running = None
             watch.end(failed=failed)
             self._clear(context, run, failed=failed)
-            signal.signal(signal.SIGINT, handler)  # the task may have made a session itself
+            signal.signal(signal.SIGINT, handler)  # the task may have created a session itself
 
     def interrupt(self) -> None:
-        """Cancel what the job that runs does on Spark; in its thread, as a signal handler does."""
+        """Cancel what the running job does on Spark; called in its thread, by a signal handler."""
         if self._running is None:
             return
         context, run = self._running
@@ -87,7 +88,7 @@ class SparkInChild:
             context.cancelJobGroup(run.job_id)
 
     def close(self) -> None:
-        """End the JVM and wait for its end."""
+        """End the JVM and wait until it has ended."""
         if (jvm := self._jvm()) is None:
             return
         with suppress(OSError):
@@ -104,7 +105,7 @@ class SparkInChild:
             self._leave()
             raise WaitJob
         context = SparkContext._active_spark_context  # noqa: SLF001 - nothing else says whether there is one
-        if context is None:  # the first job, or one after a task that has stopped its session, as scripts do
+        if context is None:  # the first job, or the task before has stopped its session, as scripts do
             try:
                 self._start_jvm()
                 context = session(self._app, self._master, conf=self._conf).sparkContext
@@ -114,9 +115,9 @@ class SparkInChild:
         return context
 
     def _start_jvm(self) -> None:
-        """Start the JVM as PySpark does, but in a process group of its own; nothing to do where there is one.
+        """Start the JVM as PySpark does, but in its own process group; do nothing if there is one.
 
-        A terminal sends its signals to a whole group: Ctrl-Z pauses a worker and would stop the JVM for good.
+        A terminal sends its signals to a whole group: Ctrl-Z pauses a worker but would stop the JVM for good.
         """
         if SparkContext._gateway is not None:  # noqa: SLF001 - as below
             return
@@ -133,7 +134,7 @@ class SparkInChild:
         return watch
 
     def _clear(self, context: SparkContext, run: SparkRun, *, failed: bool) -> None:
-        """Nothing of a job goes on when its task has ended: its threads may have left something running."""
+        """End what the task's threads may have left running."""
         if failed:
             self._disconnect()
         with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM is gone
@@ -142,9 +143,9 @@ class SparkInChild:
             context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
     def _disconnect(self) -> None:
-        """Have this thread speak to the JVM over a new connection.
+        """Give this thread a new connection to the JVM.
 
-        An exception that ends a call half-way leaves its answer on the way, and the next call would read it.
+        After an exception that interrupted a call, the reply is still in transit, and the next call would read it.
         """
         client = self._gateway._gateway_client  # noqa: SLF001 - py4j forgets it only for a KeyboardInterrupt
         client.thread_connection.connection = None

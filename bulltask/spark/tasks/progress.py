@@ -1,4 +1,4 @@
-"""A job of BullMQ while it runs on Spark: how far it is, and whether it is still ours."""
+"""The Spark side of a running job: its progress, and whether the job is still locked by this worker."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from bulltask.worker.child.spark_tasks import SparkRun
 __all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 
 JVM_GONE: Final = (Py4JError, OSError)
-"""What a call raises whose JVM, or whose context, has ended."""
+"""What a call raises if its JVM or context has ended."""
 
 _SHORTEST_S: Final = 1.0
 _LONGEST_S: Final = 10.0
 _SHARE: Final = 0.02
-"""Of the time that a job has run by now: an hour of progress must not fill the ring of the queue's events."""
+"""Of the time that a job has been running: an hour of progress must not fill the queue's event stream."""
 
 _LAST_LOOKS: Final = 20
 _LAST_PAUSE_S: Final = 0.05
-"""Spark's own books are a moment late; what has ended may be seen as running for so long."""
+"""Spark's own records lag a moment behind; a Spark job that has ended may be reported as running for so long."""
 
 _OVER = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class SparkJobMonitor:
-    """Responsible for telling a job's progress, and for cancelling what it does on Spark when its lock is lost.
+    """Reports a job's progress, and cancels its work on Spark if its lock is lost.
 
-    It has a thread of its own, and so its own connection to the JVM: the task's is taken while it waits for Spark.
+    It has its own thread and so its own connection to the JVM: the task's is blocked while it waits for Spark.
 
     Args:
         context: Spark's.
@@ -51,7 +51,7 @@ class SparkJobMonitor:
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
-        """The task has ended: tell the last progress, and end."""
+        """Report the last progress and stop, because the task has ended."""
         self._failed = failed
         self._over.set()
         self._thread.join()
@@ -59,7 +59,7 @@ class SparkJobMonitor:
     def _work(self) -> None:
         begun = time.monotonic()
         pause = _SHORTEST_S
-        with suppress(*JVM_GONE):  # the task hears of that itself
+        with suppress(*JVM_GONE):  # the task gets the same error
             while not self._over.wait(pause):
                 self._check()
                 passed = time.monotonic() - begun
@@ -68,9 +68,9 @@ class SparkJobMonitor:
 
     def _check(self) -> None:
         self._report(self._count.read())
-        with suppress(BulltaskError):  # Redis is away: nobody knows
+        with suppress(BulltaskError):  # Redis is down: the lock may still be ours
             self._lost = self._lost or not self._run.is_ours()
-        if self._lost:  # each time: the task may go on with another action
+        if self._lost:  # each time: the task may start another action
             self._context.cancelJobGroup(self._run.job_id)
 
     def _final_check(self) -> None:
@@ -83,16 +83,16 @@ class SparkJobMonitor:
     def _report(self, progress: dict[str, Json] | None) -> None:
         if progress is None or progress == self._reported or self._lost or self._run.has_reported():
             return
-        with suppress(BulltaskError):  # the job goes on all the same; it may be told next time
+        with suppress(BulltaskError):  # progress is not essential; try again next time
             self._run.report(progress)
             self._reported = progress
 
 
 class StageProgress:
-    """Responsible for counting the stages and tasks of a job group, from now on.
+    """Counts the stages and tasks of a job group, from now on.
 
-    What the group has done before is left out: a job that is run again has the group that it had. Of a Spark job that
-    has ended nothing is asked a second time.
+    What the group did before is left out: a job that is run again has the same group. A Spark job that has ended is not
+    queried again.
 
     Args:
         tracker: Spark's own.
@@ -106,12 +106,12 @@ class StageProgress:
         self.is_running = False
 
     def read(self) -> dict[str, Json] | None:
-        """Look again; ``None`` while there are no stages.
+        """Query Spark again; return ``None`` while there are no stages.
 
         Returns:
-            ``progress`` (percent of the tasks known so far, from 0 to 100: boards of BullMQ show the number of this
+            ``progress`` (percent of the tasks known so far, from 0 to 100; boards for BullMQ show the number with this
             name), ``stages``, ``stages_done``, ``tasks`` and ``tasks_done``. A stage that Spark skips counts as pending
-            until the Spark job has ended, and not at all then.
+            until the Spark job has ended, and then not at all.
         """
         self.is_running = False
         for job in sorted(set(self._tracker.getJobIdsForGroup(self._group)) - self._over):
@@ -128,10 +128,10 @@ class StageProgress:
         succeeded = job.status == "SUCCEEDED"
         for stage in job.stageIds:
             info = self._tracker.getStageInfo(stage)
-            if info is None:  # not known yet, or forgotten: Spark keeps the last thousand
+            if info is None:  # not known yet, or dropped: Spark keeps the last thousand
                 continue
             if succeeded and not info.numCompletedTasks:
-                self._stages.pop(stage, None)  # its result was there already, which shows only in the end
+                self._stages.pop(stage, None)  # Spark skipped it, which shows only at the end
             else:
                 done = info.numTasks if succeeded else min(info.numTasks, info.numCompletedTasks)
                 self._stages[stage] = (info.numTasks, done)

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive"])
-def test_a_jvm_starts_without_a_word_whatever_is_where_its_archive_should_be(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_jvm_starts_without_a_warning_whatever_its_archive_path_holds(tmp_path: Path, content: bytes | None) -> None:
     need_java()
     where = tmp_path / "classes.jsa"
     if content is not None:

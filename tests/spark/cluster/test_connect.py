@@ -92,7 +92,7 @@ def test_a_thin_client_reads_streams_and_writes(
     check_three_ways(told, redis_client)
 
 
-def test_a_thin_client_feeds_a_lake_and_goes_on_where_one_that_was_killed_has_left_its_stream(
+def test_a_thin_client_feeds_a_lake_and_continues_the_stream_of_one_that_was_killed(
     run: Run, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     root = str(tmp_path / "lake")

@@ -34,7 +34,7 @@ def wheel_as_zip(archive: Path) -> Path:
     return archive
 
 
-def test_two_workers_without_bulltask_read_stream_and_write_with_the_zip_that_spark_submit_brings(
+def test_two_workers_without_bulltask_work_with_the_zip_of_spark_submit(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_java()

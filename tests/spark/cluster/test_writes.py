@@ -90,7 +90,7 @@ print(json.dumps(told))
 """
 
 
-def test_what_hangs_or_dies_on_one_host_is_done_on_another_and_each_job_is_added_once(
+def test_tasks_that_hang_or_die_on_one_host_run_on_another_and_each_job_is_added_once(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     if shutil.which("java") is None:

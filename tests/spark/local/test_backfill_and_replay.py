@@ -126,7 +126,7 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     assert len(jobs_of(spark, lake)) == 7
 
 
-def test_an_end_that_an_old_snapshot_knows_takes_no_place_of_what_was_told_of_later(
+def test_an_end_from_an_old_snapshot_does_not_supersede_later_events(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
 ) -> None:
     """Done within the gap, each was retried by hand and seen to fail, be removed or wait: no snapshot is of that."""
@@ -152,7 +152,7 @@ def test_an_end_that_an_old_snapshot_knows_takes_no_place_of_what_was_told_of_la
     assert report.jobs == 0
 
 
-def test_a_stream_that_was_made_anew_twice_has_two_gaps_behind_its_beginning(
+def test_a_stream_that_was_recreated_twice_has_two_gaps_after_its_beginning(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip

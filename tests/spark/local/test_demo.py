@@ -45,7 +45,7 @@ def test_the_demo_checks_every_job_and_leaves_a_lake_and_a_report(
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
-def test_the_demo_leaves_a_directory_of_others_alone(tmp_path: Path, spark_place: Path) -> None:
+def test_the_demo_does_not_touch_a_directory_that_is_not_its_own(tmp_path: Path, spark_place: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "mine").touch()
     code, said = run(tmp_path, spark_place)

@@ -81,7 +81,7 @@ def test_the_same_write_again_adds_nothing_even_when_its_jobs_are_gone(
     assert send(120, write_id="nightly").added == 20
 
 
-def test_gather_has_a_row_for_every_id_whatever_became_of_it(spark: SparkSession, broker_url: str) -> None:
+def test_gather_has_a_row_for_every_id_whatever_its_job_did(spark: SparkSession, broker_url: str) -> None:
     ids = spark.createDataFrame([("gone",), ("gone",), (None,)], "id string")
     rows = gather(ids, "default", wait=60, url=broker_url).collect()
     assert sorted((str(row["id"]), row["state"]) for row in rows) == [

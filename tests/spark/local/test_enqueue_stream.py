@@ -51,7 +51,7 @@ def end(query: StreamingQuery) -> None:
     assert query.exception() is None
 
 
-def test_a_running_stream_sends_what_comes_with_the_options_of_its_jobs(
+def test_a_running_stream_sends_new_rows_with_the_options_of_its_jobs(
     feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     opts: Any = {"attempts": 4, "backoff": timedelta(seconds=2), "remove_on_complete": {"age": timedelta(hours=1)}}
@@ -73,7 +73,7 @@ def test_a_running_stream_sends_what_comes_with_the_options_of_its_jobs(
     )  # fmt: skip
 
 
-def test_with_its_checkpoint_a_stream_goes_on_and_with_its_write_id_a_new_one_adds_nothing(
+def test_a_stream_continues_from_its_checkpoint_and_a_new_one_with_its_write_id_adds_nothing(
     feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run(checkpoint: str, **more: Any) -> None:
@@ -100,14 +100,14 @@ def test_with_its_checkpoint_a_stream_goes_on_and_with_its_write_id_a_new_one_ad
     [
         ({"on_duplicate_rows": "error"}, TypeError, "unknown option 'on_duplicate_rows'; known are opts"),
         ({"opts": {"job_id": "a"}}, ConfigError, "job_id belongs to one job"),
-        ({"opts": {"expires": datetime(2030, 1, 1, tzinfo=UTC)}}, ConfigError, "whenever it comes"),
+        ({"opts": {"expires": datetime(2030, 1, 1, tzinfo=UTC)}}, ConfigError, "the same for every batch"),
         ({"write_id": "a b"}, ConfigError, "write id 'a b'"),
         ({"data": "n"}, ConfigError, r"\['n'\], not 'n'"),
         ({"batch": 0}, ConfigError, "OPTION_WRONG.*batch"),
         ({"trigger": -1}, ConfigError, "trigger must be"),
     ],
 )
-def test_what_is_wrong_is_told_before_the_stream_starts(
+def test_errors_are_raised_before_the_stream_starts(
     more: Any, error: Any, told: str, feed: Feed, broker_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=told):
@@ -115,12 +115,12 @@ def test_what_is_wrong_is_told_before_the_stream_starts(
     assert not (tmp_path / "c").exists()
 
 
-def test_rows_of_a_table_are_no_stream_and_those_of_a_stream_no_table(
+def test_tables_and_streams_are_not_accepted_for_each_other(
     feed: Feed, spark: SparkSession, broker_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="enqueue_stream sends those of a stream"):
         enqueue(feed.rows(), "mail", name="send", data=["n"], url=broker_url)
-    with pytest.raises(ConfigError, match="one in each foreachBatch"):
+    with pytest.raises(ConfigError, match="call it in foreachBatch"):
         App("tests", broker_url).task(name="send")(lambda n: n).map_dataframe(feed.rows(), ["n"])
     with pytest.raises(ConfigError, match="enqueue sends the rows of a table"):
         enqueue_stream(spark.range(1), "mail", name="send", data=["id"], checkpoint=str(tmp_path), url=broker_url)

@@ -164,18 +164,22 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history:
     return layout
 
 
-def test_every_minute_of_a_task_is_what_python_tells(lake: Layout, expected_minutes: list[dict[str, Any]]) -> None:
+def test_every_minute_of_a_task_is_what_the_oracle_computes(
+    lake: Layout, expected_minutes: list[dict[str, Any]]
+) -> None:
     assert len(expected_minutes) > 1_000
     assert_same(rows_of(lake, TASK_MINUTE), expected_minutes, TASK_MINUTE)
 
 
-def test_every_minute_of_a_queue_is_what_python_tells(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
+def test_every_minute_of_a_queue_is_what_the_oracle_computes(
+    lake: Layout, expected_capacity: list[dict[str, Any]]
+) -> None:
     assert max(row["peak_workers"] for row in expected_capacity if row["queue"] == "mail") > 3
     assert_same(rows_of(lake, CAPACITY_MINUTE), expected_capacity, CAPACITY_MINUTE)
 
 
 @pytest.mark.parametrize("table", [ERRORS_DAY, SLO_DAY, COST_DAY], ids=lambda table: table.name)
-def test_every_row_of_a_day_is_what_python_tells(lake: Layout, oracle: Oracle, table: Table) -> None:
+def test_every_row_of_a_day_is_what_the_oracle_computes(lake: Layout, oracle: Oracle, table: Table) -> None:
     expected = getattr(oracle, table.name)()
     assert len(expected) >= 10
     assert_same(rows_of(lake, table), expected, table)
@@ -196,7 +200,7 @@ def test_percentiles_are_within_one_percent_of_the_exact_ones(
     assert any(len(values) > 5 for _, values in seen)
 
 
-def test_what_gold_adds_up_to_is_what_was_written(lake: Layout, history: History) -> None:
+def test_gold_adds_up_to_what_was_written(lake: Layout, history: History) -> None:
     minutes, days = rows_of(lake, TASK_MINUTE), {str(day) for day in DAYS}
 
     def sum_of(name: str) -> Any:
@@ -217,7 +221,7 @@ def test_what_gold_adds_up_to_is_what_was_written(lake: Layout, history: History
 
 
 @pytest.mark.parametrize(("unit", "by"), [("hour", ("queue", "name")), ("month", ())])
-def test_minutes_add_up_to_what_their_hours_and_days_are(
+def test_merged_minutes_are_their_hours_and_days(
     spark: SparkSession, lake: Layout, expected_minutes: list[dict[str, Any]], unit: str, by: tuple[str, ...]
 ) -> None:
     shape = {"hour": "%Y-%m-%d %H:00", "month": "%Y-%m-01 00:00"}[unit]
@@ -299,11 +303,11 @@ def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: Spa
     assert read_table(spark, lake.layout, ERRORS_DAY).collect() == []
 
 
-def test_days_on_end_are_built_together() -> None:
+def test_consecutive_days_are_built_together() -> None:
     days = [date(2026, 11, 21), date(2026, 12, 2), date(2026, 11, 20), date(2026, 11, 22), date(2026, 11, 20)]
     assert [(span.first.day, span.last.day) for span in _spans(days)] == [(20, 22), (2, 2)]
 
 
-def test_the_day_of_what_no_clock_can_show_has_no_gold() -> None:
+def test_the_last_day_of_the_year_9999_has_no_gold() -> None:
     with pytest.raises(ConfigError, match="there is no gold of 9999-12-31"):
         list(_spans([date(2026, 11, 21), date.max]))

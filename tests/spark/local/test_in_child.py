@@ -109,7 +109,7 @@ def test_a_job_that_is_run_again_counts_from_zero(context: SparkContext, child: 
     assert [told["tasks"] for told in job.told if told["progress"] == 100.0] == [3, 2]
 
 
-def test_progress_is_told_while_the_task_runs_and_only_when_it_has_changed(
+def test_progress_is_reported_while_the_task_runs_and_only_when_it_has_changed(
     context: SparkContext, child: SparkInChild
 ) -> None:
     job = Job("told")
@@ -125,7 +125,7 @@ def test_progress_is_told_while_the_task_runs_and_only_when_it_has_changed(
     assert all(told != following for told, following in zip(job.told, job.told[1:], strict=False))
 
 
-def test_what_a_task_says_itself_is_not_overwritten(context: SparkContext, child: SparkInChild) -> None:
+def test_progress_that_the_task_itself_reports_is_not_overwritten(context: SparkContext, child: SparkInChild) -> None:
     job = Job("spoken")
     with child.run(job.run):
         job.has_reported = True
@@ -193,14 +193,14 @@ def test_a_lost_lock_cancels_what_the_job_does_on_spark(context: SparkContext, c
     assert job.told == [] or job.told[-1]["tasks_done"] == 0
 
 
-def test_a_session_that_was_made_before_the_fork_is_refused_with_the_cure(spark: SparkSession, broker_url: str) -> None:
+def test_a_session_that_was_made_before_the_fork_is_refused_with_advice(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"get it inside the task, with bulltask\.spark\.current_session"):
         tasks.inside(RunningJob.broken("mail", "1", ""), "token", lambda: None, None)()
 
 
-def test_a_job_is_given_back_and_its_child_leaves_when_the_jvm_died_while_it_was_idle() -> None:
+def test_a_job_is_released_and_its_child_leaves_if_the_jvm_died_while_idle() -> None:
     left: list[bool] = []
     child = SparkInChild("tests", None, {}, lambda: left.append(True))
     with subprocess.Popen(["true"]) as jvm:

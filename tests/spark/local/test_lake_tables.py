@@ -15,7 +15,7 @@ from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spar
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_a_table_that_nobody_has_written_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_that_was_never_written_has_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = read_table(spark, Layout(tmp_path), JOBS)
     assert rows.schema == spark_schema(JOBS)
     assert rows.collect() == []

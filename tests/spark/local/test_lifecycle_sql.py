@@ -68,14 +68,14 @@ def test_sql_and_fold_agree_on_800_random_histories(
     assert tried > 5000
 
 
-def test_rows_without_a_job_and_gap_rows_are_no_lives(spark: SparkSession) -> None:
+def test_rows_without_a_job_and_gap_rows_are_no_incarnations(spark: SparkSession) -> None:
     odd = ("drained", "bulltask.gap", "paused", "added")
     frame = frame_of(spark, [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": event} for event in odd])
     assert lifecycle_sql.attempts(frame).count() == 0
     assert lifecycle_sql.jobs(frame).count() == 0
 
 
-def test_reasons_are_read_and_made_comparable_as_in_python(spark: SparkSession) -> None:
+def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> None:
     dice = random.Random(5)
     signs = [
         "a",

@@ -51,7 +51,7 @@ def queued(redis_client: redis.Redis, queue: str = "sums") -> list[str]:
     return redis_client.zrange(f"bull:{{{queue}}}:prioritized", 0, -1)  # type: ignore[return-value]
 
 
-def test_each_row_comes_back_with_what_became_of_its_job(
+def test_each_row_comes_back_with_the_result_of_its_job(
     spark: SparkSession, half: Any, stage: Stage, redis_client: redis.Redis
 ) -> None:
     """Also where the rows are others each time they are made."""
@@ -74,7 +74,9 @@ def test_each_row_comes_back_with_what_became_of_its_job(
     assert redis_client.zcard("bull:{sums}:completed") == 294
 
 
-def test_the_jobs_are_those_of_delay(spark: SparkSession, half: Any, redis_client: redis.Redis, app: App) -> None:
+def test_map_dataframe_sends_the_same_jobs_as_delay(
+    spark: SparkSession, half: Any, redis_client: redis.Redis, app: App
+) -> None:
     sent = half.delay(1.5)
     mapped = half.map_dataframe(spark.createDataFrame([(1.5,)], "value double"), timeout=0)
     [row] = mapped.collect()
@@ -87,7 +89,9 @@ def test_the_jobs_are_those_of_delay(spark: SparkSession, half: Any, redis_clien
     assert jobs[0]["opts"]["attempts"] == 7
 
 
-def test_a_mapping_with_a_write_id_is_made_once(spark: SparkSession, half: Any, redis_client: redis.Redis) -> None:
+def test_map_dataframe_with_a_write_id_sends_jobs_once(
+    spark: SparkSession, half: Any, redis_client: redis.Redis
+) -> None:
     rows = spark.createDataFrame([(1.0,), (1.0,), (2.0,)], "value double")
 
     def ids(**more: Any) -> list[str]:
@@ -122,7 +126,7 @@ def test_a_mapping_with_a_write_id_is_made_once(spark: SparkSession, half: Any, 
         (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_sent(
+def test_errors_are_raised_before_anything_is_sent(
     spark: SparkSession, half: Any, redis_client: redis.Redis, *, columns: Any, more: Any, error: Any, told: str
 ) -> None:
     rows = spark.createDataFrame([(1.0, 2, 3, "a")], "value double, by int, nothing int, x_state string")
@@ -142,7 +146,7 @@ def test_a_task_without_parameters_is_called_for_the_rows(
     assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
 
 
-def test_a_row_that_cannot_be_sent_says_how_to_go_on(spark: SparkSession, half: Any) -> None:
+def test_an_error_in_a_row_says_how_to_resume(spark: SparkSession, half: Any) -> None:
     rows = spark.createDataFrame([(2**60,)], "value long")
     with pytest.raises(Exception, match=r"beyond .*2\^53-1(?s:.*)BULLTASK_WRITE_ABORTED.* The write w1 ") as told:
         half.map_dataframe(rows, write_id="w1")

@@ -88,9 +88,7 @@ def test_every_event_is_written_once_over_restarts_and_new_queues(
     assert not layout.own("staging").exists()
 
 
-def test_what_is_lost_is_a_row_and_rows_and_lost_make_up_all_that_was_added(
-    pipeline: Make, redis_client: redis.Redis
-) -> None:
+def test_losses_are_rows_and_rows_plus_losses_are_all_that_was_added(pipeline: Make, redis_client: redis.Redis) -> None:
     events = told("mail", 3, 30)
     write_events(redis_client, events[:30])
     run(pipeline())
@@ -109,7 +107,7 @@ def test_what_is_lost_is_a_row_and_rows_and_lost_make_up_all_that_was_added(
     assert len(ids_in(layout)) + head.lost["mail"] == redis_client.xinfo_stream("bull:mail:events")["entries-added"]
 
 
-def test_a_stream_that_is_to_fail_for_a_loss_fails_and_writes_nothing(
+def test_with_on_loss_fail_a_loss_fails_the_stream_and_nothing_is_written(
     pipeline: Make, redis_client: redis.Redis
 ) -> None:
     events = told("mail", 3, 30)
@@ -138,7 +136,7 @@ def test_a_batch_that_spark_asks_for_again_is_not_written_again(pipeline: Make, 
     assert last.exists()
 
 
-def test_a_batch_that_was_killed_among_its_renames_is_taken_away_and_written_anew(
+def test_a_batch_that_was_killed_during_its_renames_is_removed_and_written_again(
     pipeline: Make, redis_client: redis.Redis
 ) -> None:
     events = told("mail", 5, 10)
@@ -160,7 +158,7 @@ def test_a_batch_that_was_killed_among_its_renames_is_taken_away_and_written_ane
     assert not layout.own("publishing.json").exists()
 
 
-def test_a_new_checkpoint_goes_on_behind_the_lakes_last_event(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_a_new_checkpoint_continues_after_the_lakes_last_event(pipeline: Make, redis_client: redis.Redis) -> None:
     events = told("mail", 6, 10)
     write_events(redis_client, events[:30])
     run(pipeline())
@@ -242,7 +240,7 @@ def rows_of(frame: DataFrame) -> set[tuple[object, ...]]:
     return set(zip(*columns, strict=True))
 
 
-def test_events_whose_ids_no_clock_can_show_are_of_the_last_day_and_hurt_nobody(
+def test_events_after_the_year_9999_are_of_its_last_day_and_do_no_harm(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
     """The server's clock was mad for a moment: Redis gives ids behind it from then on, and its jobs go on."""
@@ -278,7 +276,7 @@ def that_count(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[o
     return rows_of(latest(read_table(spark, layout, table), table).where("queue = 'mad'").drop("ingest_id"))
 
 
-def test_files_lie_under_their_day_queue_and_batch(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_files_are_stored_by_day_queue_and_batch(pipeline: Make, redis_client: redis.Redis) -> None:
     write_events(redis_client, told("mail", 9))
     run(pipeline())
     layout = pipeline().layout

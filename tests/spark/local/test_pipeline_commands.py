@@ -61,7 +61,7 @@ def ok(result: Result, code: int = 0) -> str:
 CONF = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2")
 
 
-def test_rows_of_a_file_become_jobs_and_what_became_of_them_another_file(
+def test_rows_of_a_file_become_jobs_and_their_results_another_file(
     run: Run, spark: SparkSession, tmp_path: Path, hand: Hand
 ) -> None:
     rows = str(tmp_path / "rows")
@@ -78,7 +78,7 @@ def test_rows_of_a_file_become_jobs_and_what_became_of_them_another_file(
     assert "either --name or --name-col" in ok(run("submit", rows, "--queue", "mail", "--data-cols", "n"), 2)
 
 
-def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_on(
+def test_a_stopped_run_ends_after_its_batch_and_the_next_one_continues(
     run: Run, tmp_path: Path, redis_client: redis.Redis
 ) -> None:
     root, events = str(tmp_path / "lake"), "bull:{mail}:events"
@@ -116,7 +116,7 @@ def test_a_run_that_is_asked_to_end_ends_behind_its_batch_and_the_next_one_goes_
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_queues_of_others_that_a_lake_cannot_hold_keep_nobody_out(
+def test_foreign_queues_that_a_lake_cannot_hold_do_not_block_others(
     run: Run, tmp_path: Path, redis_client: redis.Redis
 ) -> None:
     root = tmp_path / "lake"
@@ -151,7 +151,7 @@ def test_a_snapshot_is_written_and_a_replay_is_shown(run: Run, tmp_path: Path, h
     )
 
 
-def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, tmp_path: Path) -> None:
+def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.jobs([{"job_id": "1", "name": "send", "state": "completed", "finished_at": at("2026-11-20 10:00")}])
     lake.attempts(
@@ -175,11 +175,11 @@ def test_days_are_built_anew_and_not_where_their_events_have_expired(run: Run, t
          "E: 2"),
     ],
 )  # fmt: skip
-def test_of_a_failed_stream_the_line_that_says_most_is_told(text: str, said: str) -> None:
+def test_a_failed_stream_is_reported_by_its_most_telling_line(text: str, said: str) -> None:
     assert run_command._first_line(text) == said
 
 
-def test_a_setting_that_is_none_is_wrong_usage_and_without_java_one_line_says_so(
+def test_an_invalid_setting_is_wrong_usage_and_missing_java_is_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "must be NAME=VALUE" in ok(run("snapshot", "--root", str(tmp_path), "--conf", "nonsense"), 2)

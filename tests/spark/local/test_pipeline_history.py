@@ -57,7 +57,7 @@ def live_over_a_gap(pipeline: Pipeline, queue: Queue, hand: Hand, client: redis.
     feed(pipeline)
 
 
-def test_a_backfill_tells_each_job_that_redis_has_done_once_and_later_events_agree_with_it(
+def test_a_backfill_writes_each_finished_job_once_and_later_events_agree(
     pipeline: Pipeline, queue: Queue, hand: Hand, redis_client: redis.Redis
 ) -> None:
     live_over_a_gap(pipeline, queue, hand, redis_client)
@@ -93,10 +93,10 @@ def test_a_backfill_tells_each_job_that_redis_has_done_once_and_later_events_agr
     assert pipeline.snapshot(["failed"]) == 1
 
 
-def test_silver_whose_events_have_expired_is_not_made_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_silver_whose_events_have_expired_is_not_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
     lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])
-    with pytest.raises(LakeError, match=r"2026-11-20 cannot be made anew.*begins with 2026-11-20"):
+    with pytest.raises(LakeError, match=r"2026-11-20 cannot be rebuilt.*begins with 2026-11-20"):
         build_silver(spark, lake.layout, [date(2026, 11, 20)], max_open=DAY)
     assert lake.layout.days(JOBS) == [date(2026, 11, 18)]

@@ -265,7 +265,7 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     assert not layout.own("publishing.json").exists()
 
 
-def test_gold_whose_build_is_killed_has_of_each_day_the_old_rows_or_the_new_ones(
+def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,

@@ -88,7 +88,7 @@ def test_a_task_that_dies_after_a_part_was_sent_runs_again_and_adds_the_rest(
 
 
 @pytest.mark.parametrize("write", [write_by_enqueue, write_by_format])
-def test_when_all_tries_fail_the_same_write_adds_what_is_missing(
+def test_when_all_attempts_fail_the_same_write_adds_what_is_missing(
     write: Callable[..., Any], rows: DataFrame, fail: Fail, broker_url: str, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(Exception, match="this task dies here") as told:
@@ -96,14 +96,14 @@ def test_when_all_tries_fail_the_same_write_adds_what_is_missing(
     sent = redis_client.lrange(WAIT, 0, -1)
     assert 20 <= len(sent) < ROWS
     if write is write_by_enqueue:
-        assert "The write w1 has failed, and the jobs that it has sent stay" in told.value.__notes__[0]
+        assert "The write w1 has failed; the jobs that it has sent stay" in told.value.__notes__[0]
     report = write(rows, fail(0), broker_url)
     jobs = redis_client.lrange(WAIT, 0, -1)
     assert len(set(jobs)) == len(jobs) == ROWS
     assert report is None or report.duplicated == len(sent)
 
 
-def test_a_row_that_makes_no_job_fails_the_write_with_its_id(
+def test_an_invalid_row_fails_the_write_and_names_the_write_id(
     rows: DataFrame, broker_url: str, redis_client: redis.Redis
 ) -> None:
     bad = F.when(F.col("id") == ROWS - 1, "{").otherwise(F.to_json(F.struct("id")))

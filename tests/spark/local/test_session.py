@@ -57,7 +57,7 @@ def test_a_view_in_sql_is_read(spark: SparkSession, mail: str) -> None:
     spark.catalog.dropTempView("mails")
 
 
-def test_a_table_in_sql_whose_options_do_not_arrive_says_so_and_is_not_empty(spark: SparkSession) -> None:
+def test_an_sql_table_whose_options_do_not_arrive_is_an_error(spark: SparkSession) -> None:
     spark.sql("CREATE TABLE mails USING bulltask OPTIONS (queue 'mail')")
     try:
         with pytest.raises(PySparkException, match=r"\[BULLTASK_OPTION_MISSING\] option queue is missing.*VIEW"):

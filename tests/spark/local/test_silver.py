@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
-def test_silver_of_all_events_is_what_batches_told_of_150_random_histories(
+def test_silver_of_all_events_is_what_batches_wrote_in_150_random_histories(
     spark: SparkSession, is_given_up: bool, record_property: Callable[[str, object], None]
 ) -> None:
     dice = random.Random(11)

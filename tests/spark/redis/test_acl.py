@@ -161,11 +161,15 @@ class TestOnRedis:
     def broker_url(self, broker_url_of_redis: str) -> str:
         return broker_url_of_redis
 
-    def test_the_same_grants_do(self, user: MakeUser, used: list[str], redis_client: redis.Redis) -> None:
+    def test_the_same_grants_work_in_a_cluster(
+        self, user: MakeUser, used: list[str], redis_client: redis.Redis
+    ) -> None:
         read_everything(user(READER), used)
         write_everything(user(WRITER), redis_client)
 
-    def test_what_a_script_may_not_do_is_found_in_the_list(self, user: MakeUser, redis_client: redis.Redis) -> None:
+    def test_a_command_that_a_script_may_not_call_is_on_the_list(
+        self, user: MakeUser, redis_client: redis.Redis
+    ) -> None:
         with pytest.raises(BrokerAuthError, match=r"grant all that this user needs \(bulltask.spark.acl"):
             write_everything(user(WRITER, without="xadd"), redis_client)
 

@@ -125,7 +125,7 @@ def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
         assert cluster.client_of(name).ttl(f"bulltask:{{{name}}}:spark:w1") > 0
 
 
-def test_what_became_of_jobs_is_gathered(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
+def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
     name = queues[3]
     with admitted(Queue(name, cluster.url_of(name))) as queue:
         ids = add(queue, 3)
@@ -146,18 +146,18 @@ def test_a_queue_without_braces_is_refused_with_advice(
         reader_of(queueHashTag="false", state="wait,active").partitions()
 
 
-def test_a_prefix_with_braces_serves_queues_without(broker_url: str, read: Callable[..., Any]) -> None:
+def test_a_prefix_with_braces_works_for_queues_without_braces(broker_url: str, read: Callable[..., Any]) -> None:
     spelled = {"prefix": "{bull}", "queueHashTag": "false"}
     assert write(broker_url, ["mail", "news"], 0, 5, **spelled) == WriteCounts(10, 10, 0)
     assert len(read(queue="*", state="wait", **spelled)) == 10
 
 
-def test_another_database_than_the_first_is_refused(broker_url: str, read: Callable[..., Any]) -> None:
+def test_a_database_other_than_0_is_refused(broker_url: str, read: Callable[..., Any]) -> None:
     with pytest.raises(BrokerError, match=r"no such database: .* A cluster has only number 0"):
         read(url=broker_url.removesuffix("0") + "3")
 
 
-def test_who_knows_no_clusters_says_so(cluster: Cluster, queues: list[str]) -> None:
+def test_a_client_without_cluster_support_is_refused(cluster: Cluster, queues: list[str]) -> None:
     other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
     with Queue(queues[0], other) as queue, pytest.raises(BrokerConfigError, match="is a node of a Redis Cluster"):
         queue.add("send", {})

@@ -142,7 +142,7 @@ def test_an_open_connection_follows_a_slot_that_has_moved(
         for _ in range(3):
             move(cluster, cluster.slot("mail"))
             assert connection.run(state_size(keys, "wait")) == 30
-            assert connection.run_at_once([state_size(keys, state) for state in STATES])[0] == 30
+            assert connection.run_atomically([state_size(keys, state) for state in STATES])[0] == 30
 
 
 def test_a_slot_that_is_half_moved_is_read_on_both_nodes(
@@ -217,7 +217,7 @@ def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
         return scan_queues("bull", cursor)
 
     with Connection(options.config) as connection:
-        assert connection.walk(step) == {f"{{{name}}}"}
+        assert connection.scan_all(step) == {f"{{{name}}}"}
     assert begun == 6
 
 

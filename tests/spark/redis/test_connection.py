@@ -42,7 +42,7 @@ def reader(queue: Queue, proxy: FlakyProxy, reader_of: Callable[..., DataSourceR
 
 
 @pytest.mark.parametrize("match", ["EXEC", "HMGET"])
-def test_a_read_goes_on_when_an_answer_is_lost(
+def test_a_read_continues_when_a_reply_is_lost(
     reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy, match: str
 ) -> None:
     proxy.drop_replies(1, match=match)
@@ -51,7 +51,7 @@ def test_a_read_goes_on_when_an_answer_is_lost(
     assert proxy.dropped == 1
 
 
-def test_a_read_waits_for_a_server_that_still_loads(
+def test_a_read_waits_for_a_server_that_is_loading(
     reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.inject_error("LOADING Redis is loading the dataset in memory", match="HMGET")
@@ -69,7 +69,7 @@ def test_a_read_that_is_refused_fails_at_once(
     assert proxy.injected == 1
 
 
-def test_a_read_of_a_server_that_is_gone_says_so(
+def test_a_read_of_a_stopped_server_fails_with_its_address(
     reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.close()
@@ -78,7 +78,7 @@ def test_a_read_of_a_server_that_is_gone_says_so(
 
 
 @pytest.mark.slow
-def test_a_stream_waits_for_a_server_that_is_started_again_and_goes_on(server_factory: ServerFactory) -> None:
+def test_a_stream_waits_for_a_restarted_server_and_continues(server_factory: ServerFactory) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "always"])
     with redis.Redis.from_url(server.url) as client:
         client.xadd("bull:{mail}:events", {"event": "paused"})
@@ -97,7 +97,7 @@ def test_a_stream_waits_for_a_server_that_is_started_again_and_goes_on(server_fa
     assert len(query.events()) == 2
 
 
-def test_a_stream_whose_address_is_wrong_says_so_at_once(server_factory: ServerFactory) -> None:
+def test_a_stream_with_a_wrong_address_fails_at_once(server_factory: ServerFactory) -> None:
     server = server_factory()
     server.stop()
     began = time.monotonic()

@@ -37,9 +37,7 @@ def write(client: redis.Redis, queue: str, count: int, *, ms: int, begin_ms: int
     client.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", 10_000)
 
 
-def test_a_ring_that_holds_long_enough_is_well_and_one_that_does_not_gets_advice(
-    doctor: Doctor, redis_client: redis.Redis
-) -> None:
+def test_a_long_enough_stream_is_ok_and_a_short_one_gets_advice(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "slow", 1_000, ms=100_000)
     assert doctor().exit_code == 0
     write(redis_client, "busy", 5_000, ms=10_000)
@@ -58,19 +56,19 @@ def test_a_ring_that_holds_long_enough_is_well_and_one_that_does_not_gets_advice
     assert doctor().exit_code == 0
 
 
-def test_a_burst_at_the_end_of_a_quiet_ring_is_what_counts(doctor: Doctor, redis_client: redis.Redis) -> None:
+def test_a_burst_at_the_end_of_a_quiet_stream_sets_its_rate(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "mail", 100, ms=1_000_000)
     write(redis_client, "mail", 4_000, ms=10_000, begin_ms=1_760_001_000_000)
     assert queues(doctor("--json"))["mail"]["events_per_s"] == pytest.approx(400, rel=0.01)
 
 
-def test_the_outage_to_survive_makes_the_ring_longer(doctor: Doctor, redis_client: redis.Redis) -> None:
+def test_a_longer_outage_needs_a_longer_stream(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "mail", 1_000, ms=100_000)
     found = doctor("--json", "--outage", "1h")
     assert (found.exit_code, queues(found)["mail"]["advised_max_length"]) == (1, 37_000)
 
 
-def test_a_queue_without_events_and_one_without_a_length_of_its_own_are_told(
+def test_queues_without_events_and_with_the_default_length_are_reported(
     doctor: Doctor, redis_client: redis.Redis
 ) -> None:
     redis_client.hset("bull:{new}:meta", "version", "bullmq:5.62.0")
@@ -83,7 +81,7 @@ def test_a_queue_without_events_and_one_without_a_length_of_its_own_are_told(
     assert "no events yet" in doctor().output
 
 
-def test_a_server_that_is_not_there_is_said_without_its_password(doctor: Doctor, server_factory: ServerFactory) -> None:
+def test_an_unreachable_server_is_reported_without_its_password(doctor: Doctor, server_factory: ServerFactory) -> None:
     server = server_factory()
     url = server.url.replace("redis://", "redis://:secret@")
     server.stop()

@@ -48,9 +48,9 @@ class Disturbed(Connection):
         self._happens()
         return super().try_many(calls)
 
-    def try_at_once(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
         self._happens()
-        return super().try_at_once(calls)
+        return super().try_atomically(calls)
 
     def _happens(self) -> None:
         if self.meanwhile is not None:

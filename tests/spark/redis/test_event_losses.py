@@ -43,7 +43,7 @@ def obliterate(client: redis.Redis) -> list[str]:
     return []
 
 
-def make_anew(client: redis.Redis) -> list[str]:
+def recreate(client: redis.Redis) -> list[str]:
     last_ms = int(left_of(client)[-1].partition("-")[0])
     client.delete(STREAM)
     client.xadd(STREAM, {"event": "stalled"}, id=f"{last_ms + 1}-0")  # the clock may stand in the same millisecond
@@ -75,14 +75,15 @@ BEFORE = [
     pytest.param(Case(delete, 15, "the stream was deleted; at least 15", "gone", exact=False), id="deleted"),
     pytest.param(Case(obliterate, 15, "the stream was deleted; at least 15", "gone", exact=False), id="obliterated"),
     pytest.param(
-        Case(make_anew, 15, "the stream was deleted and made anew; at least 15", "recreated", exact=False), id="anew"
+        Case(recreate, 15, "the stream was deleted and created again; at least 15", "recreated", exact=False),
+        id="new",
     ),
 ]
 
 BETWEEN = [
     pytest.param(Case(trim, 11, "trimmed between planning and reading; 11", "at-read"), id="trimmed"),
     pytest.param(Case(delete, 15, "trimmed between planning and reading; 15", "at-read"), id="deleted"),
-    pytest.param(Case(make_anew, 15, "trimmed between planning and reading; 15", "at-read"), id="anew"),
+    pytest.param(Case(recreate, 15, "trimmed between planning and reading; 15", "at-read"), id="new"),
 ]
 
 
@@ -91,7 +92,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
     there = f"the first one left is {left[0]}" if left else "none is left"
     return re.escape(
         f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.says} events lost, {there}. "
-        "Set failOnDataLoss=false to go on"
+        "Set failOnDataLoss=false to continue"
     )
 
 
@@ -153,9 +154,7 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == len(ids) + len(more)
 
 
-def test_a_query_that_goes_on_without_rows_for_gaps_reads_what_is_left(
-    broker_url: str, redis_client: redis.Redis
-) -> None:
+def test_a_query_without_gap_rows_continues_with_what_is_left(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
     query = Query(broker_url, failOnDataLoss="false")
     query.batch(5)
@@ -164,7 +163,9 @@ def test_a_query_that_goes_on_without_rows_for_gaps_reads_what_is_left(
     assert (query.events(), query.gaps()) == (ids[:5] + ids[16:], [])
 
 
-def test_a_deleted_stream_is_told_once_and_what_comes_later_is_read(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_deleted_stream_is_reported_once_and_later_events_are_read(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
     fill(redis_client, 20)
     query = Query(broker_url, failOnDataLoss="false", gapRows="true")
     query.run_dry()
@@ -178,7 +179,7 @@ def test_a_deleted_stream_is_told_once_and_what_comes_later_is_read(broker_url: 
     assert query.events()[20:] == late
 
 
-def test_what_is_trimmed_before_a_first_batch_is_read_is_lost_though_spark_asks_anew_where_it_begins(
+def test_what_is_trimmed_before_the_first_batch_is_lost_although_spark_asks_again_where_it_begins(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     ids = fill(redis_client, 20)
@@ -192,9 +193,7 @@ def test_what_is_trimmed_before_a_first_batch_is_read_is_lost_though_spark_asks_
     assert [json.loads(row["extra"])["lost"] for row in rows if row["event"] == "bulltask.gap"] == ["16"]
 
 
-def test_entries_that_somebody_deletes_between_planning_and_reading_are_counted(
-    broker_url: str, redis_client: redis.Redis
-) -> None:
+def test_entries_deleted_between_planning_and_reading_are_counted(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
     query = Query(broker_url, failOnDataLoss="false", gapRows="true")
     end = query.plan()

@@ -58,7 +58,7 @@ def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_a
     assert {name: query.events(name) for name in ids} == ids
 
 
-def test_a_query_may_begin_with_what_comes_next(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_query_may_begin_with_the_next_event(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 5)
     query = Query(broker_url, startingOffsets="latest")
 
@@ -68,7 +68,7 @@ def test_a_query_may_begin_with_what_comes_next(broker_url: str, redis_client: r
     assert query.events() == late
 
 
-def test_a_query_for_what_is_there_ends_there(broker_url: str, redis_client: redis.Redis) -> None:
+def test_an_available_now_query_ends_with_what_was_there(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25)
     query = Query(broker_url, maxEventsPerTrigger="10")
     query.reader.prepareForTriggerAvailableNow()
@@ -80,7 +80,7 @@ def test_a_query_for_what_is_there_ends_there(broker_url: str, redis_client: red
 
 
 @pytest.mark.slow
-def test_a_budget_larger_than_what_redis_looks_at_at_once_is_filled(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_budget_larger_than_one_scan_is_used_up(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25_100)
     query = Query(broker_url, eventsPerPartition="11000")
 
@@ -143,7 +143,7 @@ def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> No
     assert isinstance(events.streamReader(events.schema()), EventsStreamReader)
 
 
-def test_queues_that_a_lake_cannot_hold_are_set_aside_and_named_once(
+def test_queues_that_a_lake_cannot_hold_are_skipped_and_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = {"mail": fill(redis_client, 5), "typed": fill(redis_client, 3, "typed")}
@@ -169,7 +169,7 @@ def test_queues_that_a_lake_cannot_hold_are_set_aside_and_named_once(
         assert [name in message for message in caplog.messages].count(True) >= 1, name
 
 
-def test_two_queues_that_are_called_alike_stop_a_query_of_all_that_does_not_skip_them(
+def test_two_queues_with_one_user_name_fail_a_query_unless_it_skips_them(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     fill(redis_client, 5)
@@ -178,7 +178,7 @@ def test_two_queues_that_are_called_alike_stop_a_query_of_all_that_does_not_skip
         Query(broker_url, queue="*")
 
 
-def test_a_ring_that_somebody_shortens_while_a_query_runs_is_named_once(
+def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(redis_client, 5)

@@ -90,7 +90,7 @@ def test_a_replay_after_400_of_1000_jobs_were_removed_adds_600(broker: Broker, r
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
 
 
-def test_what_is_fenced_leaves_no_trace(broker: Broker, redis_client: redis.Redis) -> None:
+def test_the_fence_leaves_no_trace_in_jobs(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 3), FENCE)
     before = stored(redis_client)
     assert {one.outcome for one in broker.producer.send_once(jobs(0, 3), FENCE)} == {"fenced"}
@@ -123,7 +123,7 @@ def test_another_write_finds_the_job_that_is_there_and_says_so(broker: Broker, r
     assert redis_client.llen("bull:{mail}:wait") == 1
 
 
-def test_a_job_that_counts_as_another_is_told_with_the_others_id(broker: Broker) -> None:
+def test_a_deduplicated_job_is_reported_with_the_other_jobs_id(broker: Broker) -> None:
     same = JobOptions(more={"de": {"id": "one"}})
     sent = broker.producer.send_once([job("s1", same), job("s2", same)], FENCE)
     assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s1", "known")]
@@ -190,15 +190,13 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s4", "s3", "s2", "s1", "s0"]
 
 
-def test_the_official_text_stands_in_the_script_as_it_is(broker: Broker) -> None:
+def test_the_script_contains_the_official_text_unchanged(broker: Broker) -> None:
     script = wrappers.fenced("addStandardJob")
     assert loader.official("addStandardJob").body in script.body
     assert (script.name, script.key_count) == ("fence:addStandardJob", 10)
 
 
-def test_a_server_that_forgot_its_scripts_learns_the_fenced_one_again(
-    broker: Broker, redis_client: redis.Redis
-) -> None:
+def test_a_server_that_lost_its_scripts_gets_the_fenced_one_again(broker: Broker, redis_client: redis.Redis) -> None:
     client: Client = broker.client()
     try:
         redis_client.script_flush()

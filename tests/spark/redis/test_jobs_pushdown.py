@@ -69,7 +69,7 @@ def test_state_queue_and_times_reach_redis(
     assert len([command for command in asked if command.startswith("HMGET")]) == 4
 
 
-def test_times_inside_a_millisecond_are_cut_so_that_no_row_is_lost(
+def test_time_bounds_within_a_millisecond_are_rounded_so_that_no_row_is_lost(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
@@ -92,7 +92,7 @@ def test_times_inside_a_millisecond_are_cut_so_that_no_row_is_lost(
     assert count(LessThanOrEqual(("finished_at",), ended - timedelta(milliseconds=1))) == 0
 
 
-def test_filters_that_exclude_each_other_ask_nothing(
+def test_contradictory_filters_send_no_query(
     reader_of: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
 ) -> None:
     add(queue, 3)

@@ -104,7 +104,7 @@ def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
 
 
 @pytest.mark.parametrize("hours", [lambda n: n, lambda n: n // 7, lambda n: 5 if n else 0])
-def test_ended_jobs_are_cut_by_time_and_those_of_one_time_stay_together(
+def test_finished_jobs_are_split_by_time_and_those_of_one_time_stay_together(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
@@ -277,7 +277,7 @@ def test_all_queues_are_found_and_are_called_as_the_user_calls_them(read: Read, 
         ({"data": b'"\xff"'}, "data", '"\\xff"'),
     ],
 )
-def test_what_another_program_wrote_badly_fails_no_read(
+def test_invalid_values_of_another_program_fail_no_read(
     read: Read, queue: Queue, redis_client: redis.Redis, wrong: dict[Any, Any], column: str, shown: Any
 ) -> None:
     first, second = add(queue, 2)

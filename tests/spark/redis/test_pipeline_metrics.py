@@ -44,7 +44,7 @@ def lines_of(metrics: PipelineMetrics) -> set[str]:
     return {line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")}
 
 
-def test_lag_loss_and_the_last_batch_are_told(metrics: PipelineMetrics) -> None:
+def test_metrics_show_lag_loss_and_the_last_batch(metrics: PipelineMetrics) -> None:
     behind_s = (EVENTS[-1].event_ms - EVENTS[-11].event_ms) / 1000
     assert lines_of(metrics) >= {
         f'bulltask_pipeline_lag_events{{queue="{EVENTS[0].queue}"}} 10.0',
@@ -59,7 +59,7 @@ def test_lag_loss_and_the_last_batch_are_told(metrics: PipelineMetrics) -> None:
     }
 
 
-def test_without_redis_what_the_ledger_knows_is_told_all_the_same(
+def test_without_redis_metrics_show_what_the_ledger_knows(
     metrics: PipelineMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BULLTASK_RECONNECT_DELAY_MAX", "0.01")
@@ -71,7 +71,7 @@ def test_without_redis_what_the_ledger_knows_is_told_all_the_same(
     assert not any("lag" in line for line in lines)
 
 
-def test_they_are_served_until_that_is_ended_and_a_taken_port_is_an_error(metrics: PipelineMetrics) -> None:
+def test_metrics_are_served_until_stopped_and_a_used_port_is_an_error(metrics: PipelineMetrics) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}"):

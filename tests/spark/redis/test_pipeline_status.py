@@ -63,7 +63,7 @@ def queues(result: Result) -> Mapping[str, Any]:
     return {one["queue"]: one for one in json.loads(result.output)["queues"]}
 
 
-def test_a_lake_that_is_behind_says_by_how_much_and_how_long_the_ring_holds(
+def test_a_lake_that_is_behind_reports_lag_and_headroom(
     status: Status, ledger: Ledger, redis_client: redis.Redis
 ) -> None:
     write(redis_client, 500)
@@ -83,15 +83,13 @@ def test_a_lake_that_is_behind_says_by_how_much_and_how_long_the_ring_holds(
     assert "lost events   12" in shown
 
 
-def test_a_lake_that_has_all_is_not_behind(status: Status, ledger: Ledger, redis_client: redis.Redis) -> None:
+def test_a_lake_that_is_up_to_date_has_no_lag(status: Status, ledger: Ledger, redis_client: redis.Redis) -> None:
     write(redis_client, 300)
     mail = queues(status("--json"))["mail"]
     assert (mail["lag_events"], mail["lag_s"]) == (0, 0.0)
 
 
-def test_a_queue_of_which_nothing_was_read_is_behind_by_all_it_has(
-    status: Status, ledger: Ledger, redis_client: redis.Redis
-) -> None:
+def test_an_unread_queue_lags_by_all_its_events(status: Status, ledger: Ledger, redis_client: redis.Redis) -> None:
     write(redis_client, 101, "new")
     new = queues(status("--json"))["new"]
     assert (new["last_id"], new["lag_events"], new["lag_s"]) == (None, 101, 10.0)
@@ -105,7 +103,7 @@ def test_before_the_first_batch_and_without_redis_there_is_still_a_status(status
     assert "secret" not in found.output
 
 
-def test_who_feeds_the_lake_is_known_while_he_does(tmp_path: Path, status: Status) -> None:
+def test_the_process_that_feeds_the_lake_is_reported_while_it_runs(tmp_path: Path, status: Status) -> None:
     layout = Layout(tmp_path)
     assert writer_pid(layout) is None
     with RunLock(layout):

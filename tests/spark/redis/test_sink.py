@@ -140,7 +140,7 @@ def test_data_is_the_same_when_what_is_sent_is(writer: Make, redis_client: Any) 
     assert sent == [same[0], *others]
 
 
-def test_the_rows_may_say_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
+def test_rows_may_have_columns_of_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
     made = writer(schema("name", "data", "id"))
     assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == WriteCounts(2, 2, 0)
     assert ids(redis_client) == ["order-1", "order-2"]
@@ -165,7 +165,7 @@ def test_the_rows_may_say_ids_and_queues(writer: Make, broker_url: str, redis_cl
         (schema("name", "data"), {"writeId": "a b"}, r"write id 'a b'"),
     ],
 )
-def test_what_is_wrong_is_told_before_any_task_starts(
+def test_errors_are_raised_before_any_task_starts(
     columns: StructType, given: dict[str, str], told: str, writer: Make, stream_writer: Make
 ) -> None:
     with pytest.raises(ConfigError, match=told):
@@ -186,7 +186,7 @@ def test_overwriting_is_refused(writer: Make, stream_writer: Make) -> None:
         stream_writer(overwrite=True)
 
 
-def test_a_row_that_makes_no_job_is_named_and_its_round_trip_is_not_sent(writer: Make, redis_client: Any) -> None:
+def test_an_invalid_row_is_reported_and_its_round_trip_is_not_sent(writer: Make, redis_client: Any) -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"name": None}, ConfigError, "ROW_INCOMPLETE.*no name"),
         ({"id": None}, ConfigError, "ROW_INCOMPLETE.*no id"),
@@ -226,7 +226,7 @@ def test_a_stream_with_a_write_id_survives_a_new_checkpoint(stream_writer: Make)
     assert added == [10, 0]
 
 
-def test_what_comes_in_between_says_what_was_sent_and_how_to_go_on(writer: Make, redis_client: Any) -> None:
+def test_an_interrupted_write_says_what_was_sent_and_how_to_resume(writer: Make, redis_client: Any) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(0, 20)
         raise RuntimeError("the rows end here")
@@ -235,11 +235,11 @@ def test_what_comes_in_between_says_what_was_sent_and_how_to_go_on(writer: Make,
         writer(writeId="w1", batch="10").write(batches())
     [note] = told.value.__notes__
     assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
-    assert "This try had sent 20 rows" in note
+    assert "This attempt had sent 20 rows" in note
     assert write(writer(writeId="w1"), rows(0, 30)) == WriteCounts(30, 10, 20)
 
 
-def test_a_write_that_is_given_up_is_logged_with_what_its_tasks_had_sent(
+def test_an_aborted_write_is_logged_with_what_its_tasks_had_sent(
     writer: Make, stream_writer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, stream = writer(writeId="w1"), stream_writer()
@@ -248,12 +248,12 @@ def test_a_write_that_is_given_up_is_logged_with_what_its_tasks_had_sent(
     stream.abort([None], 8)
     told = [record.getMessage() for record in caplog.records]
     assert "The write w1 has failed" in told[0]
-    assert "Of 2 tasks 1 had ended, with 20 rows" in told[0]
+    assert "Of 2 tasks 1 had finished, with 20 rows" in told[0]
     assert "The write query-7 has failed" in told[1]
-    assert "Of 3 tasks 1 had ended, with 5 rows" in told[1]
+    assert "Of 3 tasks 1 had finished, with 5 rows" in told[1]
     assert "The write of batch 8 has failed" in told[2]
 
 
 def test_the_password_does_not_show_in_the_writer(writer: Make) -> None:
     made = writer(url="redis://:sesame@127.0.0.1:1/0")
-    assert "sesame" not in repr(made._sending)
+    assert "sesame" not in repr(made._sender)

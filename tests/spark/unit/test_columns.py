@@ -89,7 +89,7 @@ def test_a_row_of_events_is_what_its_entry_says(page: list[tuple[bytes, list[byt
 
 
 @given(st.lists(st.one_of(st.none(), TEXTS), max_size=6))
-def test_a_number_of_a_job_is_what_python_takes_for_one(values: list[bytes | None]) -> None:
+def test_numbers_of_a_job_are_parsed_as_python_does(values: list[bytes | None]) -> None:
     names = hash_fields(JOBS.fieldNames())
     replies = [[b"send" if name == "name" else value for name in names] for value in values]
 
@@ -104,7 +104,7 @@ def test_a_number_of_a_job_is_what_python_takes_for_one(values: list[bytes | Non
 
 
 @pytest.mark.parametrize("was_on", [True, False])
-def test_the_search_for_cycles_goes_on_where_it_was_on(was_on: bool) -> None:
+def test_the_garbage_collector_is_on_again_if_it_was_on(was_on: bool) -> None:
     on = gc.isenabled()
     (gc.enable if was_on else gc.disable)()
     try:

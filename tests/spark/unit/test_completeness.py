@@ -48,7 +48,7 @@ def test_a_batch_that_has_less_or_more_is_refused(layout: Layout, found: Mapping
         check(layout, 1, found)
 
 
-def test_a_first_batch_says_where_it_began_and_one_of_before_cannot_be_judged(layout: Layout) -> None:
+def test_a_first_batch_records_where_it_began_and_one_of_an_older_version_is_not_checked(layout: Layout) -> None:
     planned(layout, 0, {"{mail}": NINE}, {"{mail}": FIVE})
     check(layout, 0, {"mail": QueueRecord(4)})
     with pytest.raises(LakeError, match="BULLTASK_BATCH_INCOMPLETE"):
@@ -62,7 +62,7 @@ def test_a_first_batch_says_where_it_began_and_one_of_before_cannot_be_judged(la
     [QueueOffset(StreamId(90, 0), None), QueueOffset(StreamId(0, 0), 0, generation=1)],
     ids=["uncounted", "another life"],
 )
-def test_where_nobody_can_count_there_is_a_row_at_least(layout: Layout, end: QueueOffset) -> None:
+def test_without_counts_there_must_be_at_least_one_row(layout: Layout, end: QueueOffset) -> None:
     planned(layout, 0, {"{mail}": FIVE})
     planned(layout, 1, {"{mail}": end})
     check(layout, 1, {"mail": QueueRecord(0, gaps=1)})
@@ -70,7 +70,7 @@ def test_where_nobody_can_count_there_is_a_row_at_least(layout: Layout, end: Que
         check(layout, 1, {})
 
 
-def test_a_queue_that_was_set_aside_for_another_of_its_name_does_not_count(layout: Layout) -> None:
+def test_a_queue_that_was_skipped_for_another_of_its_name_does_not_count(layout: Layout) -> None:
     """Node's ``mail`` was read, and then ``{mail}`` came up: the offset keeps the place of the first."""
     planned(layout, 0, {"mail": FIVE, "{mail}": START})
     planned(layout, 1, {"mail": FIVE, "{mail}": NINE})

@@ -66,7 +66,7 @@ def test_all_events_of_the_jobs_asked_for_are_found_whatever_day_they_are_of(lay
     assert asked(layout, ("mail", "z"), ("gone", "a")) is None
 
 
-def test_a_lake_without_events_has_no_past(layout: Layout) -> None:
+def test_a_lake_without_events_has_no_earlier_events(layout: Layout) -> None:
     assert asked(layout, ("mail", "a")) is None
 
 
@@ -81,7 +81,7 @@ def test_only_files_that_may_have_a_job_are_read(layout: Layout) -> None:
         asked(layout, ("mail", "c"))
 
 
-def test_a_carry_is_read_whoever_wrote_it(layout: Layout) -> None:
+def test_open_events_are_read_whoever_wrote_the_file(layout: Layout) -> None:
     events = [event("a", 0), event("b", 1)]
     write_file(layout.carry / "one", events_table(events))
     (layout.carry / "one" / "_SUCCESS").touch()

@@ -55,7 +55,7 @@ def test_what_python_quoted_is_unquoted_to_the_letter(text: str, ascii_only: boo
         ("x" * 500, "x" * KEY_LENGTH),
     ],
 )
-def test_the_particulars_of_a_reason_are_left_out(reason: str | None, key: str | None) -> None:
+def test_variable_parts_of_a_reason_are_left_out(reason: str | None, key: str | None) -> None:
     assert error_key(reason) == key
 
 

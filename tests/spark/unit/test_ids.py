@@ -15,7 +15,7 @@ ROWS = st.tuples(TEXTS, TEXTS, TEXTS, st.binary(max_size=8), st.integers(0, 3))
 
 
 @given(ROWS)
-def test_a_derived_id_is_one_that_bullmq_takes(row: tuple) -> None:
+def test_bullmq_accepts_derived_ids(row: tuple) -> None:
     assert check_job_id(derived_id(*row)).startswith("s")
 
 

@@ -56,7 +56,7 @@ def output(program: str) -> str:
         "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
         "from bulltask.spark import current_session",  # by tasks: a worker forks, and NumPy starts threads
-        "from bulltask.spark.source import options, positions, planning, queues, spans, status",
+        "from bulltask.spark.source import offsets, options, planning, queues, ranges, status",
     ],
 )
 def test_what_needs_no_spark_imports_none(program: str) -> None:
@@ -99,7 +99,7 @@ def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp
     assert re.fullmatch(said, ran.stderr)
 
 
-def test_nodes_need_what_the_docs_say_and_no_more_of_what_bulltask_depends_on() -> None:
+def test_nodes_need_only_the_packages_that_the_docs_list() -> None:
     docs = (ROOT / "docs" / "how-to" / "spark.md").read_text()
     (said,) = re.findall(r"the nodes\s+need\s+`pip install ([^`]*)`", docs)
     needed = {re.split(r"\W", word.strip('"').replace("-", "_"))[0] for word in said.split()}

@@ -56,7 +56,7 @@ def test_a_job_that_completes_has_one_attempt_with_its_wait_and_its_run() -> Non
         (["active"], ["open", "open"]),  # a hole between them
     ],
 )
-def test_every_way_out_of_an_attempt_has_its_outcome(steps: list[str], outcomes: list[str]) -> None:
+def test_every_end_of_an_attempt_has_its_outcome(steps: list[str], outcomes: list[str]) -> None:
     job = told("added", "waiting", "active", *steps)
     assert [one.outcome for one in job.attempts] == outcomes
     assert [one.attempt for one in job.attempts] == list(range(1, len(outcomes) + 1))
@@ -69,7 +69,7 @@ def test_a_stalled_attempt_ended_when_the_job_waited_again_and_that_wait_is_the_
     assert attempts(job) == [(1, 10, 20, 30, "stalled"), (2, 30, 50, None, "open")]
 
 
-def test_a_delay_is_no_wait() -> None:
+def test_a_delay_is_not_a_wait() -> None:
     job = told("added", "delayed", "delayed", "waiting<delayed", "active", "completed")
     assert attempts(job) == [(1, 30, 40, 50, "completed")]
 
@@ -91,7 +91,7 @@ def test_a_removed_job_keeps_the_state_it_finished_in() -> None:
     assert told("added").state == "unknown"
 
 
-def test_an_id_that_is_free_again_begins_another_life_and_a_living_one_does_not() -> None:
+def test_a_reused_id_begins_another_incarnation_and_an_existing_one_does_not() -> None:
     steps = ["added", "waiting", "active", "completed", "added", "waiting", "duplicated", "active", "completed"]
     events = [LifecycleEvent("q", "a", ms, 0, event) for ms, event in enumerate(steps)]
     first, second = lifecycle(reversed(events))
@@ -121,7 +121,7 @@ def test_what_a_hole_in_the_stream_hides_is_left_empty(steps: list[str], expecte
 
 
 @given(st.integers(0, 10_000))
-def test_whole_histories_leave_nothing_open_but_what_runs_and_no_time_runs_backwards(seed: int) -> None:
+def test_complete_histories_leave_only_running_attempts_open_and_times_are_ordered(seed: int) -> None:
     events = histories(seed, 5)
     rows = lifecycle(events)
     seen = Counter(event.event for event in events)
@@ -139,7 +139,7 @@ def test_whole_histories_leave_nothing_open_but_what_runs_and_no_time_runs_backw
 
 
 @given(st.integers(0, 10_000))
-def test_a_cut_history_makes_up_no_time_and_no_finish(seed: int) -> None:
+def test_a_cut_history_invents_no_time_and_no_finish(seed: int) -> None:
     whole = histories(seed, 5)
     left = cut(whole, random.Random(seed))
     times = {event.event_ms for event in left}

@@ -62,7 +62,7 @@ def test_arrays_and_fold_agree_on_any_events(events: list[LifecycleEvent]) -> No
     assert_arrays_are_fold(events)
 
 
-def test_times_that_no_clock_can_show_are_the_last_that_it_can() -> None:
+def test_times_after_the_year_9999_become_its_end() -> None:
     events = [replace(one, queue=f"far-{seed}") for seed in range(100) for one in far(seed, 3)]
     assert_arrays_are_fold(events)
     told = jobs(events_table(events))
@@ -79,7 +79,7 @@ def test_events_may_come_in_pieces_and_an_id_of_two_queues_is_two_jobs() -> None
     assert_arrays_are_fold(events[:200], pa.concat_tables(pieces))
 
 
-def test_rows_without_a_job_and_gap_rows_are_no_lives() -> None:
+def test_rows_without_a_job_and_gap_rows_are_no_incarnations() -> None:
     odd = ("drained", "bulltask.gap", "paused", "added")
     table = pa.Table.from_pylist([{"queue": "q", "event_ms": 1, "event_seq": 0, "event": one} for one in odd], COLUMNS)
     assert (attempts(table).num_rows, jobs(table).num_rows) == (0, 0)

@@ -47,8 +47,8 @@ def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5-", "-5", "5-x", "5-1-1", "5 -1", "5-1x"])
-def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(DecodeError, match="is no id"):
+def test_invalid_ids_are_refused(text: str) -> None:
+    with pytest.raises(DecodeError, match="is not the id"):
         StreamId.parse(text)
 
 
@@ -68,17 +68,17 @@ def test_nothing_comes_between_an_id_and_the_one_before_it() -> None:
         pytest.param(stream(None, 50, 0, 5), id="caught up, and all trimmed"),
     ],
 )
-def test_a_position_stays_while_nothing_behind_it_is_gone(state: StreamState) -> None:
+def test_an_offset_stays_while_nothing_after_it_is_trimmed(state: StreamState) -> None:
     assert reconcile("emails", READ, state) == (READ, None)
 
 
-def test_what_was_trimmed_unread_is_counted_and_the_position_stands_before_what_is_left() -> None:
+def test_entries_trimmed_unread_are_counted_and_the_offset_moves_before_what_is_left() -> None:
     settled, gap = reconcile("emails", READ, stream(80, 90, 2, 9))
     assert settled == QueueOffset(StreamId(79, LAST_SEQ), 7, lost=3, generation=2)
     assert gap == EventGap("emails", at(50), at(80), 2, exact=True, reason=LossReason.TRIMMED)
 
 
-def test_a_stream_of_which_nothing_is_left_is_done() -> None:
+def test_an_emptied_stream_is_read_to_its_end() -> None:
     settled, gap = reconcile("emails", READ, stream(None, 90, 0, 9))
     assert settled == QueueOffset(at(90), 9, lost=5, generation=2)
     assert gap == EventGap("emails", at(50), None, 4, exact=True, reason=LossReason.TRIMMED)
@@ -94,20 +94,20 @@ def test_a_stream_of_which_nothing_is_left_is_done() -> None:
         pytest.param(stream(None, 40, 0, 4), id="it is empty and behind"),
     ],
 )
-def test_another_stream_is_read_from_its_beginning_in_a_life_of_its_own(state: StreamState) -> None:
+def test_another_stream_is_read_from_its_beginning_in_a_new_generation(state: StreamState) -> None:
     settled, gap = reconcile("emails", READ, state)
     assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
     assert gap == EventGap("emails", at(50), state.first, 0, exact=False, reason=LossReason.RECREATED)
 
 
-def test_a_deleted_stream_is_told_once() -> None:
+def test_a_deleted_stream_is_reported_once() -> None:
     settled, gap = reconcile("emails", READ, None)
     assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
     assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.GONE)
     assert reconcile("emails", settled, None) == (settled, None)
 
 
-def test_of_a_stream_that_is_gone_what_was_seen_behind_the_position_is_lost() -> None:
+def test_entries_seen_after_the_offset_are_lost_with_a_deleted_stream() -> None:
     behind = with_stream_end(READ, stream(10, 90, 9, 9))
     assert (behind.seen, behind.pending) == (StreamEnd(at(90), 9), 4)
     for state, reason in ((None, LossReason.GONE), (stream(91, 95, 12, 12), LossReason.RECREATED)):
@@ -121,14 +121,14 @@ def test_of_a_stream_that_is_gone_what_was_seen_behind_the_position_is_lost() ->
 @pytest.mark.parametrize(
     "state", [stream(10, 90, 9, 9), stream(80, 99, 5, 12), stream(95, 99, 2, 12), stream(10, 90, 8, None)]
 )
-def test_what_was_seen_does_not_make_another_stream_of_one_that_was_trimmed(state: StreamState) -> None:
+def test_a_trimmed_stream_is_not_taken_for_another_one(state: StreamState) -> None:
     behind = with_stream_end(READ, stream(10, 90, 9, 9))
     settled, gap = reconcile("emails", behind, state)
     assert settled.generation == READ.generation
     assert gap is None or gap.exact
 
 
-def test_where_nothing_was_read_another_stream_is_known_by_what_was_seen() -> None:
+def test_an_unread_stream_is_recognised_by_the_end_that_was_seen() -> None:
     unread = with_stream_end(START, stream(10, 30, 3, 3))
     assert reconcile("emails", unread, None)[0] == QueueOffset(lost=3, generation=1)
     assert reconcile("emails", unread, stream(40, 90, 9, 9))[0] == QueueOffset(lost=3, generation=1)
@@ -137,7 +137,7 @@ def test_where_nothing_was_read_another_stream_is_known_by_what_was_seen() -> No
 
 
 @pytest.mark.parametrize("state", [None, stream(10, 50, 5, 5), stream(10, 90, 9, None), stream(10, 30, 3, 3)])
-def test_nothing_is_seen_behind_a_position_at_the_end_or_where_nobody_counts(state: StreamState | None) -> None:
+def test_no_end_is_stored_at_the_end_of_a_stream_or_without_counts(state: StreamState | None) -> None:
     assert with_stream_end(READ, state) == READ
     assert with_stream_end(QueueOffset(at(5), None), stream(10, 90, 9, 9)).seen is None
 
@@ -148,7 +148,7 @@ def test_an_older_copy_of_the_stream_is_not_read_again() -> None:
     assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.ROLLED_BACK)
 
 
-def test_an_older_copy_that_went_on_is_read_behind_the_position_without_a_count() -> None:
+def test_an_older_copy_that_has_grown_is_read_after_the_offset_without_a_count() -> None:
     settled, gap = reconcile("emails", READ, stream(10, 60, 4, 4))
     assert settled == QueueOffset(at(50), None, lost=1, generation=3)
     assert gap is not None
@@ -156,7 +156,7 @@ def test_an_older_copy_that_went_on_is_read_behind_the_position_without_a_count(
 
 
 @pytest.mark.parametrize("state", [stream(10, 40, 9, 9), stream(10, 40, 4, None)])
-def test_a_stream_that_ends_before_the_position_is_an_older_copy_however_much_it_counts(state: StreamState) -> None:
+def test_a_stream_that_ends_before_the_offset_is_an_older_copy_whatever_its_count(state: StreamState) -> None:
     settled, gap = reconcile("emails", READ, state)
     assert settled == QueueOffset(at(40), state.added, lost=1, generation=3)
     assert gap is not None
@@ -175,7 +175,7 @@ def test_counting_begins_again_where_the_reader_has_caught_up() -> None:
     assert reconcile("emails", QueueOffset(at(90), None), stream(60, 90, 4, 9)) == (QueueOffset(at(90), 9), None)
 
 
-def test_a_reader_begins_with_the_oldest_entry_the_next_one_or_behind_an_id() -> None:
+def test_a_reader_begins_with_the_oldest_entry_the_next_one_or_after_an_id() -> None:
     state = stream(60, 90, 4, 9)
     assert first_offset(state, "earliest") == QueueOffset(StreamId(59, LAST_SEQ), 5)
     assert first_offset(state, "latest") == QueueOffset(at(90), 9)
@@ -230,24 +230,24 @@ def test_offsets_survive_sparks_json_and_are_the_same_text_in_any_order(
         {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "life": 0, "seen": {"id": "6-0"}}}},
     ],
 )
-def test_an_offset_that_is_none_of_ours_is_refused(stored: dict[str, Any]) -> None:
+def test_a_foreign_offset_is_refused(stored: dict[str, Any]) -> None:
     with pytest.raises(DecodeError, match="offset"):
         decode_offsets(stored)
 
 
-def test_a_batch_that_is_whole_is_one_span() -> None:
+def test_a_complete_batch_is_one_range() -> None:
     end = QueueOffset(at(90), 9, lost=1, generation=2)
     assert split_range("emails", READ, end, stream(50, 95, 6, 10)) == ([], EntryRange("emails", at(50), at(90), 4))
 
 
-def test_a_batch_that_takes_a_queue_in_or_has_nothing_of_it_has_no_span() -> None:
+def test_a_batch_that_adds_a_queue_or_has_nothing_of_it_has_no_range() -> None:
     state = stream(50, 95, 6, 10)
     assert split_range("emails", None, READ, state) == ([], None)
     assert split_range("emails", READ, READ, state) == ([], None)
     assert split_range("emails", READ, with_stream_end(READ, state), stream(80, 95, 2, None)) == ([], None)
 
 
-def test_what_was_trimmed_since_the_plan_is_told_apart_from_what_the_plan_knew() -> None:
+def test_losses_since_the_plan_are_separate_from_those_it_knew() -> None:
     end = QueueOffset(at(90), 9, lost=2, generation=2)
     gaps, span = split_range("emails", READ, end, stream(80, 95, 3, 10))
     assert [(gap.reason, gap.lost, gap.first) for gap in gaps] == [
@@ -258,7 +258,7 @@ def test_what_was_trimmed_since_the_plan_is_told_apart_from_what_the_plan_knew()
 
 
 @pytest.mark.parametrize("state", [None, stream(200, 300, 3, 3), stream(None, 95, 0, 10)])
-def test_of_a_stream_that_is_gone_since_the_plan_all_is_lost(state: StreamState | None) -> None:
+def test_all_of_a_stream_deleted_since_the_plan_is_lost(state: StreamState | None) -> None:
     gaps, span = split_range("emails", READ, QueueOffset(at(90), 9, lost=1, generation=2), state)
     assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(LossReason.AT_READ, 4, True)]
     assert span is None
@@ -272,7 +272,7 @@ def test_of_a_stream_that_is_gone_since_the_plan_all_is_lost(state: StreamState 
         (QueueOffset(at(30), 3, 1, 3), stream(10, 30, 3, 3), LossReason.ROLLED_BACK),
     ],
 )
-def test_the_batch_between_two_lives_is_a_gap_of_no_known_size(
+def test_the_batch_between_two_generations_is_a_gap_of_unknown_size(
     end: QueueOffset, state: StreamState | None, reason: LossReason
 ) -> None:
     gaps, span = split_range("emails", READ, end, state)
@@ -280,7 +280,7 @@ def test_the_batch_between_two_lives_is_a_gap_of_no_known_size(
     assert span is None
 
 
-def test_without_counts_a_span_expects_nothing() -> None:
+def test_without_counts_a_range_expects_nothing() -> None:
     end = QueueOffset(at(90), None, lost=1, generation=2)
     gaps, span = split_range("emails", READ, end, stream(50, 95, 6, None))
     assert (gaps, span) == ([], EntryRange("emails", at(50), at(90), None))
@@ -288,7 +288,7 @@ def test_without_counts_a_span_expects_nothing() -> None:
     assert span.gap(0) is None
 
 
-def test_a_span_of_which_less_was_read_tells_the_rest_as_lost() -> None:
+def test_a_range_that_was_read_in_part_reports_the_rest_as_lost() -> None:
     span = EntryRange("emails", at(50), at(90), 4)
     assert span.gap(4) is span.gap(5) is None
     assert span.gap(1, at(80)) == EventGap("emails", at(50), at(80), 3, exact=True, reason=LossReason.AT_READ)

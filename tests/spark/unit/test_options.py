@@ -66,7 +66,7 @@ def test_a_write_needs_no_option_and_is_fenced_for_a_week() -> None:
     assert (options.fence, options.fence_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
 
 
-def test_every_default_is_a_value_that_its_own_reader_takes() -> None:
+def test_every_default_is_valid_for_its_own_parser() -> None:
     for row in OPTIONS:
         if row.default is not REQUIRED:
             row.parse(row.default, row.name)
@@ -134,7 +134,7 @@ def test_an_option_of_another_use_is_refused_with_that_use() -> None:
     assert "batch read of events" in refused(WriteOptions, table="jobs")
 
 
-def test_what_sparks_methods_leave_among_the_options_of_a_stream_is_no_mistake() -> None:
+def test_options_of_spark_itself_are_accepted() -> None:
     assert write(queryName="q", checkpointLocation="/tmp/x").queue is None
 
 
@@ -175,7 +175,7 @@ def test_a_wrong_value_is_refused_with_the_options_name(kind: type[SourceOptions
 @pytest.mark.parametrize(
     ("text", "ms"), [("90", 90_000), ("1.5", 1_500), ("15m", 900_000), ("12h", 43_200_000), ("7 d", 604_800_000)]
 )
-def test_a_length_of_time_is_seconds_or_has_a_unit(text: str, ms: int) -> None:
+def test_a_duration_is_seconds_or_has_a_unit(text: str, ms: int) -> None:
     assert write(fenceTtl=text).fence_ttl_ms == ms
 
 
@@ -192,7 +192,7 @@ def test_a_stream_may_begin_at_an_id_or_a_time_of_some_queues() -> None:
     assert stream(startingOffsets="LATEST").starts_at("{emails}") == "latest"
 
 
-def test_no_budget_is_possible() -> None:
+def test_a_budget_is_optional() -> None:
     assert stream(maxEventsPerTrigger="none").max_events is None
 
 
@@ -213,7 +213,7 @@ def test_queues_are_spelled_as_everywhere_in_bulltask() -> None:
         ("{a}-{b}", "{a}-{b}", "{a}-{b}"),
     ],
 )
-def test_a_queue_that_was_found_has_the_name_that_leads_to_it(found: str, tagged: str | None, bare: str) -> None:
+def test_a_discovered_queue_has_the_user_name_that_leads_to_it(found: str, tagged: str | None, bare: str) -> None:
     assert jobs(queue="*").user_name(found) == tagged
     assert jobs(queue="*", queueHashTag="false").user_name(found) == bare
 
@@ -233,7 +233,7 @@ def test_an_option_wins_over_the_environment_which_wins_over_the_default() -> No
     assert not replica.config.queue_hash_tag
 
 
-def test_a_wrong_environment_is_told_with_a_code() -> None:
+def test_an_invalid_environment_variable_is_reported_with_a_code() -> None:
     with pytest.raises(ConfigError, match=r"\[BULLTASK_OPTION_WRONG\] broker_url must start with"):
         read_options(JobsOptions, {"queue": "a"}, {"BULLTASK_BROKER_URL": "http://x"})
 
@@ -262,7 +262,7 @@ def test_the_table_of_a_batch_read_is_known_before_its_options_are_read() -> Non
         table_of({"table": "job"})
 
 
-def test_no_name_stands_twice_in_the_table_for_one_use() -> None:
+def test_option_names_are_unique_for_each_use() -> None:
     for use in Use:
         names = [row.name.lower() for row in OPTIONS if use in row.uses]
         assert len(names) == len(set(names)), use

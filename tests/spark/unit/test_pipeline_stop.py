@@ -64,11 +64,11 @@ def test_a_stream_that_waits_for_its_trigger_is_stopped_at_once() -> None:
     assert looked(Query([4], idle=True)) == 0
 
 
-def test_whoever_is_in_a_hurry_does_not_wait() -> None:
+def test_an_urgent_stop_does_not_wait() -> None:
     assert looked(Query([4], looks=99), hurried_at=2) == 2
 
 
-def test_a_stream_that_ends_meanwhile_is_not_waited_for() -> None:
+def test_a_stop_does_not_wait_for_a_stream_that_has_ended() -> None:
     assert looked(Query([4], looks=3)) == 3
 
 

@@ -132,7 +132,7 @@ class History:
 
 
 @given(steps, st.integers(1, 9))
-def test_rows_and_lost_are_what_was_added_whatever_is_trimmed_when(steps: list[Any], page: int) -> None:
+def test_rows_plus_losses_are_what_was_added_whatever_is_trimmed(steps: list[Any], page: int) -> None:
     history = History(page).play(steps)
     reader = history.reader
     reader.catch_up()
@@ -143,7 +143,7 @@ def test_rows_and_lost_are_what_was_added_whatever_is_trimmed_when(steps: list[A
 
 
 @given(steps, st.integers(1, 9))
-def test_lost_in_the_offset_is_what_plans_saw_and_never_more_than_was_lost(steps: list[Any], page: int) -> None:
+def test_the_offsets_losses_are_those_that_plans_saw(steps: list[Any], page: int) -> None:
     history = History(page).play(steps)
     reader = history.reader
     reader.catch_up()
@@ -153,7 +153,7 @@ def test_lost_in_the_offset_is_what_plans_saw_and_never_more_than_was_lost(steps
 
 
 @given(steps, st.integers(1, 9), queues, st.integers(0, 20), steps)
-def test_a_stream_that_is_made_again_is_read_from_its_beginning_and_nothing_twice(
+def test_a_recreated_stream_is_read_from_its_beginning_and_nothing_twice(
     before: list[Any], page: int, queue: str, again: int, after: list[Any]
 ) -> None:
     history = History(page).play(before)
@@ -188,7 +188,7 @@ def test_without_counts_nothing_is_read_twice_and_all_that_is_there_is_read(step
 
 
 @given(steps, st.integers(1, 9))
-def test_an_idle_reader_keeps_its_offset_to_the_letter(steps: list[Any], page: int) -> None:
+def test_an_idle_readers_offset_stays_byte_for_byte(steps: list[Any], page: int) -> None:
     reader = History(page).play(steps).reader
     reader.catch_up()
     before = json.dumps(encode_offsets(reader.offsets))
@@ -224,7 +224,7 @@ def test_nothing_is_read_that_is_newer_than_what_is_left(steps: list[Any], page:
 
 
 @given(steps, st.integers(1, 9), st.integers(1, 20), st.booleans())
-def test_a_batch_keeps_to_its_budget_and_always_comes_forward(
+def test_a_batch_keeps_its_budget_and_always_makes_progress(
     steps: list[Any], page: int, max_entries: int, align: bool
 ) -> None:
     reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
@@ -295,7 +295,7 @@ def test_what_cannot_be_counted_and_is_gone_does_not_keep_available_now_from_end
     assert (reader.read("emails"), reader.read("images")) == (0, 9)
 
 
-def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
+def test_a_queue_that_appears_during_available_now_is_left_for_the_next_run() -> None:
     history = History(5).play([("add", "emails", 3, 1)])
     reader = history.reader
     late = reader.streams.streams = {"emails": history.streams["emails"]}
@@ -308,7 +308,7 @@ def test_what_appears_during_available_now_is_left_for_the_next_run() -> None:
     assert set(reader.offsets) == {"emails"}
 
 
-def test_a_queue_that_comes_up_while_reading_counts_what_it_lost_before() -> None:
+def test_losses_of_a_queue_that_appears_while_reading_are_counted() -> None:
     reader = History(5).reader
     reader.batch(BatchLimits())
     ring = reader.streams.streams["emails"]
@@ -318,7 +318,7 @@ def test_a_queue_that_comes_up_while_reading_counts_what_it_lost_before() -> Non
     assert (reader.read("emails"), reader.lost("emails")) == (6, 4)
 
 
-def test_a_queue_that_is_new_to_the_list_begins_with_what_is_there_and_lost_nothing() -> None:
+def test_a_queue_that_is_added_to_the_list_begins_with_what_is_there_without_losses() -> None:
     history = History(5).play([("add", "emails", 10, 1), ("trim", "emails", 4)])
     reader = history.reader
     reader.batch(BatchLimits(count_missed=False))
@@ -327,7 +327,7 @@ def test_a_queue_that_is_new_to_the_list_begins_with_what_is_there_and_lost_noth
     assert reader.offsets["emails"] == QueueOffset(StreamId(1_001, 9), 10)
 
 
-def test_a_queue_that_is_no_longer_asked_for_keeps_its_position() -> None:
+def test_a_queue_that_is_no_longer_read_keeps_its_offset() -> None:
     rings = MemoryStreams({"emails": MemoryStream("emails")})
     start = {"emails": START, "gone": QueueOffset(StreamId(7, 1), 8, 2, 1)}
     rings.streams["emails"].add(5)
@@ -336,7 +336,7 @@ def test_a_queue_that_is_no_longer_asked_for_keeps_its_position() -> None:
 
 
 @pytest.mark.parametrize("behind", [0, 3, 9, 10, 99])
-def test_a_start_at_an_id_reads_what_comes_behind_it_and_counts_again_when_it_has_caught_up(behind: int) -> None:
+def test_a_start_after_an_id_reads_what_follows_and_counts_once_it_has_caught_up(behind: int) -> None:
     ring = MemoryStream("emails")
     for ms in range(1, 11):
         ring.add(ms)
@@ -348,7 +348,7 @@ def test_a_start_at_an_id_reads_what_comes_behind_it_and_counts_again_when_it_ha
 
 
 @given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
-def test_shares_spend_the_budget_and_starve_nobody(pending: dict[str, int], max_entries: int) -> None:
+def test_the_budget_is_used_up_and_no_queue_starves(pending: dict[str, int], max_entries: int) -> None:
     given = split_budget(pending, max_entries)
     assert all(1 <= given[queue] <= pending[queue] for queue in pending)
     if max_entries >= len(pending):
@@ -358,7 +358,7 @@ def test_shares_spend_the_budget_and_starve_nobody(pending: dict[str, int], max_
     assert split_budget(pending, None) == pending
 
 
-def test_what_is_deleted_while_a_batch_is_planned_is_lost_as_far_as_the_plan_has_seen_it() -> None:
+def test_entries_deleted_during_planning_are_lost_as_far_as_the_plan_has_seen_them() -> None:
     ring = MemoryStream("emails")
     ring.add(1_000, 10)
     reader = Reader(MemoryStreams({"emails": ring}, meanwhile=ring.delete))

@@ -21,11 +21,11 @@ def test_times_are_microseconds_in_utc() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_says_of_which_queue_a_row_is(table: str) -> None:
+def test_every_table_has_the_queue_of_a_row(table: str) -> None:
     assert TABLES[table].fieldNames()[0] == "queue"
 
 
-def test_every_column_comes_from_somewhere() -> None:
+def test_every_column_has_a_source() -> None:
     assert ["queue", "state", "id", *JOB_FIELDS] == TABLES["jobs"].fieldNames()
     ours = ["queue", "event_id", "event_ms", "event_seq", "event_at"]
     assert [*ours, *EVENT_FIELDS, "extra"] == TABLES["events"].fieldNames()
@@ -36,14 +36,14 @@ def test_without_a_schema_all_columns_are_read(table: str) -> None:
     assert select_columns(table, None) is TABLES[table]
 
 
-def test_a_schema_of_ones_own_chooses_columns_and_their_order() -> None:
+def test_a_user_schema_selects_columns_and_their_order() -> None:
     wanted = StructType([StructField("id", StringType(), nullable=False), StructField("delay_ms", LongType())])
     found = select_columns("jobs", wanted)
     assert found.fieldNames() == ["id", "delay_ms"]
     assert arrow_schema(found).equals(to_arrow_schema(found, timezone="UTC"))
 
 
-def test_a_column_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:
+def test_an_unknown_column_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] jobs have no column 'job_name'; did you mean 'name'"):
         select_columns("jobs", StructType([StructField("job_name", StringType())]))
 

@@ -40,7 +40,7 @@ def assert_is_fold(lake: BatchLake, events: list[LifecycleEvent]) -> tuple[int, 
 
 
 @pytest.mark.slow
-def test_batches_tell_what_all_events_at_once_tell_of_600_random_histories(
+def test_batches_derive_what_all_events_at_once_do_in_600_random_histories(
     record_property: Callable[[str, object], None],
 ) -> None:
     dice = random.Random(11)
@@ -57,14 +57,14 @@ def test_batches_tell_what_all_events_at_once_tell_of_600_random_histories(
 
 
 @pytest.mark.slow
-def test_batches_of_one_event_or_none_tell_the_same() -> None:
+def test_batches_of_one_event_or_none_derive_the_same() -> None:
     for seed in range(3):
         events = [*histories(seed, 2), *noise(seed, 12)]
         lake = tell_in_batches([events], 2 * len(events), random.Random(seed))
         assert_is_fold(lake, events)
 
 
-def test_a_lakes_first_batch_may_say_nothing_of_any_job() -> None:
+def test_a_lakes_first_batch_may_have_no_lifecycle_events() -> None:
     lake = BatchLake()
     lake.take([])
     lake.take([replace(one, event="progress") for one in story("added", "waiting")])
@@ -93,7 +93,7 @@ def columns(rows: pa.Table | None, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in names), strict=True))
 
 
-def test_each_ended_attempt_is_written_once_and_a_job_when_it_is_done_wherever_batches_end() -> None:
+def test_each_ended_attempt_and_finished_job_is_written_once_wherever_batches_end() -> None:
     lake = BatchLake()
     for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(STORY)]):
         lake.take(STORY[first:last])
@@ -112,7 +112,7 @@ def test_each_ended_attempt_is_written_once_and_a_job_when_it_is_done_wherever_b
     assert columns(lake.latest_jobs(), "life") == [("1000-0",), ("1110-0",)]
 
 
-def test_a_job_that_is_given_up_is_written_as_it_was_seen_last_and_anew_when_it_comes_up_again() -> None:
+def test_a_job_that_is_given_up_is_written_in_its_last_state_and_again_when_it_reappears() -> None:
     lake = BatchLake()
     events = story("added", "waiting", "active", "completed<active")
     lake.take(events[:3])
@@ -142,13 +142,13 @@ def test_a_row_is_of_the_day_in_which_it_ended_or_of_its_last_event() -> None:
     assert columns(lake.attempts, "dt") == columns(lake.jobs, "dt") == [("2024-10-05",)]
 
 
-def test_only_the_last_life_of_a_job_is_left_to_the_next_batch() -> None:
+def test_only_the_last_incarnation_of_a_job_is_left_for_the_next_batch() -> None:
     lake = BatchLake()
     lake.take(story("added", "waiting", "active", "added", "waiting"))
     assert columns(lake.open_events, "event_ms") == [(1_030,), (1_040,)]
 
 
-def test_a_retry_by_hand_tells_nothing_of_a_life_before() -> None:
+def test_a_manual_retry_rewrites_no_earlier_incarnation() -> None:
     once = ["added", "waiting", "active", "completed<active"]
     lake = BatchLake()
     lake.take(story(*once, *once))
@@ -157,7 +157,7 @@ def test_a_retry_by_hand_tells_nothing_of_a_life_before() -> None:
     assert columns(lake.jobs, "life", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
 
 
-def test_what_happens_to_a_finished_job_that_is_only_removed_needs_no_look_at_its_past() -> None:
+def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:
     lake = BatchLake()
     events = story("added", "waiting", "active", "completed<active", "removed<completed")
     lake.take(events[:4])
@@ -166,7 +166,7 @@ def test_what_happens_to_a_finished_job_that_is_only_removed_needs_no_look_at_it
     assert columns(lake.jobs, "state") == [("completed",)]
 
 
-def test_an_open_job_of_which_a_batch_says_nothing_is_passed_on_as_it_is() -> None:
+def test_an_open_job_without_new_events_is_passed_on_unchanged() -> None:
     lake = BatchLake()
     events = story("added", "waiting", "active")
     lake.take(events)

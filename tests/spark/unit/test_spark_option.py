@@ -38,7 +38,7 @@ def test_an_async_task_cannot_have_spark_and_the_message_says_why(app: App) -> N
     assert len(app.tasks) == 0
 
 
-def test_settings_of_spark_in_the_wrong_place_are_sent_to_the_right_one(app: App) -> None:
+def test_spark_settings_in_the_wrong_place_get_advice(app: App) -> None:
     with pytest.raises(ConfigError, match=r"spark must be True or False.*spark_conf"):
         app.task(spark={"spark.executor.memory": "2g"})
 
@@ -75,7 +75,7 @@ def test_sparks_settings_are_not_shown_because_there_may_be_passwords_among_them
 
 
 @pytest.mark.parametrize("module", ["pyspark", "py4j", "pyarrow"])
-def test_a_missing_extra_is_named_with_its_cure(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_with_the_install_command(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert missing_dependencies() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
 

@@ -52,7 +52,7 @@ def wait_for_run(stage: Stage, job: AsyncResult[Any], gate: str, time: int = 1) 
     return {name: int(start[name]) for name in ("jvm", "child")}, [int(entry["pid"]) for entry in at_gate]
 
 
-def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is_while_its_lock_is_held(
+def test_a_task_has_its_childs_session_and_its_job_reports_progress_while_its_lock_is_held(
     stage: Stage, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker()
@@ -91,7 +91,7 @@ def test_a_task_has_a_session_of_its_child_and_its_job_tells_how_far_it_is_while
     assert worker.wait(PATIENCE) == ExitCode.OK
 
 
-def test_a_job_runs_again_when_its_child_or_its_jvm_dies_and_is_given_back_at_a_deadline_and_no_jvm_is_left(
+def test_a_job_runs_again_when_its_child_or_jvm_dies_and_is_released_at_a_deadline_and_no_jvm_is_left(
     stage: Stage, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker(shutdown_timeout=0.5)
