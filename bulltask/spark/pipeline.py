@@ -28,7 +28,7 @@ from bulltask.lake.status import PipelineStatus
 from bulltask.lake.tables import GAPS, REPAIRS
 from bulltask.spark.connector.session import register
 from bulltask.spark.gold.build import build_gold
-from bulltask.spark.source.settings import broker_options
+from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.status import pipeline_status
 from bulltask.spark.tables.backfill import BackfillReport, backfill
 from bulltask.spark.tables.batches import BatchWriter
@@ -41,9 +41,9 @@ __all__ = ["OnLoss", "Pipeline", "PipelineOptions", "stop_after_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
-_WHERE: Final = ("url", "prefix", "queue", "queueHashTag")
+_BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag")
 
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 
 _RUNNING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
 """The last query of this process for each lake, and its lock."""
@@ -256,7 +256,7 @@ class Pipeline:
 
     def _broker_options(self) -> dict[str, str]:
         """Return the options of the source that say where the queues are."""
-        return {name: text for name, text in self._source().items() if name in _WHERE}
+        return {name: text for name, text in self._source().items() if name in _BROKER_OPTIONS}
 
     def _start(self, available_now: bool) -> StreamingQuery:
         register(self.spark)
@@ -299,7 +299,7 @@ def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) 
     last = _number(query)
     # The next batch may have begun by then: one that is not finished leaves nothing in the tables.
     while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
-        if is_urgent(_LOOK_S):
+        if is_urgent(_POLL_S):
             break
     query.stop()
 

@@ -18,8 +18,8 @@ from bulltask.cli.main import main
 from bulltask.config.config import Conf
 from bulltask.errors import BulltaskError
 from bulltask.queue import FlowProducer, Queue, QueueEvents
+from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.options import EventsOptions, read_options
-from bulltask.spark.source.settings import broker_options
 from bulltask.worker.child.spawned import SpawnSpec
 from tests.conftest import ServerFactory
 

@@ -45,7 +45,7 @@ def spark(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home(place / "home")))
         patch.delenv("PYSPARK_PYTHON", raising=False)  # the session chooses
-        # The JVM starts Python processes of its own and ends with them: they are nobody's leftovers.
+        # The JVM starts Python processes of its own and ends with them: do not count them as left over.
         patch.delenv(MARK, raising=False)
         made = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(place))
         patch.setenv(MARK, session_mark)

@@ -21,7 +21,7 @@ NEVER, AT_ONCE = 0, 2**53
 
 
 class BatchLake:
-    """Responsible for what batches have told so far.
+    """What batches have written so far.
 
     Attributes:
         bronze, attempts, jobs: all rows that were ever written.

@@ -1,4 +1,4 @@
-"""Real event streams that are added to, trimmed, deleted and made again; and what a reader can know of them."""
+"""Real event streams that grow and are trimmed, deleted and recreated; and what a reader can know of them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Streams:
         return {queue: (lives[-1], len(lives[-1].ids)) for queue, lives in self.lives.items()}
 
     def looked(self, found: dict[str, tuple[Life, int]], *, counting: bool = True) -> None:
-        """A reader has looked, and perhaps counted; of streams that were deleted meanwhile nothing is sure."""
+        """A reader has looked, and perhaps counted; of streams deleted since then nothing is certain."""
         for queue, (life, there) in found.items():
             if life is self.lives[queue][-1]:
                 life.looked = life.looked or there > 0

@@ -1,4 +1,4 @@
-"""Rows of gold tables with as little in them as a test says."""
+"""Rows of gold tables with only the columns that a test sets."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def touching(gaps: list[Row], queue: str, start: datetime, length: timedelta) ->
 
 
 def makes_row(gap: Row, minute: datetime) -> bool:
-    """Whether a minute has a row for its gap alone: not so before a gap of which nobody knows when it began."""
+    """Whether a minute has a row for its gap alone: not before the end of a gap with an unknown beginning."""
     known = gap["after_at"] is not None or minute_of(gap["first_at"] or gap["detected_at"]) == minute
     return known and bool(touching([gap], gap["queue"], minute, MINUTE))
 
@@ -326,7 +326,7 @@ def _attempt(chance: random.Random, now: datetime, attempt: int) -> Row:
     outcome = chance.choice(OUTCOMES) if chance.random() < 0.5 else "completed"
     started = now + timedelta(milliseconds=min(wait or 0, 3_600_000))
     ended = None if outcome == "open" else started + timedelta(milliseconds=run)
-    unseen = ended is not None and chance.random() < 0.05  # nobody saw it begin
+    unseen = ended is not None and chance.random() < 0.05  # its beginning was not seen
     if unseen:
         wait = None
     length = None if unseen or ended is None else run

@@ -1,4 +1,4 @@
-"""Random lives of jobs as BullMQ's scripts tell them in a queue's events, and streams with holes in them."""
+"""Random lifecycles of jobs as BullMQ's scripts record them in events, and streams with holes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REASONS = [
 
 
 class Teller:
-    """Responsible for the events of one queue: their order, their ids, and the lives that they tell.
+    """The events of one queue: their order, their ids, and the lifecycles that they record.
 
     Args:
         queue: its name.
@@ -41,7 +41,7 @@ class Teller:
         self.events.append(LifecycleEvent(self._queue, job_id, self._ms, self._seq, event, **fields))
 
     def life(self, job_id: str) -> Iterator[None]:
-        """Tell one life of a job, step by step, so that the lives of several can be mixed."""
+        """Yield one incarnation of a job step by step, so that several can be mixed."""
         dice = self._dice
         self._add(job_id)
         yield
@@ -114,7 +114,7 @@ FATES = [*FINISHING, Teller.give_back, Teller.delay, Teller.stall, Teller.wait_f
 
 
 def histories(seed: int, jobs: int) -> list[LifecycleEvent]:
-    """Tell the lives of so many jobs in one stream; some ids live more than once, some lives end in their middle."""
+    """Record the lifecycles of so many jobs in one stream; some ids are reused, some lifecycles are cut short."""
     dice = random.Random(seed)
     teller = Teller(f"queue-{seed % 3}", dice)
     waiting = [f"{seed}-{number}" for number in range(jobs)]

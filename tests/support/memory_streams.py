@@ -1,4 +1,4 @@
-"""Streams of events without a Redis: what a plan is made of, with every entry known by name."""
+"""Event streams in memory, for tests of planning: every entry is known by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Entry = tuple[str, int, int]
 
 @dataclass
 class MemoryStream:
-    """One queue's stream; it may be trimmed, deleted and made again."""
+    """One queue's stream; it may be trimmed, deleted and recreated."""
 
     queue: str
     counts: bool = True  # Redis 7.0 or newer
@@ -39,7 +39,7 @@ class MemoryStream:
         self.made, self.kept, self.added, self.last = self.made + 1, [], 0, BEGINNING
 
     def state(self) -> StreamState | None:
-        """What Redis would say."""
+        """What Redis would report."""
         if not self.added:
             return None
         first = self.kept[0][0] if self.kept else None

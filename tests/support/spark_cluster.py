@@ -103,7 +103,7 @@ class SparkCluster:
             with urlopen(f"http://{HOSTS[0]}:{self._web_port}/json/", timeout=10) as page:
                 found: dict[str, Any] = json.load(page)
                 return found
-        except (URLError, ConnectionError, TimeoutError, ValueError):  # it is not ready, or says so in HTML
+        except (URLError, ConnectionError, TimeoutError, ValueError):  # not ready, or an HTML error page
             return None
 
 

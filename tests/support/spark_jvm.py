@@ -16,7 +16,7 @@ import pyspark
 __all__ = ["archive", "home_of_tests", "java", "java_options", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that lives for a minute gains nothing by compiling well: the whole of a small run takes a third less."""
+"""A JVM that runs for a minute does not profit from optimised code: without it, small runs take a third less."""
 
 ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
 """Without the archive if it does not fit, and without a word about that on standard output."""

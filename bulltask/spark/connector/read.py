@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from bulltask.config.parsers import choice
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.spark.connector.session import register
+from bulltask.spark.source.broker_options import BrokerOptions, broker_options
 from bulltask.spark.source.schemas import TABLES
-from bulltask.spark.source.settings import BrokerOptions, broker_options
 
 __all__ = ["counts", "events", "jobs", "stream_events"]
 

@@ -95,13 +95,13 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
     read, unless the beginning can differ between versions of a row: for incarnations and attempts whose beginning was
     not seen. One more day on either side allows for clocks that differ.
     """
-    before, behind = str(span.first - _DAY), fn.lit(span.end + _DAY)
+    before, after = str(span.first - _DAY), fn.lit(span.end + _DAY)
 
     def rows(table: Table, began: str, over: Column) -> DataFrame:
         is_found, is_near = fn.col("source") == "snapshot", fn.col("dt") >= before
         if filled := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
             is_near |= fn.col("dt").isin(*map(str, filled)) & is_found
-        began_early = fn.col(began).isNull() | (fn.col(began) < behind)
+        began_early = fn.col(began).isNull() | (fn.col(began) < after)
         known = began_early | is_found | fn.col("life").isNull()
         return latest(read_table(spark, layout, table).where(is_near & known), table).where(
             (over >= fn.lit(span.start)) & _began_before(fn.col(began), span)

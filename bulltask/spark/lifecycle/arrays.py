@@ -123,9 +123,9 @@ class DerivedColumns:
 def lifecycle_events(events: pa.Table) -> pa.Table:
     """Return the events that belong to a job's lifecycle, with the columns `LIFECYCLE_COLUMNS`."""
     event, was_done = events["event"], is_in(events["prev"], FINISHED)
-    says_more = pc.invert(pc.and_(pc.equal(event, "removed"), was_done))
-    tells = pc.and_(pc.and_(is_in(event, KINDS), says_more), pc.is_valid(events["job_id"]))
-    return events.select(LIFECYCLE_COLUMNS).filter(tells)
+    is_needed = pc.invert(pc.and_(pc.equal(event, "removed"), was_done))
+    is_relevant = pc.and_(pc.and_(is_in(event, KINDS), is_needed), pc.is_valid(events["job_id"]))
+    return events.select(LIFECYCLE_COLUMNS).filter(is_relevant)
 
 
 def job_numbers(events: pa.Table) -> Ints:
@@ -167,8 +167,8 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
     begins = (kind == _ACTIVE) | _ends_unseen_attempt(lifecycles)
     is_seen = kind == _ACTIVE
     here = np.arange(len(kind))
-    behind = np.append(lifecycles.next, -1)[lifecycles.next]
-    end, then = np.where(is_seen, lifecycles.next, here), np.where(is_seen, behind, lifecycles.next)
+    after_next = np.append(lifecycles.next, -1)[lifecycles.next]
+    end, then = np.where(is_seen, lifecycles.next, here), np.where(is_seen, after_next, lifecycles.next)
     outcome, released = _outcome(lifecycles, end, then)
     # An event of another incarnation decides nothing here.
     continues = (lifecycles.kind[then] != _ADDED) & (then >= 0)

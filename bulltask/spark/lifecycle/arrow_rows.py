@@ -85,10 +85,10 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     at, lifecycles = rows.at, derived.lifecycles
     kept, added_ms = derived.kept[at], lifecycles.ms[derived.added[at]]
     # A finished job stays finished when it is removed.
-    says = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
-    state = lifecycles.kind[says]
-    finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[says], -1)
-    reason, key = rows.reasons(np.where(is_one_of(state, ("failed",)), says, -1))
+    decisive = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
+    state = lifecycles.kind[decisive]
+    finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
+    reason, key = rows.reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
     made = {
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
@@ -101,7 +101,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "total_ms": _between(added_ms, finished_ms),
         "final_reason": reason,
         "error_key": key,
-        "as_of": rows.as_of(says),
+        "as_of": rows.as_of(decisive),
     }
     return rows.table(JOBS, made)
 
@@ -117,16 +117,16 @@ class _Rows:
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:
         self._lifecycles, self._added, self.at = derived.lifecycles, derived.added[at], at
 
-    def as_of(self, says: Ints) -> pa.Array:
+    def as_of(self, decisive: Ints) -> pa.Array:
         """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
-        us = np.minimum(self._lifecycles.ms[says], MAX_TIME_MS) * 1000 + np.minimum(
-            self._lifecycles.seq[says], _LAST_SEQ
+        us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
+            self._lifecycles.seq[decisive], _LAST_SEQ
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
-    def reasons(self, says: Ints) -> tuple[pa.Array, pa.Array]:
+    def reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
         """Return the reasons of failures as they were raised, and their keys; many rows share one."""
-        written = self._texts("failed_reason", says).dictionary_encode()
+        written = self._texts("failed_reason", decisive).dictionary_encode()
         plain = [plain_reason(reason) for reason in written.dictionary.to_pylist()]
         reasons = pa.array(plain, pa.string()), pa.array([error_key(reason) for reason in plain], pa.string())
         return tuple(one.take(written.indices) for one in reasons)

@@ -16,8 +16,6 @@ from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER,
 from bulltask.spark.lifecycle.fold import FINISHED, LIFECYCLE_COLUMNS, MAX_TIME_MS, STATE_AFTER
 
 __all__ = [
-    "ATTEMPT_INPUTS",
-    "JOB_INPUTS",
     "as_time",
     "attempts",
     "attempts_of",
@@ -31,12 +29,6 @@ __all__ = [
 ]
 
 _SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
-
-ATTEMPT_INPUTS = ("queued_ms", "started_ms", "ended_ms", "outcome", "reason", "decided_ms", "decided_seq", "added")
-"""The columns added by `derive` that `attempts_of` needs, except the running sums."""
-
-JOB_INPUTS = (*_SUMS, "kept", "first_started_ms")
-"""The columns added by `derive` that `jobs_of` needs, except ``added``."""
 
 
 def attempts(events: DataFrame) -> DataFrame:
@@ -74,8 +66,10 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
         is_new: value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
     event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
-    tells = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
-    return events.where(fn.col("job_id").isNotNull() & tells).select(*LIFECYCLE_COLUMNS, fn.lit(is_new).alias("is_new"))
+    is_relevant = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
+    return events.where(fn.col("job_id").isNotNull() & is_relevant).select(
+        *LIFECYCLE_COLUMNS, fn.lit(is_new).alias("is_new")
+    )
 
 
 def in_order() -> WindowSpec:
@@ -204,7 +198,7 @@ def _neighbours(window: WindowSpec) -> dict[str, Column]:
     for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):
         found[f"next_{name}"] = fn.lead(name).over(window)
     for name in ("event", "event_ms", "event_seq", "is_new"):
-        found[f"behind_{name}"] = fn.lead(name, 2).over(window)
+        found[f"following_{name}"] = fn.lead(name, 2).over(window)
     # `stalled` says why a job waits, not since when.
     event, before = fn.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
     waits = fn.when(event != "stalled", fn.when(event == "waiting", fn.col("event_ms")).otherwise(-1))
@@ -234,10 +228,10 @@ def _attempt() -> dict[str, Column]:
     def end(name: str) -> Column:
         return fn.when(is_seen, fn.col(f"next_{name}")).otherwise(fn.col(name))
 
-    def behind(name: str) -> Column:
-        return fn.when(is_seen, fn.col(f"behind_{name}")).otherwise(fn.col(f"next_{name}"))
+    def following(name: str) -> Column:
+        return fn.when(is_seen, fn.col(f"following_{name}")).otherwise(fn.col(f"next_{name}"))
 
-    ended_by, followed_by = end("event"), behind("event")
+    ended_by, followed_by = end("event"), following("event")
     released = (ended_by == "waiting") & end("from_active")
     outcome = (
         fn.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
@@ -249,7 +243,7 @@ def _attempt() -> dict[str, Column]:
     def decided(name: str) -> Column:
         """Of the event that decided the outcome, or the last one of this incarnation."""
         of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
-        return fn.when(released & (followed_by != "added"), behind(name)).otherwise(of_end)
+        return fn.when(released & (followed_by != "added"), following(name)).otherwise(of_end)
 
     return {
         "queued_ms": fn.when(is_seen, fn.col("waits_since")),
@@ -259,7 +253,7 @@ def _attempt() -> dict[str, Column]:
         "reason": fn.when(ended_by == "failed", plain_reason(end("failed_reason"))),
         "decided_ms": decided("event_ms"),
         "decided_seq": decided("event_seq"),
-        "decided": fn.when(released, behind("is_new")).otherwise(end("is_new")),
+        "decided": fn.when(released, following("is_new")).otherwise(end("is_new")),
     }
 
 

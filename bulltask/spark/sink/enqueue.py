@@ -21,8 +21,8 @@ from bulltask.errors import ConfigError, did_you_mean
 from bulltask.queue.add_options import AddOptions
 from bulltask.spark.sink.rows import NUMBER, JobBuilder, check_columns, check_job_options, check_write_id, new_write_id
 from bulltask.spark.sink.writer import RowSender, resume_hint
+from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.settings import broker_options
 
 __all__ = [
     "WEEK",

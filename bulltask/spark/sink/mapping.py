@@ -36,7 +36,7 @@ __all__ = ["MapOptions", "map_dataframe"]
 _DATA: Final = "bulltask_data"
 _SENT: Final = "bulltask_sent"
 _FOUND: Final = "bulltask_found"
-_OF_ONE_JOB: Final = ("job_id", "parent")
+_SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _RESULTS: Final = ("id", "state", "return_value", "failed_reason")
 
 
@@ -123,7 +123,7 @@ def map_dataframe(
 
 
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
-    if single := [name for name in _OF_ONE_JOB if name in options]:
+    if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(f"{single[0]} belongs to one job, but these options are for all jobs")
     plan = plan_job(task.name, task.options, CallOptions.of(options), config)
     kept = plan.options.to_wire(0).get("removeOnComplete")

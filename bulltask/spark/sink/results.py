@@ -18,9 +18,9 @@ from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.jobs.codec import decode_text
 from bulltask.spark.sink.enqueue import EnqueueReport, check_option_names, vectorized_udf
+from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.spark.source.settings import broker_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import scan_fence

@@ -42,9 +42,9 @@ __all__ = [
 NUMBER: Final = "bulltask_number"
 """The column that numbers equal rows, if requested."""
 
-_OF_ONE_JOB: Final = ("job_id", "parent")
-_MOST: Final = 200
-_UNFIT: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
+_SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
+_MAX_LENGTH: Final = 200
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptio
     Raises:
         ConfigError: one is unknown or invalid, or belongs to a single job.
     """
-    if single := [name for name in _OF_ONE_JOB if name in options]:
+    if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, but these options are for all jobs")
     try:
         sample = build_job("any", "any", None, options, config)
@@ -243,9 +243,9 @@ def check_write_id(write_id: str) -> str:
     Raises:
         ConfigError: it is empty, longer than 200 characters, or contains spaces, control characters or braces.
     """
-    if not isinstance(write_id, str) or not write_id or len(write_id) > _MOST or _UNFIT.search(write_id):
+    if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
         raise ConfigError(
-            f"write id {write_id!r:.60} must be a string of 1 to {_MOST} characters without spaces, control characters "
-            "or braces"
+            f"write id {write_id!r:.60} must be a string of 1 to {_MAX_LENGTH} characters without spaces, control "
+            "characters or braces"
         )
     return write_id

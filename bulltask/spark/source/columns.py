@@ -30,7 +30,7 @@ _PROBES: Final = ("name", "timestamp")
 
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
-_MOST: Final = 2**63 - 1  # the two parts of an id may be larger, but a column cannot hold more
+_MAX_INT64: Final = 2**63 - 1  # the two parts of an id may be larger, but a column cannot hold more
 _FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
 # Created once: Arrow searches Python's whole path for pandas whenever it converts a Python number.
@@ -139,7 +139,7 @@ def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        return pa.array([min(int(text), _MOST) for text in texts.to_pylist()], kind)
+        return pa.array([min(int(text), _MAX_INT64) for text in texts.to_pylist()], kind)
 
 
 def gap_entry(gap: EventGap) -> RawEntry:

@@ -24,8 +24,8 @@ from bulltask.config.parsers import Parse, choice, flag, integer, names_of, opti
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.spark.source.broker_options import option_error, resolve_config
 from bulltask.spark.source.offsets import StartAt, StreamId
-from bulltask.spark.source.settings import option_error, resolve_config
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream", "select_queues", "skipped_queues"]
 
-_LONGEST: Final = 255
+_MAX_NAME_BYTES: Final = 255
 """Bytes that the name of a directory may have."""
 
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
@@ -118,8 +118,8 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
         check_queue_name(keys.queue)
     except InvalidNameError as exc:
         return str(exc)
-    if (size := len(partition_name("queue", keys.queue).encode())) > _LONGEST:
-        return f"its directory's name would have {size} bytes, and {_LONGEST} are possible"
+    if (size := len(partition_name("queue", keys.queue).encode())) > _MAX_NAME_BYTES:
+        return f"its directory's name would have {size} bytes, and {_MAX_NAME_BYTES} are possible"
     try:
         keys.queue.encode(locale.getencoding())
     except UnicodeEncodeError:

@@ -132,8 +132,8 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
     """Return the ends that ``silver`` knows."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
-        "queue AS told_queue", "job_id AS told_id", "life AS told_life", "state AS told_state",
-        "finished_at AS told_at",
+        "queue AS silver_queue", "job_id AS silver_id", "life AS silver_life", "state AS silver_state",
+        "finished_at AS silver_at",
     )  # fmt: skip
 
 
@@ -143,42 +143,46 @@ def _is_known() -> Column:
 
     If a clock is further behind than `CLOCKS`, the end is written again, by a row that supersedes the other one.
     """
-    same_job = (fn.col("queue") == fn.col("told_queue")) & (fn.col("id") == fn.col("told_id"))
-    same_end = (fn.col("state") == fn.col("told_state")) & (fn.col("told_at") >= fn.col("finished_at") - fn.lit(CLOCKS))
-    began = as_time(fn.split("told_life", "-")[0].cast("bigint"))
+    same_job = (fn.col("queue") == fn.col("silver_queue")) & (fn.col("id") == fn.col("silver_id"))
+    same_end = (fn.col("state") == fn.col("silver_state")) & (
+        fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCKS)
+    )
+    began = as_time(fn.split("silver_life", "-")[0].cast("bigint"))
     same_life = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
-    later = fn.col("told_at") > fn.col("finished_at") + fn.lit(CLOCKS)
+    later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCKS)
     return same_job & (same_end | (same_life & later))
 
 
 def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
     """Add the incarnation: that of the last ``added`` before the end, unless that one ended before."""
-    told = (
-        _known_ends(spark, layout).groupBy("told_queue", "told_id", "told_life").agg(fn.max("told_at").alias("told_at"))
+    ends = (
+        _known_ends(spark, layout)
+        .groupBy("silver_queue", "silver_id", "silver_life")
+        .agg(fn.max("silver_at").alias("silver_at"))
     )
     added = (
         read_table(spark, layout, EVENTS)
         .where("event = 'added'")
-        .selectExpr("queue AS told_queue", "job_id AS told_id", "event_id AS told_life", "event_at AS added_at",
+        .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_life", "event_at AS added_at",
                     "event_ms", "event_seq")
-        .join(told, ["told_queue", "told_id", "told_life"], "left")
+        .join(ends, ["silver_queue", "silver_id", "silver_life"], "left")
     )  # fmt: skip
     same = (
-        (fn.col("queue") == fn.col("told_queue"))
-        & (fn.col("id") == fn.col("told_id"))
+        (fn.col("queue") == fn.col("silver_queue"))
+        & (fn.col("id") == fn.col("silver_id"))
         & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCKS))
     )
     last = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
     lived = unknown.join(added, same, "left").withColumn("place", fn.row_number().over(last)).where("place = 1")
-    is_another = fn.coalesce(fn.col("told_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
-    life = fn.when(~is_another, fn.col("told_life"))
+    is_another = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
+    life = fn.when(~is_another, fn.col("silver_life"))
     return lived.withColumn("life", life).select(*unknown.columns, "life")
 
 
 def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
     """Drop jobs that only an old snapshot has as ended and that continued: of those the events know more."""
-    told = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "life")
-    known = told.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
+    derived = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "life")
+    known = derived.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "life": "known_life"}
     )
     same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))

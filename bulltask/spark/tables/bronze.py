@@ -31,9 +31,9 @@ from bulltask.spark.tables.lake_tables import day_of
 
 __all__ = ["BronzeBatch", "stage"]
 
-_READ: Final = "read"  # in staging: all rows of the batch
-_TRUE, _FALSE = "is_gap=true", "is_gap=false"
-_MOST: Final = 2**63 - 1  # the maximum of event_ms and event_seq
+_ALL_ROWS: Final = "read"  # in staging: all rows of the batch
+_GAP_ROWS, _EVENT_ROWS = "is_gap=true", "is_gap=false"
+_MAX_INT64: Final = 2**63 - 1  # the maximum of event_ms and event_seq
 _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 
 
@@ -72,9 +72,9 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
     # For an id after the year 9999 the source has no time, but every row needs a day.
     shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
     rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
-    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_READ)))
+    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_ALL_ROWS)))
     gaps = _stage_gaps(staging, detected_at)
-    place = staging.place(_READ) / _FALSE
+    place = staging.place(_ALL_ROWS) / _EVENT_ROWS
     lifecycle_events = _lifecycle_events(place)
     queues = dict(_seen(lifecycle_events, place))
     for queue, lost in gaps.items():
@@ -108,7 +108,7 @@ def _seen(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tupl
     for queue, events in lifecycle_events.items():
         if events.num_rows:
             first, last = _end(events, "min"), _end(events, "max")
-            if _MOST in {*first, *last}:
+            if _MAX_INT64 in {*first, *last}:
                 first, last = _ends_of_ids(root, queue)
             yield queue, QueueRecord(events.num_rows, str(first), str(last))
 
@@ -132,7 +132,7 @@ def _end(ids: pa.Table, which: str) -> StreamId:
 def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
     """Write the rows of gaps; return for each queue how many events each gap lost."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for queue, file in _files(staging.place(_READ) / _TRUE):
+    for queue, file in _files(staging.place(_ALL_ROWS) / _GAP_ROWS):
         found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
     gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in found.items()}
     rows = [{**gap, "queue": queue, "dt": str(detected_at.date())} for queue, its in gaps.items() for gap in its]

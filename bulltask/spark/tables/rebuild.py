@@ -57,7 +57,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
                 whole = rows.unionByName(_kept(spark, layout, table)).where(fn.col("dt").isin(*map(str, days)))
                 whole.write.partitionBy("dt", "queue").parquet(str(made[table]))
         for table, new in made.items():
-            for (day, queue), gone in sorted((_made(new) | old[table]).items()):
+            for (day, queue), gone in sorted((_new_partitions(new) | old[table]).items()):
                 is_there = (new / day / queue).is_dir()
                 place = layout.table(table) / day / queue / f"ingest_id={ingest}"
                 swaps.swap(new / day / queue if is_there else None, place if is_there else None, gone)
@@ -88,7 +88,7 @@ def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partiti
     return {key: [one for one in paths if one.name != name] for key, paths in found.items()}
 
 
-def _made(new: Path) -> Partitions:
+def _new_partitions(new: Path) -> Partitions:
     return {(day.name, queue.name): [] for day in listed(new) for queue in listed(day)}
 
 

@@ -43,11 +43,11 @@ __all__ = [
     "replay_options",
 ]
 
-_SAME: Final = timedelta(minutes=1)
+_TOLERANCE: Final = timedelta(minutes=1)
 """How far the times in a job's hash, by its workers' clocks, may differ from those of its events."""
 
-_SHOWN: Final = 5
-_NAMED: Final = 20
+_SAMPLE_SIZE: Final = 5
+_MAX_UNKNOWN_IDS: Final = 20
 _FENCE_MS: Final = 7 * 86_400_000
 
 _FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
@@ -61,7 +61,7 @@ _ARROW: Final = pa.schema(
 )
 _AT_ONCE: Final = 500
 
-_OF_ONE_JOB: Final = frozenset(
+_SINGLE_JOB_OPTIONS: Final = frozenset(
     {
         "jobId", "delay", "timestamp",  # the new job has its own id, and is due now
         "parent", "fpof", "cpof", "idof", "rdof",  # its parent no longer waits for it
@@ -157,8 +157,8 @@ def replay(
     try:
         with hold_swaps(layout):
             counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
-        unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_NAMED).collect()
-        sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SHOWN).collect()
+        unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
+        sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
         sent: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
             sent = _send(jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _FENCE_MS))
@@ -233,7 +233,7 @@ def _is_same(created_at: Column, finished_at: Column) -> Column:
 
 def _is_near(column: str, found: Column) -> Column:
     mine = fn.col(column)
-    return found.between(mine - fn.lit(_SAME), mine + fn.lit(_SAME))
+    return found.between(mine - fn.lit(_TOLERANCE), mine + fn.lit(_TOLERANCE))
 
 
 def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
@@ -295,7 +295,7 @@ def replay_options(opts: str | None) -> StoredOptions:
         raise DecodeError(f"the stored options {opts!r:.200} are not JSON") from exc
     if not isinstance(stored, dict):
         raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
-    kept = {name: value for name, value in stored.items() if name not in _OF_ONE_JOB}
+    kept = {name: value for name, value in stored.items() if name not in _SINGLE_JOB_OPTIONS}
     if isinstance(own := kept.get(OWN_KEY), Mapping):
         # The time by which it had to start has passed.
         kept[OWN_KEY] = {name: value for name, value in own.items() if name != "expires"}

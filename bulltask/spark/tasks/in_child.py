@@ -22,8 +22,8 @@ from bulltask.worker.child.spark_tasks import SparkRun
 
 __all__ = ["SparkInChild"]
 
-_END_S: Final = 10.0
-_NOTICE_S: Final = 2.0
+_STOP_TIMEOUT_S: Final = 10.0
+_EXIT_TIMEOUT_S: Final = 2.0
 
 _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 """A worker's log is not a terminal."""
@@ -69,7 +69,9 @@ class SparkInChild:
         except Exception as exc:
             if self._has_died(exc):
                 self._leave()
-                raise TransientError(f"the JVM of this child has ended ({self._how()}) while the task ran") from exc
+                raise TransientError(
+                    f"the JVM of this child has ended ({self._exit_reason()}) while the task ran"
+                ) from exc
             raise
         finally:
             self._running = None
@@ -95,7 +97,7 @@ class SparkInChild:
             assert jvm.stdin is not None
             jvm.stdin.close()
         try:
-            jvm.wait(_END_S)
+            jvm.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             jvm.kill()
             jvm.wait()
@@ -159,10 +161,10 @@ class SparkInChild:
         # The connection breaks a moment before the process can be seen to have ended.
         broken = isinstance(exc, JVM_GONE) and not isinstance(exc, Py4JJavaError)
         with suppress(subprocess.TimeoutExpired):
-            return jvm.wait(_NOTICE_S if broken else 0) is not None
+            return jvm.wait(_EXIT_TIMEOUT_S if broken else 0) is not None
         return False
 
-    def _how(self) -> str:
+    def _exit_reason(self) -> str:
         jvm = self._jvm()
         code = None if jvm is None else jvm.returncode
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

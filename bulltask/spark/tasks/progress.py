@@ -24,11 +24,11 @@ _LONGEST_S: Final = 10.0
 _SHARE: Final = 0.02
 """Of the time that a job has been running: an hour of progress must not fill the queue's event stream."""
 
-_LAST_LOOKS: Final = 20
-_LAST_PAUSE_S: Final = 0.05
+_FINAL_CHECKS: Final = 20
+_FINAL_PAUSE_S: Final = 0.05
 """Spark's own records lag a moment behind; a Spark job that has ended may be reported as running for so long."""
 
-_OVER = frozenset({"SUCCEEDED", "FAILED"})
+_ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class SparkJobMonitor:
@@ -46,21 +46,21 @@ class SparkJobMonitor:
         self._count = StageProgress(context.statusTracker(), run.job_id)
         self._reported: dict[str, Json] | None = None
         self._lost = self._failed = False
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"spark job {run.job_id}", daemon=True)
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
         """Report the last progress and stop, because the task has ended."""
         self._failed = failed
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
     def _work(self) -> None:
         begun = time.monotonic()
         pause = _SHORTEST_S
         with suppress(*JVM_GONE):  # the task gets the same error
-            while not self._over.wait(pause):
+            while not self._ended.wait(pause):
                 self._check()
                 passed = time.monotonic() - begun
                 pause = _SHORTEST_S if self._lost else min(_LONGEST_S, max(_SHORTEST_S, passed * _SHARE))
@@ -74,10 +74,10 @@ class SparkJobMonitor:
             self._context.cancelJobGroup(self._run.job_id)
 
     def _final_check(self) -> None:
-        progress, looks = self._count.read(), 1
-        while self._count.is_running and not self._failed and looks < _LAST_LOOKS:
-            threading.Event().wait(_LAST_PAUSE_S)
-            progress, looks = self._count.read(), looks + 1
+        progress, checks = self._count.read(), 1
+        while self._count.is_running and not self._failed and checks < _FINAL_CHECKS:
+            threading.Event().wait(_FINAL_PAUSE_S)
+            progress, checks = self._count.read(), checks + 1
         self._report(progress)
 
     def _report(self, progress: dict[str, Json] | None) -> None:
@@ -101,7 +101,7 @@ class StageProgress:
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:
         self._tracker, self._group = tracker, group
-        self._over = set(tracker.getJobIdsForGroup(group))
+        self._ended = set(tracker.getJobIdsForGroup(group))
         self._stages: dict[int, tuple[int, int]] = {}
         self.is_running = False
 
@@ -114,10 +114,10 @@ class StageProgress:
             until the Spark job has ended, and then not at all.
         """
         self.is_running = False
-        for job in sorted(set(self._tracker.getJobIdsForGroup(self._group)) - self._over):
+        for job in sorted(set(self._tracker.getJobIdsForGroup(self._group)) - self._ended):
             info = self._tracker.getJobInfo(job)
-            if info is None or info.status in _OVER:
-                self._over.add(job)
+            if info is None or info.status in _ENDED:
+                self._ended.add(job)
             else:
                 self.is_running = True
             if info is not None:

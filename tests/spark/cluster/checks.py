@@ -1,4 +1,4 @@
-"""Whether what ``three_ways.py`` has told is what Redis has."""
+"""Check the output of ``three_ways.py`` against Redis."""
 
 from __future__ import annotations
 

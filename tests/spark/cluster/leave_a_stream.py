@@ -15,7 +15,7 @@ def main(url: str, root: str) -> None:
     query = Pipeline(session("leaving"), root, url=url, trigger="200 milliseconds").run()
     wait_until(lambda: Ledger(Layout(root)).head() is not None or not query.isActive, 300.0, "a batch")
     if not query.isActive:
-        query.awaitTermination()  # says why
+        query.awaitTermination()  # raises the reason
     sys.stdout.write(str(query.isActive).lower())
     sys.stdout.flush()
     os._exit(0)

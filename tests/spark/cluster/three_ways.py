@@ -34,7 +34,7 @@ def main(url: str, place: str) -> None:
 
 
 def write(spark: SparkSession, url: str, place: str) -> list[Any]:
-    """Add jobs to the queues ``mail``, ``plain`` and ``feed``; return what was said of those of ``mail``."""
+    """Add jobs to the queues ``mail``, ``plain`` and ``feed``; return the results of those of ``mail``."""
     report = enqueue(spark.range(200, numPartitions=4), "mail", name="count", data=["id"], url=url)
     plain = spark.range(50).select(F.lit("plain").alias("name"), F.to_json(F.struct("id")).alias("data"))
     plain.write.format("bulltask").option("url", url).option("queue", "plain").mode("append").save()

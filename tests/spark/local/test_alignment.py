@@ -47,7 +47,7 @@ def added(redis_client: redis.Redis) -> Counts:
 
 @pytest.fixture
 def emitted(spark: SparkSession, broker_url: str, tmp_path: Path) -> Emitted:
-    """Count the events of each minute in a stream whose watermark is a minute behind; also say in how many batches."""
+    """Count each minute's events in a stream with a watermark of one minute; also return the number of batches."""
 
     def run(name: str, **options: Any) -> tuple[Counts, int]:
         events = stream_events(spark, list(EVENTS), url=broker_url, **options)

@@ -1,4 +1,4 @@
-"""What a gap hides is found again as far as it is known, and finished jobs are sent anew: through a real session."""
+"""Backfills of gaps and replays of finished jobs, through a real session."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cut(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> Mapping[str, str]:  # fmt: skip
-    """Seven jobs have ended within a gap, one of them is in a snapshot only; the lives that were seen of two."""
+    """Seven jobs have ended within a gap, one of them is in a snapshot only; of two, incarnations were seen."""
     began = now()
     add(queue, "known", "open", "hidden", "broken", "gone", "early", "again", "waiting")
     for _ in range(3):
@@ -79,7 +79,7 @@ def cut(
     lives = {"open": began, "again": began - 3 * HOUR}
     ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in lives.items()}
     lake.events([{"event_id": life, "event": "added", "job_id": job_id} for job_id, life in ids.items()])
-    # What the stream knew: one job whole; one that it gave up as open; an earlier life of one whose id was used again.
+    # What the stream knew: a complete job; one given up as open; an earlier incarnation of a reused id.
     lake.jobs(
         [
             {"job_id": "known", "life": "7-7", "name": "send", "state": "completed", "finished_at": now()},
@@ -156,7 +156,7 @@ def test_a_stream_that_was_recreated_twice_has_two_gaps_after_its_beginning(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip
-    """Each is told by when it was found; a job belongs to the first one in which it may have ended."""
+    """Gaps differ in when they were found; a job belongs to the first one in which it may have ended."""
     add(queue, "old", "new-1", "new-2", "new-3")
     for _ in range(4):
         hand.complete()

@@ -33,7 +33,7 @@ def test_every_snippet_runs(
         # The format itself knows the environment in which Spark was started, where no server was known yet.
         program = program.replace('format("bulltask")', f'format("bulltask").option("url", "{broker_url}")')
         program = program.replace("OPTIONS (", f"OPTIONS (url '{broker_url}', ")
-        # Nobody runs the jobs here, so nobody waits for them either.
+        # No worker runs the jobs here, so do not wait for them.
         program = program.replace("wait=60", "wait=0.1").replace("timeout=600", "timeout=1")
         exec(compile(program, f"{page}, block {number}", "exec"), there)
     for query in spark.streams.active:

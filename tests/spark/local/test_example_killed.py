@@ -54,7 +54,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lake; processes of Spark's end with its JVM, which takes a moment: they are nobody's leftovers."""
+    """The lake; Spark's processes end with its JVM, a moment later: do not count them as left over."""
     need_java()
     monkeypatch.delenv(MARK)
     return tmp_path / "lake"
@@ -70,7 +70,7 @@ def kill(run: subprocess.Popen[str]) -> None:
 
 
 def until(run: subprocess.Popen[str], condition: Callable[[], bool], what: str, root: Path) -> None:
-    """Wait for something while a driver runs; one that ends meanwhile is told of."""
+    """Wait for something while a driver runs; fail if the driver ends first."""
 
     def look() -> bool:
         code = run.poll()

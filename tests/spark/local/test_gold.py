@@ -1,4 +1,4 @@
-"""Gold tables that Spark builds: each row is what plain Python tells of the same history."""
+"""Gold tables that Spark builds: each row equals what plain Python computes from the same history."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LONG_S = 600
 
 
 class Job:
-    """A job that runs, and what is told of it."""
+    """A running job, and what it reports."""
 
     def __init__(self, job_id: str) -> None:
         self.told: list[Any] = []

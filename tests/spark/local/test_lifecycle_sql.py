@@ -1,4 +1,4 @@
-"""The lifecycle in Spark's words says what the fold says, of histories of every kind."""
+"""The lifecycle in Spark SQL equals the fold, for histories of every kind."""
 
 from __future__ import annotations
 

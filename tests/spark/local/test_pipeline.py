@@ -243,7 +243,7 @@ def rows_of(frame: DataFrame) -> set[tuple[object, ...]]:
 def test_events_after_the_year_9999_are_of_its_last_day_and_do_no_harm(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
-    """The server's clock was mad for a moment: Redis gives ids behind it from then on, and its jobs go on."""
+    """The server's clock was far ahead for a moment: all later ids follow it, and jobs continue."""
     mails, mad = told("mail", 1, 10), told("mad", 2, 10)
     ids_of = [f"253402300800000-{n}" if n < len(mad) // 2 else f"{2**64 - 2}-{n}" for n in range(len(mad))]
     write_events(redis_client, mails[:50])
@@ -272,7 +272,7 @@ def test_events_after_the_year_9999_are_of_its_last_day_and_do_no_harm(
 
 
 def that_count(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
-    """The rows of the mad queue, but for what says who wrote them."""
+    """The rows of the queue with the wrong clock, without the columns that say who wrote them."""
     return rows_of(latest(read_table(spark, layout, table), table).where("queue = 'mad'").drop("ingest_id"))
 
 

@@ -38,7 +38,7 @@ def known(pipeline: Pipeline) -> list[tuple[str, str, str]]:
 
 
 def live_over_a_gap(pipeline: Pipeline, queue: Queue, hand: Hand, client: redis.Redis) -> None:
-    """Of a2 the end is lost, of b1 and b3 all, of b2 the beginning; c1 comes behind the gap."""
+    """Lost: the end of a2, all of b1 and b3, the beginning of b2; c1 comes after the gap."""
 
     def add(*ids: str) -> None:
         for job_id in ids:

@@ -1,4 +1,4 @@
-"""A driver that is killed at any moment: the tables are those of one that nobody disturbed.
+"""A driver that is killed at any moment leaves the same tables as one that runs undisturbed.
 
 Three times in the suite; ``BULLTASK_KILLS=10`` for more of it.
 ``--log-cli-level=WARNING`` shows what each kill has hit.
@@ -126,7 +126,7 @@ AIMS = [
 
 @pytest.fixture
 def unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of Python that a JVM starts end with it, which takes a moment: they are nobody's leftovers."""
+    """Python processes that a JVM starts end with it, a moment later: do not count them as left over."""
     monkeypatch.delenv(MARK)
 
 
@@ -139,7 +139,7 @@ def line_of(driver: Program) -> str:
 
 
 def kill(driver: Program, jvm: int, dice: random.Random) -> None:
-    """Kill the driver: alone, so that its JVM goes on until it notices, or both."""
+    """Kill the driver alone, so that its JVM runs until it notices, or both."""
     if dice.random() < 0.5:
         os.kill(jvm, signal.SIGKILL)
     driver.send(signal.SIGKILL)

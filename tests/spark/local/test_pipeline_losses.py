@@ -41,7 +41,7 @@ def harm_what_is_planned(client: redis.Redis) -> None:
 
 @pytest.fixture
 def harmed(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Harm streams behind the first batch of a query, and when the second one is planned."""
+    """Harm streams after the first batch of a query, and when the second one is planned."""
     write = BatchWriter.__call__
 
     def harmful(self: BatchWriter, batch: DataFrame, batch_id: int) -> None:
@@ -67,7 +67,7 @@ def test_rows_and_gaps_are_all_that_was_added_and_the_command_names_the_gaps(
     ids = {queue: fill(redis_client, 20, queue) for queue in QUEUES}
     pipeline = Pipeline(spark, tmp_path, url=broker_url, max_events_per_trigger=20, align=False)
     harmed()
-    for _ in range(2):  # what is there anew, the second one reads
+    for _ in range(2):  # the second one reads recreated streams
         pipeline.run(available_now=True).awaitTermination()
 
     said = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path), "--json"])

@@ -1,4 +1,4 @@
-"""Tasks that die after they have sent a part of their jobs: the next try adds the rest, an error says how to go on."""
+"""Tasks that die after sending a part of their jobs: the next attempt adds the rest, errors say how to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silver told anew by Spark, from all events at once, has the rows that batches wrote."""
+"""Silver rebuilt by Spark from all events at once has the rows that batches wrote."""
 
 from __future__ import annotations
 

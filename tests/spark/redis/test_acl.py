@@ -40,7 +40,7 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
     name = f"spark-{secrets.token_hex(4)}"
 
     def make(grants: Grants, *, without: str = "") -> str:
-        redis_client.script_flush()  # nobody finds a script there that another user has loaded
+        redis_client.script_flush()  # scripts that another user has loaded must not help
         words = [word for word in grants.words() if word.lstrip("+") != without]
         assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
         return broker_url.replace("redis://", f"redis://{name}:secret@")
@@ -175,7 +175,7 @@ class TestOnRedis:
 
 
 class TestOnAServerThatDoesNotSayWhatItIs:
-    """Before Redis 6.0, and behind some proxies, there is no HELLO; before 7.0 no script is kept from writing."""
+    """HELLO is missing before Redis 6.0 and behind some proxies; scripts cannot be read-only before 7.0."""
 
     @pytest.fixture
     def broker_url(self, server_factory: ServerFactory) -> str:

@@ -1,4 +1,4 @@
-"""Reads go on over a connection that breaks, and give up where nobody listens."""
+"""Reads survive a broken connection, and fail if no server listens."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class History:
         found = self.streams.looking()
         with self._disturbed(self.racy and not calm):
             end = query.plan(most)
-        # What is there behind its goal, a reader that has one does not note.
+        # A reader with a target does not record what is after it.
         self.streams.looked(found, counting=query.reader._target is None)
         with self._disturbed(not calm):
             if self.chance.random() < 0.2:
@@ -145,7 +145,7 @@ class History:
             )
 
     def _fails_as_it_should(self, most: int | None) -> None:
-        """A query that is to fail for a loss says the numbers that are in the rows of one that is not."""
+        """A query that fails at a loss reports the numbers that another query has in its gap rows."""
         query, strict = self.query, FewColumns(self._url, **self._options)
         strict.offset, strict.reader._target = query.offset, query.reader._target
         end = query.plan(most)

@@ -97,7 +97,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
 
 
 def told(query: Query) -> list[tuple[str, dict[str, Any]]]:
-    """The gaps, with the ids that they are told behind."""
+    """The gap rows, with their ids."""
     ids = [row["event_id"] for row in query.rows if row["event"] == "bulltask.gap"]
     return list(zip(ids, query.gaps(), strict=True))
 
@@ -174,7 +174,7 @@ def test_a_deleted_stream_is_reported_once_and_later_events_are_read(
     assert not query.batch()
     late = fill(redis_client, 3)
     query.run_dry()
-    # Nothing was known to be unread, and nobody knows whether there was something.
+    # No unread entries are known, but there may have been some.
     assert [(gap["lost"], gap["exact"]) for gap in query.gaps()] == [("0", "false")]
     assert query.events()[20:] == late
 

@@ -1,4 +1,4 @@
-"""Real workers run jobs of every fate; what the fold tells from the events is what the jobs' hashes say."""
+"""Real workers run jobs with every outcome; the fold of their events agrees with the jobs' hashes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ EXPECTED = {
     "waited for children": ["waiting-children", "completed"],
     "parent of a flow": ["completed"],
 }
-# Events do not tell a job that is given back from a retry: BullMQ counts no attempt for these.
+# In events a released job looks like a retry, but BullMQ counts no attempt for it.
 GIVEN_BACK = {"moved to delayed": 1, "moved to wait": 2, "rate limited": 1}
 
 

@@ -1,4 +1,4 @@
-"""What a server says of a stream is what positions are worked out from: trimmed, emptied, deleted, made again."""
+"""Offsets of real streams that are trimmed, emptied, deleted and created again."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_an_invalid_row_is_reported_and_its_round_trip_is_not_sent(writer: Make,
 def test_a_batch_of_a_stream_that_runs_again_adds_nothing_and_the_next_one_does(
     stream_writer: Make, redis_client: Any
 ) -> None:
-    """A writer is made anew each time, as Spark does, and the same rows come again in the next batch."""
+    """A new writer each time, as in Spark; the next batch has the same rows again."""
     sums = [
         stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).counts.added for batch in ("7", "7", "8", "7")
     ]

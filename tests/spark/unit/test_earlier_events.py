@@ -50,7 +50,7 @@ def asked(layout: Layout, *jobs: tuple[str, str]) -> list[LifecycleEvent] | None
 
 
 def spoil(file: Path) -> None:
-    """Leave what a file says of itself, but not its rows."""
+    """Keep a file's metadata, but not its rows."""
     content = file.read_bytes()
     footer = int.from_bytes(content[-8:-4], "little") + 8
     file.write_bytes(content[:4] + bytes(len(content) - footer - 4) + content[-footer:])
@@ -77,7 +77,7 @@ def test_only_files_that_may_have_a_job_are_read(layout: Layout) -> None:
                 spoil(file)
     spoil(*put(layout, 9, event(None, 5)))
     assert asked(layout, ("mail", "k"), ("mail", "a"), ("mail", "zz")) == [event("k", 1)]
-    with pytest.raises(OSError):  # noqa: PT011 - whatever Arrow says of it
+    with pytest.raises(OSError):  # noqa: PT011 - Arrow's message may change
         asked(layout, ("mail", "c"))
 
 

@@ -65,7 +65,7 @@ def test_what_needs_no_spark_imports_none(program: str) -> None:
 
 @pytest.mark.parametrize("missing", HEAVY)
 def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None:
-    """One process asks for all names, as a name that was refused leaves nothing behind that could help the next."""
+    """One process looks up all names: a failed look-up has no effect on the next one."""
     names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LATE]
     program = WITHOUT_SPARK.format(heavy={missing}) + TOLD_OF_EACH.format(names=names)
     assert output(program).splitlines() == [

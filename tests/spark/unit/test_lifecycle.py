@@ -1,4 +1,4 @@
-"""What became of jobs, told from the events of their queue."""
+"""The lifecycle of jobs, derived from the events of their queue."""
 
 from __future__ import annotations
 

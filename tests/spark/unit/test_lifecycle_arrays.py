@@ -1,4 +1,4 @@
-"""The lifecycle over arrays says what the fold says, of histories of every kind."""
+"""The lifecycle on arrays equals the fold, for histories of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a position becomes when its stream was trimmed, deleted, made again or rolled back."""
+"""Offsets of streams that were trimmed, deleted, recreated or rolled back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stream(first: int | None, last: int, length: int, added: int | None) -> Stre
 
 
 READ = QueueOffset(at(50), 5, lost=1, generation=2)
-"""Five entries up to 50; one of them was lost, in the stream's third life."""
+"""Five entries up to 50; one of them was lost, in the stream's third generation."""
 
 
 def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:

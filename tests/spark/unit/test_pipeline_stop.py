@@ -1,4 +1,4 @@
-"""When a stream is stopped: behind its batch, without a JVM (with one: tests/spark/local/test_pipeline_commands.py)."""
+"""Stopping a stream after its batch, without a JVM (with one: tests/spark/local/test_pipeline_commands.py)."""
 
 from __future__ import annotations
 

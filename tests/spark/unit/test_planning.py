@@ -1,4 +1,4 @@
-"""Random histories of streams that are trimmed, deleted and made again while they are read."""
+"""Random histories of streams that are trimmed, deleted and recreated while they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a job that is sent anew: what belonged to the one job only does not come along."""
+"""The options of a job that is sent again: those that belong to the original job only are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silver told batch by batch is silver told at once: no row differs, wherever the batches were cut."""
+"""Silver derived batch by batch equals silver derived at once, wherever the batches are cut."""
 
 from __future__ import annotations
 

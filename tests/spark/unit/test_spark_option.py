@@ -1,4 +1,4 @@
-"""``@app.task(spark=True)`` and its settings, without Spark: what is said and what is refused."""
+"""``@app.task(spark=True)`` and its settings, without Spark: what is accepted and refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) 
     [
         ("spark.password=secret", "must be a dictionary or a JSON object as a string, not str"),
         (["secret"], "must be a dictionary or a JSON object as a string, not list"),
-        ({"executor.memory": "secret"}, r"begin with 'spark\.', and not 'executor.memory'"),
+        ({"executor.memory": "secret"}, r"begin with 'spark\.', not 'executor.memory'"),
         ({"spark.jars": ["secret"]}, "spark.jars in spark_conf must be a string, a number, true or false, not list"),
     ],
 )

@@ -32,7 +32,7 @@ StartWorker = Callable[..., Worker]
 
 
 def progress_of(stage: Stage, job: AsyncResult[Any]) -> list[Any]:
-    """What was told of the job's progress, oldest first."""
+    """The job's progress events, oldest first."""
     return [json.loads(entry["data"]) for entry in stage.events.all(event="progress", jobId=job.id)]
 
 
