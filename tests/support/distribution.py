@@ -20,6 +20,7 @@ __all__ = ["Distribution", "long_ones_first"]
 UNITS = (
     ("tests/spark/local/test_demo.py", "JVMs of examples"),
     ("tests/spark/local/test_example_killed.py", "JVMs of examples"),
+    ("tests/spark/local/test_pipeline_killed.py", "JVMs of clusters"),  # six drivers, and a session to compare with
     ("tests/spark/local/", "Spark's session"),
     ("tests/spark/cluster/", "JVMs of clusters"),
     ("tests/spark/worker/", "JVMs of examples"),
