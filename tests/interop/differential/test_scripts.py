@@ -472,7 +472,7 @@ def test_every_official_script_that_bulltask_calls_has_a_case() -> None:
 def called_in_the_source() -> set[str]:
     """The names of official scripts that stand in the files which build calls."""
     found: set[str] = set()
-    for path in Path(next(iter(bulltask.transport.__path__))).glob("scripts_*.py"):
+    for path in Path(next(iter(bulltask.transport.__path__)), "scripts").glob("*.py"):
         found |= set(re.findall(r'"([A-Za-z0-9]+)"', path.read_text()))
     return {name for name in found if name in ALL_SCRIPTS}
 
