@@ -27,7 +27,7 @@ COMMANDS: Final = {
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg.")
 @broker_option
-@click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="JobConversion to this directory first.")
+@click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir: str | None) -> None:
     """Run and manage Celery-style tasks on BullMQ's Redis protocol.
