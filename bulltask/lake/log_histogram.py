@@ -22,7 +22,6 @@ __all__ = [
     "mean_and_variance",
     "merge_histograms",
     "percentile",
-    "share_within",
 ]
 
 GROWTH: Final = 1.02
@@ -78,15 +77,6 @@ def percentile(counts: Histogram, share: float) -> int | None:
         if seen >= wanted:
             return bucket_value(bucket)
     return None
-
-
-def share_within(counts: Histogram, ms: int) -> float | None:
-    """Return the share of durations, 0 to 1, that are at most ``ms``; ``None`` for an empty histogram.
-
-    Durations within 2 % of ``ms`` may count on either side.
-    """
-    total = sum(counts.values())
-    return sum(count for bucket, count in counts.items() if bucket <= bucket_of(ms)) / total if total else None
 
 
 def mean_and_variance(counts: Histogram) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from bulltask.lake.report.views import notes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import DAY, reported, values
+from tests.support.report import DAY, period, reported, values
 
 
 def as_dicts(grid: tables.ReportTable) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_the_axis_covers_what_happened_not_the_whole_day(lake: LakeBuilder) -> N
 
 def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("00:00", enqueued=60), task_minute(at("2026-11-24 23:59"), enqueued=60)])
-    report = reported(lake, Period.parse("2026-11-21..2026-11-25"))
+    report = reported(lake, period("2026-11-21..2026-11-25"))
     assert report.data.axis
     assert report.data.axis.step == 30
     assert [value for value in values(report, "throughput")["added"] if value] == [2, 2]
@@ -147,7 +147,7 @@ def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_
 
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
-    [found] = as_dicts(sections.slo(read(lake.layout, Period.parse("2026-11-21..2026-11-22"))))
+    [found] = as_dicts(sections.slo(read(lake.layout, period("2026-11-21..2026-11-22"))))
     assert (found["total"], found["good"], found["complete"]) == (2000, 1985, False)
     assert found["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
@@ -161,7 +161,7 @@ def test_the_objective_with_the_least_budget_comes_first(lake: LakeBuilder) -> N
 
 def test_costs_of_several_days_add_up_and_one_without_a_price_has_none(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-21"), cost_row("2026-11-22"), cost_row("2026-11-22", "free", None)])
-    dear, free = sections.costs(read(lake.layout, Period.parse("2026-11-21..2026-11-22")))
+    dear, free = sections.costs(read(lake.layout, period("2026-11-21..2026-11-22")))
     assert (dear.jobs, dear.cost, dear.per_job, dear.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
     assert (free.name, free.cost, free.per_job) == ("free", None, None)
 
@@ -179,7 +179,7 @@ def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) ->
         failed("pay", "no answer", 2, "22 08:00", "22 13:00", "p"),
     ]
     lake.gold("errors_day", rows)
-    report = reported(lake, Period.parse("2026-11-21..2026-11-22"))
+    report = reported(lake, period("2026-11-21..2026-11-22"))
     first = report.failures[0]
     assert (first.name, first.count, first.share, first.sample_job_ids) == ("send", 7, 7 / 8, ["new", "newer", "old"])
     assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
@@ -293,7 +293,7 @@ def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
 def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
-    [alert] = reported(lake, Period.parse("2026-11-20..2026-11-22")).alerts
+    [alert] = reported(lake, period("2026-11-20..2026-11-22")).alerts
     assert (alert.kind, alert.title) == ("unbuilt", "Not included: 2026-11-21")
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
 
@@ -301,13 +301,13 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
 def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
-    [alert] = reported(lake, Period.parse("2026-11-14..2026-11-22")).alerts
+    [alert] = reported(lake, period("2026-11-14..2026-11-22")).alerts
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
 def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
-    report = reported(lake, Period.parse("2026-11-25"))
+    report = reported(lake, period("2026-11-25"))
     assert report.empty
     assert report.charts == {}
     [alert] = report.alerts
@@ -318,7 +318,7 @@ def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> 
 def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None:
     lake.events([{"event_id": "1795305600000-0", "event": "added"}])
     day = str(lake.layout.days(EVENTS)[0])
-    [empty, unbuilt] = reported(lake, Period.parse(day)).alerts
+    [empty, unbuilt] = reported(lake, period(day)).alerts
     assert (empty.kind, unbuilt.kind) == ("empty", "unbuilt")
     assert "build gold" in empty.text
     assert "build gold" in unbuilt.text
@@ -353,7 +353,7 @@ def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     tasks, queues = load("mail", 600)
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, done=1, completed=1, runs=[5])])
-    report = reported(lake, Period.parse("2026-11-22..2026-11-23"))
+    report = reported(lake, period("2026-11-22..2026-11-23"))
     assert report.recommendations.overall
     assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)
 
@@ -362,18 +362,17 @@ def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     ("text", "message"),
     [
         ("2026-11-23..2026-11-22", "ends before it begins"),
-        ("yesterday", "invalid period 'yesterday'"),
         ("2024-01-01..2026-11-22", "more than 366 days"),
     ],
 )
-def test_a_period_that_is_none_is_refused(text: str, message: str) -> None:
+def test_an_invalid_period_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Period.parse(text)
+        period(text)
 
 
 def test_a_period_has_a_title() -> None:
     titles = ["2026-11-22", "2026-11-20..2026-11-22", "2025-12-31..2026-01-01"]
-    assert [Period.parse(text).title for text in titles] == [
+    assert [period(text).title for text in titles] == [
         "22 November 2026",
         "20 November to 22 November 2026",
         "31 December 2025 to 1 January 2026",

@@ -17,9 +17,9 @@ from bulltask.lake.report import sections
 from bulltask.lake.report.build import Report, make_report
 from bulltask.lake.report.markdown import markdown
 from bulltask.lake.report.page import html
-from bulltask.lake.report.period import Period
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
+from tests.support.report import period
 
 EVIL = (
     "</script><script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} |a|`b`\n# *c* "
@@ -30,8 +30,8 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 Make = Callable[[LakeBuilder], Report]
 
 
-def reported(lake: LakeBuilder, period: str = "2026-11-22") -> Report:
-    return make_report(lake.layout, Period.parse(period), made_at=datetime(2026, 11, 23, tzinfo=UTC))
+def reported(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
+    return make_report(lake.layout, period(days), made_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
 def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:

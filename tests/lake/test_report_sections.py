@@ -17,8 +17,7 @@ from bulltask.lake.report.period import Period
 from bulltask.lake.tables import TASK_MINUTE
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-
-DAY = Period.parse("2026-11-22")
+from tests.support.report import DAY, period
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def lake(tmp_path: Path) -> LakeBuilder:
     return LakeBuilder(tmp_path).gold("task_minute", [task_minute("10:00", done=1)])
 
 
-def data(lake: LakeBuilder, period: Period = DAY) -> ReportData:
-    return read(lake.layout, period)
+def data(lake: LakeBuilder, days: Period = DAY) -> ReportData:
+    return read(lake.layout, days)
 
 
 def column(grid: tables.ReportTable, name: str) -> list[Any]:
@@ -67,7 +66,7 @@ def test_of_the_jobs_that_failed_alike_five_are_named_the_latest_first(lake: Lak
     row = {"queue": "mail", "name": "send", "error_key": "no", "count": 3}
     for day, ids in ((21, ["c", "b", "a"]), (22, ["f", "e", "d"])):
         lake.gold("errors_day", [{**row, "last_seen": at(f"2026-11-{day}"), "sample_job_ids": ids}])
-    [failure] = sections.failures(data(lake, Period.parse("2026-11-21..2026-11-22")))
+    [failure] = sections.failures(data(lake, period("2026-11-21..2026-11-22")))
     assert failure.sample_job_ids == ["f", "e", "d", "c", "b"]
 
 
@@ -79,7 +78,7 @@ def test_a_minute_that_only_the_queue_s_table_calls_incomplete_is_incomplete(lak
 def test_days_without_gold_tables_are_known(lake: LakeBuilder) -> None:
     for day in (20, 22):
         lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")}])
-    found = data(lake, Period.parse("2026-11-20..2026-11-22"))
+    found = data(lake, period("2026-11-20..2026-11-22"))
     assert found.unbuilt == [date(2026, 11, 20)]
     assert found.held == (date(2026, 11, 20), date(2026, 11, 22))
 
@@ -88,4 +87,4 @@ def test_gold_was_built_when_its_last_day_was(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute(at("2026-11-21 10:00"), done=1)])
     for day, built in ((21, 2_000), (22, 1_000)):
         os.utime(lake.layout.day(TASK_MINUTE, date(2026, 11, day)), (built, built))
-    assert data(lake, Period.parse("2026-11-21..2026-11-22")).built_at == datetime.fromtimestamp(1_000, UTC)
+    assert data(lake, period("2026-11-21..2026-11-22")).built_at == datetime.fromtimestamp(1_000, UTC)

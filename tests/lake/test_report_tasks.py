@@ -8,10 +8,9 @@ import pytest
 
 from bulltask.lake.report.aggregates import MOST, by_task, top_with_rest
 from bulltask.lake.report.data import read
-from bulltask.lake.report.period import Period
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import DAY, reported, values
+from tests.support.report import DAY, period, reported, values
 
 
 def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
@@ -35,7 +34,7 @@ def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -
     lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
     other = at("2026-11-21 10:00")
     lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
-    recommendations = reported(lake, Period.parse("2026-11-21..2026-11-22")).recommendations.overall
+    recommendations = reported(lake, period("2026-11-21..2026-11-22")).recommendations.overall
     assert recommendations is not None
     assert recommendations.peak_minute == at("2026-11-22 10:00")
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from bulltask.lake.report.build import Report, make_report
 from bulltask.lake.report.period import Period
 from tests.support.lake import LakeBuilder
 
-__all__ = ["DAY", "reported", "values"]
-
-DAY = Period.parse("2026-11-22")
+__all__ = ["DAY", "period", "reported", "values"]
 
 
-def reported(lake: LakeBuilder, period: Period = DAY) -> Report:
-    return make_report(lake.layout, period, made_at=datetime(2026, 11, 23, tzinfo=UTC))
+def period(text: str) -> Period:
+    """Parse ``2026-11-22`` or ``2026-11-20..2026-11-22``."""
+    days = [date.fromisoformat(day) for day in text.split("..")]
+    return Period(days[0], days[-1])
+
+
+DAY = period("2026-11-22")
+
+
+def reported(lake: LakeBuilder, days: Period = DAY) -> Report:
+    return make_report(lake.layout, days, made_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
 def values(report: Report, chart: str) -> dict[str, list[float | None]]:

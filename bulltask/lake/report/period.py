@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final, Self
+from typing import Final
 
 from bulltask.errors import ConfigError
 
@@ -40,21 +40,6 @@ class Period:
             raise ConfigError(f"{self.first}..{self.last} ends before it begins: write the earlier day first")
         if (self.last - self.first).days >= _MOST_DAYS:
             raise ConfigError(f"{self.first}..{self.last} has more than {_MOST_DAYS} days: ask for fewer")
-
-    @classmethod
-    def parse(cls, text: str, queues: tuple[str, ...] = ()) -> Self:
-        """Parse ``2026-11-22`` or ``2026-11-20..2026-11-22``.
-
-        Raises:
-            ConfigError: the text is neither, or the period is invalid.
-        """
-        first, dots, last = text.partition("..")
-        try:
-            return cls(date.fromisoformat(first.strip()), date.fromisoformat((last if dots else first).strip()), queues)
-        except ConfigError:
-            raise
-        except ValueError:
-            raise ConfigError(f"invalid period {text!r}: write 2026-11-22 or 2026-11-20..2026-11-22") from None
 
     @property
     def days(self) -> list[date]:
