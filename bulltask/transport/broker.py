@@ -62,15 +62,15 @@ class Broker:
         self.pool = ClientPool(self.endpoint, self.clock)
         self._waiters = ClientPool(self.endpoint.blocking(RECHECK_MS), None)
         self._keys: dict[str, QueueKeys] = {}
-        self._aclients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
-        aclient = self._aclients.get
+        self._async_clients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
+        async_client = self._async_clients.get
         watches = _PerLoop[dict[str, StreamWatcher]](dict)
         self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
-        self.producer = Producer(self._senders, aclient, self.keys, self.clock, config)
+        self.producer = Producer(self._senders, async_client, self.keys, self.clock, config)
         self.results = Results(
             self.pool,
             self._waiters,
-            aclient,
+            async_client,
             lambda queue: self._watch(watches.get(), queue),
             self.keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
@@ -102,7 +102,7 @@ class Broker:
 
     def shared_async_client(self) -> AsyncClient:
         """Return the asyncio client that all tasks of the running loop share."""
-        return self._aclients.get()
+        return self._async_clients.get()
 
     def async_client(self) -> AsyncClient:
         """Make an asyncio client for the running loop that is not shared."""
@@ -116,7 +116,7 @@ class Broker:
 
     async def aclose(self) -> None:
         """Close the running loop's shared connection. The broker can be used again."""
-        client = self._aclients.forget()
+        client = self._async_clients.forget()
         if client is not None:
             await client.close()
 

@@ -56,7 +56,7 @@ class ClusterClient:
 
     def connect(self) -> None:
         """Connect to a node now, which sets the clock; raises what :meth:`run` raises."""
-        self._client(self._known().address(None)).connect()
+        self._client(self._slot_map().address(None)).connect()
 
     def run(self, call: Call[R]) -> R:
         """Make one call; raises what ``Client.run`` raises."""
@@ -83,28 +83,28 @@ class ClusterClient:
             BrokerError: calls that belong together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
-        left, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
+        pending, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
         until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._deadline_ms is None else self._deadline_ms
         while True:
-            left, pausing = self._round(calls, left, results)
-            if not left:
+            pending, must_wait = self._round(calls, pending, results)
+            if not pending:
                 return results
             # A round that begins after the deadline would report a late reply instead of a moving slot.
-            if mono_ms() + pause_ms * pausing >= until_ms:
-                self._give_up(left, results)
+            if mono_ms() + pause_ms * must_wait >= until_ms:
+                self._give_up(pending, results)
                 return results
-            if pausing:
+            if must_wait:
                 threading.Event().wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def run_at(self, address: Address, call: Call[R]) -> R:
         """Make a call without keys on one node."""
-        return self._reached(address, lambda client: client.run(call))
+        return self._use(address, lambda client: client.run(call))
 
     def nodes(self) -> dict[Address, SlotMap]:
         """Ask each node that has slots for its view of the cluster; nodes learn of changes one by one."""
         self._map = None
-        return {address: self.run_at(address, slots(address)) for address in self._known().primaries()}
+        return {address: self.run_at(address, slots(address)) for address in self._slot_map().primaries()}
 
     def close(self) -> None:
         """Close all connections. A later call opens new ones."""
@@ -117,27 +117,27 @@ class ClusterClient:
             client.close_if_dead()
 
     def _round(
-        self, calls: Sequence[Call[Any]], left: Sequence[RoutedCall], results: list[Any]
+        self, calls: Sequence[Call[Any]], pending: Sequence[RoutedCall], results: list[Any]
     ) -> tuple[list[RoutedCall], bool]:
         """Make the calls once. Returns those to repeat, and whether to wait before that."""
-        again: list[RoutedCall] = []
-        pausing = False
-        for address, group in self._by_node(left).items():
+        repeated: list[RoutedCall] = []
+        must_wait = False
+        for address, group in self._by_node(pending).items():
             batches = [_calls_of(routed, calls) for routed in group]
-            replies = iter(self._reached(address, partial(_send, batches)))
+            replies = iter(self._use(address, partial(_send, batches)))
             for routed in group:
                 outcome = next(replies)
                 for position, result in zip(routed.positions, outcome, strict=True):
                     results[position] = result
                 if (refusal := _refusal(outcome)) is not None:
-                    rerouted, waits = self._reroute(routed, refusal, address)
-                    again.append(rerouted)
-                    pausing = pausing or waits
-        return again, pausing
+                    rerouted, wait = self._reroute(routed, refusal, address)
+                    repeated.append(rerouted)
+                    must_wait = must_wait or wait
+        return repeated, must_wait
 
-    def _give_up(self, left: Sequence[RoutedCall], results: list[Any]) -> None:
+    def _give_up(self, pending: Sequence[RoutedCall], results: list[Any]) -> None:
         """Explain redirects that were not followed to the end; other errors speak for themselves."""
-        for routed in left:
+        for routed in pending:
             for position in routed.positions:
                 if isinstance(results[position], SlotRedirectError):
                     results[position] = BrokerNotReadyError(
@@ -158,23 +158,23 @@ class ClusterClient:
         known, self._moved[refusal.slot] = self._moved.get(refusal.slot), there
         return replace(routed, ask=None), known is not None  # two nodes that redirect to each other will agree soon
 
-    def _by_node(self, left: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
+    def _by_node(self, pending: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
         groups: dict[Address, list[RoutedCall]] = {}
-        for routed in left:
+        for routed in pending:
             moved = None if routed.slot is None else self._moved.get(routed.slot)
-            address = routed.ask or moved or self._known().address(routed.slot)
+            address = routed.ask or moved or self._slot_map().address(routed.slot)
             groups.setdefault(address, []).append(routed)
         return groups
 
-    def _reached(self, address: Address, use: Callable[[Client], R]) -> R:
+    def _use(self, address: Address, use: Callable[[Client], R]) -> R:
         try:
             return use(self._client(address))
         except BrokerUnavailableError as exc:
             self._map, self._moved = None, {}
-            exc.refused = False  # the node is gone, but another one may take its position
+            exc.refused = False  # the node is gone, but another one may take its place
             raise
 
-    def _known(self) -> SlotMap:
+    def _slot_map(self) -> SlotMap:
         if self._map is None:
             self._map, self._moved = self._ask_for_map(), {}
         return self._map

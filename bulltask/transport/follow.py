@@ -78,7 +78,7 @@ class Follower:
         """Take up the position and return it: an id. Later calls change nothing."""
         if self._position is not None:
             return self._position
-        info, _ = yield from self._look(None)
+        info, _ = yield from self._read_counters(None)
         if info is None:
             self._position, self._count = (BEGINNING if self._start == NEWEST else self._start), 0
         elif self._start == NEWEST:
@@ -95,10 +95,10 @@ class Follower:
         """Read the next entries; wait for them up to ``block_ms``. A read that failed can be repeated."""
         try:
             position = yield from self._checked_position()
-            entries, kept = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
+            entries, retained = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
             page = EventPage(entries)
-            if not kept or (self._count is None and self._counting and not entries):
-                page = yield from self._compare(position, kept)
+            if not retained or (self._count is None and self._counting and not entries):
+                page = yield from self._compare(position, retained)
         except BulltaskError:
             self._doubtful = True
             raise
@@ -111,7 +111,7 @@ class Follower:
         """Return the position; after an outage check it, because the server may be another one."""
         position = yield from self.open()
         if self._doubtful:
-            info, _ = yield from self._look(None)
+            info, _ = yield from self._read_counters(None)
             if info is not None and _number(info.last) < _number(position):
                 # A replica took over that had not received everything. Its entries were read already; if its clock is
                 # behind as well, its new ones would never come after the position.
@@ -120,14 +120,14 @@ class Follower:
             self._doubtful = False
         return position
 
-    def _compare(self, position: str, kept: bool) -> Operation[EventPage]:
+    def _compare(self, position: str, retained: bool) -> Operation[EventPage]:
         """Read again, together with the counters of the stream, and update the count of entries before the position."""
-        info, entries = yield from self._look(position)
+        info, entries = yield from self._read_counters(position)
         if info is None:
             self._position, self._count = BEGINNING, 0
             return EventPage([], None if position == BEGINNING else StreamGap(position, None, None))
         self._counting = info.added is not None
-        if kept:
+        if retained:
             self._count = None if entries else info.added
             return EventPage(entries)
         gap = self._gap(position, info, entries)
@@ -151,7 +151,7 @@ class Follower:
             return StreamGap(position, first, None)
         return StreamGap(position, first, missing) if missing else None
 
-    def _look(self, position: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
+    def _read_counters(self, position: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
         """Read the stream's counters, and the entries after ``position``, at one moment."""
         calls = [stream_exists(self._keys), stream_info(self._keys)]
         if position is not None:

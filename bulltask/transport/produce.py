@@ -48,7 +48,7 @@ class Producer:
 
     Args:
         pool: clients for sync sends, to one server or to a cluster.
-        aclient: returns the running loop's client for async sends.
+        async_client: returns the running loop's client for async sends.
         keys: returns a queue's keys by the user's spelling.
         clock: the server's time.
         config: the app's settings.
@@ -57,12 +57,12 @@ class Producer:
     def __init__(
         self,
         pool: ClientPool | ClusterPool,
-        aclient: Callable[[], AsyncClient],
+        async_client: Callable[[], AsyncClient],
         keys: Callable[[str], QueueKeys],
         clock: ServerClock,
         config: Config,
     ) -> None:
-        self._pool, self._aclient, self._keys, self._clock, self._config = pool, aclient, keys, clock, config
+        self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
         self._described: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
@@ -125,7 +125,7 @@ class Producer:
         return results[len(first) :]
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
-        client = self._aclient()
+        client = self._async_client()
         await client.connect(deadline_ms)
         first, calls = self._describing(part), self._add(part, self._clock.now_ms())
         results = await client.run_many([*first, *calls], deadline_ms)

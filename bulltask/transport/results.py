@@ -43,8 +43,8 @@ class Results:
     Args:
         pool: clients for short calls.
         waiters: clients whose calls may block for :data:`RECHECK_MS`.
-        aclient: returns the running loop's client for short calls.
-        awatch: returns the running loop's watcher of a queue.
+        async_client: returns the running loop's client for short calls.
+        watcher: returns the running loop's watcher of a queue.
         keys: returns a queue's keys by the user's spelling.
         revocation: returns the operation that revokes a job, and cancels its run if the second argument is true.
     """
@@ -53,12 +53,18 @@ class Results:
         self,
         pool: ClientPool,
         waiters: ClientPool,
-        aclient: Callable[[], AsyncClient],
-        awatch: Callable[[str], StreamWatcher],
+        async_client: Callable[[], AsyncClient],
+        watcher: Callable[[str], StreamWatcher],
         keys: Callable[[str], QueueKeys],
         revocation: Callable[[JobRef, bool], Operation[Revocation]],
     ) -> None:
-        self._pool, self._waiters, self._aclient, self._awatch, self._keys = pool, waiters, aclient, awatch, keys
+        self._pool, self._waiters, self._async_client, self._watcher, self._keys = (
+            pool,
+            waiters,
+            async_client,
+            watcher,
+            keys,
+        )
         self._revocation = revocation
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
@@ -70,7 +76,7 @@ class Results:
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
         keys = self._keys(ref.queue)
-        state, fields = await self._aclient().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
+        state, fields = await self._async_client().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
@@ -81,30 +87,32 @@ class Results:
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """:meth:`revoke` for asyncio."""
-        client = self._aclient()
+        client = self._async_client()
         await client.connect()
         return await run_async(client, self._revocation(ref, terminate))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished; arguments and errors as in :meth:`bulltask.ports.ResultReader.wait`."""
         keys, deadline_ms = self._keys(ref.queue), _deadline(timeout_ms)
-        patience = _Patience()
+        tolerance = _OutageTolerance()
         with self._waiters.client() as client:
             while True:
                 try:
                     # The stream's end is read before the state: what happens later comes after the cursor.
-                    cursor, finished = self._look(client, keys, ref, sent_ms)
-                    patience.looked()
+                    cursor, finished = self._read_end(client, keys, ref, sent_ms)
+                    tolerance.record_success()
                     finished = finished or self._read_until(client, keys, ref, cursor, deadline_ms)
                 except _OUTAGE as exc:
                     finished = None
-                    threading.Event().wait(patience.pause_ms(exc) / 1000)
+                    threading.Event().wait(tolerance.pause_ms(exc) / 1000)
                 if finished is not None:
                     return finished
                 if deadline_ms is not None and mono_ms() >= deadline_ms:
                     raise _timed_out(ref, timeout_ms)
 
-    def _look(self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> tuple[str, Finished | None]:
+    def _read_end(
+        self, client: Client, keys: QueueKeys, ref: JobRef, sent_ms: int | None
+    ) -> tuple[str, Finished | None]:
         try:
             cursor, finished = client.run_many([last_id(keys), is_finished(keys, ref.id)])
         except JobNotFoundError:
@@ -112,7 +120,7 @@ class Results:
             if since is None:
                 raise
             for _, fields in client.run(entries_since(keys, since)):
-                if (ended := _ending(fields, ref.id)) is not None:
+                if (ended := _finished_in(fields, ref.id)) is not None:
                     return since, ended
             raise
         return cursor, finished
@@ -125,58 +133,58 @@ class Results:
         while (left_ms := until_ms - mono_ms()) > 0:
             for entry_id, fields in client.run(read_blocking(keys, cursor, left_ms)):
                 cursor = entry_id
-                if (ended := _ending(fields, ref.id)) is not None:
+                if (ended := _finished_in(fields, ref.id)) is not None:
                     return ended
         return None
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio; the waiters of one event loop share one reader for each queue."""
         if timeout_ms == 0:  # read without waiting; asyncio's timeout would cancel the read before it starts
-            finished = await self._alook(self._keys(ref.queue), ref, sent_ms)
+            finished = await self._aread_end(self._keys(ref.queue), ref, sent_ms)
             if finished is None:
                 raise _timed_out(ref, timeout_ms)
             return finished
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                async with self._awatch(ref.queue).on(ref.id) as ended:
-                    return await self._look_until(ended, ref, sent_ms)
+                async with self._watcher(ref.queue).on(ref.id) as ended:
+                    return await self._wait_for_end(ended, ref, sent_ms)
         except TimeoutError:
             raise _timed_out(ref, timeout_ms) from None
 
-    async def _look_until(self, ended: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
-        keys, patience = self._keys(ref.queue), _Patience()
+    async def _wait_for_end(self, ended: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
+        keys, tolerance = self._keys(ref.queue), _OutageTolerance()
         while True:
             pause_ms = RECHECK_MS
             try:
-                finished = await self._alook(keys, ref, sent_ms)
-                patience.looked()
+                finished = await self._aread_end(keys, ref, sent_ms)
+                tolerance.record_success()
             except _OUTAGE as exc:
-                finished, pause_ms = None, patience.pause_ms(exc)
+                finished, pause_ms = None, tolerance.pause_ms(exc)
             if finished is None:
                 with suppress(TimeoutError):
                     finished = await asyncio.wait_for(asyncio.shield(ended), pause_ms / 1000)
             if finished is not None:
                 return finished
 
-    async def _alook(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
-        client = self._aclient()
+    async def _aread_end(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
+        client = self._async_client()
         try:
             return await client.run(is_finished(keys, ref.id))
         except JobNotFoundError:
             since = _since(sent_ms)
             for _, fields in await client.run(entries_since(keys, since)) if since else ():
-                if (ended := _ending(fields, ref.id)) is not None:
+                if (ended := _finished_in(fields, ref.id)) is not None:
                     return ended
             raise
 
 
-class _Patience:
+class _OutageTolerance:
     """How long a waiter tolerates an outage: not at all before its first read, then for five seconds or more."""
 
     def __init__(self) -> None:
         self._until_ms = 0
 
-    def looked(self) -> None:
+    def record_success(self) -> None:
         """Redis replied; the next read is due after :data:`RECHECK_MS`, and may fail for as long."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
@@ -248,7 +256,7 @@ class StreamWatcher:
     def _notify(self, fields: dict[bytes, bytes]) -> None:
         job_id = codec.decode_text(fields.get(b"jobId"))
         for future in self._waiting.get(job_id, ()):
-            ended = _ending(fields, job_id)
+            ended = _finished_in(fields, job_id)
             if ended is not None and not future.done():
                 future.set_result(ended)
 
@@ -265,7 +273,7 @@ class _Registration:
         await self._watch.leave(self._job_id, self._future)
 
 
-def _ending(fields: dict[bytes, bytes], job_id: str) -> Finished | None:
+def _finished_in(fields: dict[bytes, bytes], job_id: str) -> Finished | None:
     if codec.decode_text(fields.get(b"jobId")) != job_id:
         return None
     match fields.get(b"event"):

@@ -23,7 +23,7 @@ from bulltask.transport.faults import connection_error, reply_error
 from bulltask.transport.follow import Follower, StreamGap
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
-from bulltask.transport.results import RECHECK_MS, _Patience
+from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
@@ -137,15 +137,15 @@ def test_a_reply_is_read_until_its_deadline_and_no_longer(
 def test_a_waiter_bears_an_outage_for_two_rechecks_after_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     monkeypatch.setattr("bulltask.transport.results.mono_ms", lambda: now_ms)
-    patience = _Patience()
+    tolerance = _OutageTolerance()
     with pytest.raises(BrokerUnavailableError):
-        patience.pause_ms(REFUSED)
-    patience.looked()
+        tolerance.pause_ms(REFUSED)
+    tolerance.record_success()
     now_ms += 2 * RECHECK_MS - 1
-    assert patience.pause_ms(REFUSED) > 0
+    assert tolerance.pause_ms(REFUSED) > 0
     now_ms += 1
     with pytest.raises(BrokerUnavailableError):
-        patience.pause_ms(REFUSED)
+        tolerance.pause_ms(REFUSED)
 
 
 def test_a_producer_connects_before_it_reads_the_servers_clock() -> None:
