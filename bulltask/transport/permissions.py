@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.errors import BrokerAuthError
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
-from bulltask.transport import acl_advice
+from bulltask.transport.advice import refused_command, user_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -83,12 +83,12 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
     """
     offers = [_offer(name, count, keys) for name in names for count in range(1, _MOST_WORDS + 1)]
     replies = client.dry_run(offers) or []
-    refused = dict.fromkeys(name for reply in replies if (name := acl_advice.refused_command(str(reply))))
+    refused = dict.fromkeys(name for reply in replies if (name := refused_command(str(reply))))
     if refused:
         url = client.safe_url
         raise BrokerAuthError(
             f"Redis at {url} forbids this user {len(refused)} of the commands that a worker needs, also inside its "
-            f"scripts: {', '.join(refused)}. Grant them: ACL SETUSER {acl_advice.user_of(url)} "
+            f"scripts: {', '.join(refused)}. Grant them: ACL SETUSER {user_of(url)} "
             + " ".join(f"+{name}" for name in refused)
         )
 

@@ -14,7 +14,7 @@ from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.jobs.states import Revocation
-from bulltask.transport.acl_advice import advice
+from bulltask.transport.advice import acl_advice
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
@@ -106,7 +106,7 @@ def test_revoking_quarantines_a_job_only_if_its_hash_is_malformed() -> None:
     ],
 )
 def test_a_refusal_of_the_acl_comes_with_what_to_grant(refusal: str, text: str) -> None:
-    assert text in advice(refusal, "redis://app:secret@there:6379/0")
+    assert text in acl_advice(refusal, "redis://app:secret@there:6379/0")
 
 
 class Socket:

@@ -1,0 +1,97 @@
+"""What to do about errors of permissions (ACL) and of TLS: text for messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["acl_advice", "refused_command", "tls_advice", "tls_hint", "user_of"]
+
+_COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
+_KEYS: Final = re.compile(r"permissions to access (a key|one of the keys)|can't access at least one of the keys")
+_IN_SCRIPT: Final = re.compile(r"user executing the script can't run")
+
+_CONNECTION_ENDED: Final = "reset by peer|closed by|EOF occurred|broken pipe"
+
+_TLS_ADVICE: Final = tuple(
+    (re.compile(pattern, re.IGNORECASE), text)
+    for pattern, text in (
+        (
+            "Hostname mismatch|IP address mismatch",
+            "Use a host name for which the certificate was issued, or add ssl_check_hostname=false to the URL",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED.*expired", "The server needs a new certificate"),
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "The server's certificate is not signed by an authority that this machine trusts: add ssl_ca_certs=FILE "
+            "to the URL, with the certificate of the authority that has signed it",
+        ),
+        (
+            "ALERT_CERTIFICATE_REQUIRED|ALERT_HANDSHAKE_FAILURE",
+            "The server requires a client certificate: add ssl_certfile=FILE and ssl_keyfile=FILE to the URL",
+        ),
+        (
+            "ALERT_UNKNOWN_CA|ALERT_BAD_CERTIFICATE|ALERT_CERTIFICATE",
+            "The server does not trust the certificate in ssl_certfile: use a valid one that is signed by the server's "
+            "authority (tls-ca-cert-file)",
+        ),
+        (
+            r"KEY_VALUES_MISMATCH|PEM lib|\bPEM\b.*NO_START_LINE|certfile should be",
+            "ssl_certfile and ssl_keyfile must be a certificate and its key, both as PEM",
+        ),
+        ("NO_CERTIFICATE_OR_CRL_FOUND", "ssl_ca_certs must be a file with certificates, as PEM"),
+        ("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", "The port does not speak TLS: start the URL with redis://"),
+    )
+)
+
+
+def acl_advice(text: str, url: str) -> str:
+    """Return what to do about a refusal, ``""`` if it has another reason.
+
+    Args:
+        text: the server's message.
+        url: the server, without its password.
+    """
+    user = user_of(url)
+    if found := _COMMAND.search(text):
+        return f". Grant it: ACL SETUSER {user} +{found[1]}"
+    if _KEYS.search(text):
+        return f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only)"
+    if _IN_SCRIPT.search(text):
+        return (
+            ". Commands inside a script count as well: grant all that this user needs (bulltask.spark.acl, or "
+            "docs/how-to/spark.md)"
+        )
+    return ""
+
+
+def refused_command(text: str) -> str:
+    """Return the command that a user may not run, according to an error; ``""`` if it has another reason."""
+    found = _COMMAND.search(text)
+    return "" if found is None else found[1]
+
+
+def user_of(url: str) -> str:
+    """Return the name of a URL's user, as the ACL spells it."""
+    try:
+        return unquote(urlsplit(url).username or "") or "default"
+    except ValueError:  # an invalid URL
+        return "default"
+
+
+def tls_advice(fault: BaseException) -> str | None:
+    """Return what to do about a failed handshake; ``None`` for a fault that has nothing to do with certificates."""
+    return next((text for pattern, text in _TLS_ADVICE if pattern.search(str(fault))), None)
+
+
+def tls_hint(fault: BaseException, url: str) -> str:
+    """Return what else a connection that broke during the handshake may mean, ``""`` if unknown."""
+    text = str(fault)
+    # In TLS 1.3 the server checks a client's certificate after the handshake is over for the client, so its alert may
+    # be lost when the connection is closed.
+    if url.startswith("rediss://") and re.search("timeout|" + _CONNECTION_ENDED, text, re.IGNORECASE):
+        return ". Either the port does not speak TLS, or the server requires another client certificate (ssl_certfile)"
+    if url.startswith("redis://") and re.search(_CONNECTION_ENDED, text, re.IGNORECASE):
+        return ". If the port speaks TLS, start the URL with rediss://"
+    return ""
