@@ -235,9 +235,7 @@ class Pipeline:
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
-        """Return ``bronze.gaps`` with ``repaired_rows``: how many jobs backfills have found; null if there was no
-        backfill.
-        """
+        """Return ``bronze.gaps`` with ``repaired_rows``: how many jobs backfills have found; null without one."""
         key = list(GAPS.key)
         repairs = read_table(self.spark, self.layout, REPAIRS).groupBy(key)
         repaired = repairs.agg(fn.sum("repaired_rows").alias("repaired_rows"))

@@ -1,5 +1,4 @@
-"""The lifecycle of each job, derived from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` on
-arrays.
+"""The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` on arrays.
 
 As long as the events fit into one process, this takes a hundredth of the time that Spark takes to plan and run
 :mod:`~bulltask.spark.lifecycle.sql`. It uses the same steps: the events of each job in order; an event's neighbours;

@@ -1,5 +1,4 @@
-"""The lifecycle of each job, derived from its queue's events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in
-Spark.
+"""The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in Spark.
 
 An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums, so nothing
 is grouped: one shuffle by job, one sort, and windows that share both.
@@ -220,9 +219,7 @@ def _ends_unseen_attempt() -> Column:
 
 
 def _attempt() -> dict[str, Column]:
-    """Return columns of the attempt that begins with an event; for one whose beginning was not seen, the event is its
-    end.
-    """
+    """Return columns of the attempt that begins with an event, or whose end it is if the beginning was not seen."""
     is_seen = fn.col("event") == "active"
 
     def end(name: str) -> Column:

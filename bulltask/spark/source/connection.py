@@ -167,9 +167,7 @@ class Connection:
 
 
 def broker_of(config: Config) -> Broker:
-    """Return a broker for the server or cluster of ``config``; for a cluster, with enough retries to outlast a
-    failover.
-    """
+    """Return a broker for the server or cluster of ``config``; in a cluster it retries long enough for a failover."""
     url = embedded.resolve_url(config.broker_url)
     with Connection(replace(config, broker_url=url)) as connection:
         clustered = connection.server_info().clustered

@@ -91,9 +91,7 @@ class EventsReader(DataSourceReader):
 
 
 class PushdownEventsReader(EventsReader):
-    """A reader that queries only the queues that a filter names. Spark refuses such a reader unless filters are
-    enabled.
-    """
+    """A reader that queries only queues that a filter names. Spark refuses it unless filters are enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters on the queue; return those that Spark must still apply."""
@@ -126,9 +124,7 @@ class CountsReader(DataSourceReader):
 
 
 class PushdownCountsReader(CountsReader):
-    """A reader that queries only the queues that a filter names. Spark refuses such a reader unless filters are
-    enabled.
-    """
+    """A reader that queries only queues that a filter names. Spark refuses it unless filters are enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters on the queue; return those that Spark must still apply."""

@@ -207,9 +207,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(zip([keys.name for keys in found], self._states(connection, found), strict=True))
 
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
-        """Yield the queues of a batch with the state of their streams; offsets also contain queues that no longer
-        exist.
-        """
+        """Yield the queues of a batch with the state of their streams; offsets also contain deleted queues."""
         ends, options = decode_offsets(end), self._options
         keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
         yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)

@@ -122,9 +122,7 @@ class QueueProgress:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The time in ms that other queues must not pass because this queue has more entries from then on, else
-        ``None``.
-        """
+        """The time in ms that other queues must not pass, if this queue has entries after it, else ``None``."""
         if self.target_offset is not None and not self.recreated:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.recreated):

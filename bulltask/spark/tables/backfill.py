@@ -138,8 +138,7 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _is_known() -> Column:
-    """Return whether ``silver`` knows an end, or a later one of the same incarnation (after a manual retry without
-    snapshot).
+    """Return whether ``silver`` knows an end, or a later end of the same incarnation (after a manual retry).
 
     If a clock is further behind than `CLOCKS`, the end is written again, by a row that supersedes the other one.
     """

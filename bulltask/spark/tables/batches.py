@@ -84,10 +84,10 @@ class BatchWriter:
                 f"than the lake. Remove {layout.checkpoint}, and the stream continues after the lake's last event"
             )
         _clean_up(layout, ledger)
-        _Batch(self, layout, ledger, head, ingest).write(batch)
+        _BatchRun(self, layout, ledger, head, ingest).write(batch)
 
 
-class _Batch:
+class _BatchRun:
     """One batch, from its rows to its record in the ledger."""
 
     def __init__(
@@ -185,7 +185,5 @@ def _clean_up(layout: Layout, ledger: Ledger) -> None:
 
 
 def _query_id(layout: Layout) -> str:
-    """Return Spark's id of the query, which lasts as long as the checkpoint; under Connect the query has none to ask
-    for.
-    """
+    """Return Spark's id of the query, read from the checkpoint, because under Connect the query cannot be asked."""
     return str(json.loads((layout.checkpoint / "metadata").read_text())["id"])

@@ -51,8 +51,7 @@ class SparkInChild:
 
     @contextmanager
     def run(self, run: SparkRun, /) -> Iterator[None]:
-        """Give a task its session, in a job group named after the job's id, and end what is left of the group
-        afterwards.
+        """Give a task its session, in a job group named after the job's id, and then end what is left of the group.
 
         Raises:
             WaitJob: the JVM has died since the last job: another child runs this one.

@@ -93,10 +93,10 @@ class History:
 
     def play(self) -> History:
         for step in range(8):
-            if self.chance.random() < 0.1 or not self.streams.lives:
+            if self.chance.random() < 0.1 or not self.streams.generations:
                 self.streams.appear(f"late{step}")
             self._step()
-        for queue in self.streams.lives:
+        for queue in self.streams.generations:
             if self.chance.random() < 0.2:
                 self.streams.obliterate(queue)
         self.query.restart()
@@ -164,7 +164,7 @@ class History:
 
         def happen() -> None:
             nonlocal left
-            if left and self.streams.lives and self.chance.random() < 0.4:
+            if left and self.streams.generations and self.chance.random() < 0.4:
                 left -= 1
                 self.streams.disturb()
 
@@ -183,7 +183,7 @@ class History:
         return [row for row in self.query.rows if row["queue"] == queue]
 
     def check(self) -> None:
-        for queue in self.streams.lives:
+        for queue in self.streams.generations:
             self._check_rows(queue)
             self._check_gaps(queue)
 
