@@ -142,7 +142,7 @@ def ok(n: int, **options: Any) -> FlowJob:
 def test_a_child_that_fails_means_to_its_parent_what_the_flow_says(
     orders: Orders, of_parents: str, of_children: str
 ) -> None:
-    """PROTOCOL 4.9, the five rows, added by us."""
+    """The five ways in which a child can fail, in flows that bulltask adds."""
     add = orders.flows.add
     nothing = add(job("gather", job("fail"), ok(1), queue="orders"))
     ignored = add(job("gather", job("fail", ignore_dependency_on_failure=True), ok(2), queue="orders"))

@@ -66,7 +66,7 @@ def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_o
     limited = stage.keys_of("limited")
     worker = stage.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
     stage.wait_until_idle(1, queue="limited")
-    # As rateLimit(1500) does; it is honoured where some maximum exists (PROTOCOL 4.8).
+    # As rateLimit(1500) does; it is honoured where some maximum exists.
     stage.redis.hset(limited.meta, mapping={"max": 1000, "duration": 1000})
     stage.redis.set(limited.limiter, 2**53 - 1, px=1500)
     ends_ms = server_ms(stage.redis) + 1500

@@ -522,7 +522,7 @@ def test_a_server_without_memory_adds_no_job_of_a_flow(server_factory: ServerFac
 
 
 def test_a_broken_queue_says_how_much_of_a_flow_was_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
-    """A Lua error is not rolled back (PROTOCOL 3); nothing else leaves a flow in part."""
+    """A Lua error is not rolled back; nothing else leaves a flow in part."""
     flows.add(job("before", queue="broken"))
     redis_client.delete("bull:{broken}:wait")
     redis_client.set("bull:{broken}:wait", "text")

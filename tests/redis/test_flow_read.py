@@ -172,7 +172,7 @@ def test_children_are_found_under_any_spelling(flows: FlowProducer, broker_url: 
 
 
 def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
-    """Node 5.62 cannot (PROTOCOL 1)."""
+    """Node 5.62 cannot do this."""
     with FlowProducer(broker_url, prefix="a:b") as flows:
         flows.add(job("root", job("child", queue="parts")))
         assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))

@@ -99,7 +99,7 @@ def server_ms(client: redis.Redis) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-# --- each option in its place (PROTOCOL 2) ----------------------------------------------------------------------------
+# --- each option in its place -----------------------------------------------------------------------------------------
 
 
 def test_a_plain_job_is_stored_in_wait_with_exactly_bullmqs_fields(app: App, redis_client: redis.Redis) -> None:

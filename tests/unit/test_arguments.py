@@ -98,7 +98,7 @@ def more_names(parameters: list[Parameter], own: str) -> st.SearchStrategy[str]:
 
 
 @given(calls())
-def test_a_call_that_went_through_json_is_the_same_call(
+def test_a_call_is_the_same_after_a_round_trip_through_json(
     call: tuple[list[Parameter], tuple[Any, ...], dict[str, Any]],
 ) -> None:
     parameters, args, kwargs = call
@@ -139,7 +139,7 @@ def mixed(a: int, /, b: int, *more: int, c: int = 0, **rest: int) -> None: ...
         (mixed, (1, 2, 3), {"d": 4}, {"a": 1, "b": 2, "more": [3], "rest": {"d": 4}}),
     ],
 )
-def test_a_call_is_stored_by_the_names_of_its_parameters(
+def test_arguments_are_stored_by_parameter_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], data: dict[str, Any]
 ) -> None:
     assert arguments(function).bind(args, kwargs) == data
@@ -166,7 +166,7 @@ def test_a_call_is_stored_by_the_names_of_its_parameters(
         (places, {"a": 5}, (5,), {}),
     ],
 )
-def test_the_data_of_other_clients_fits_where_its_names_or_places_do(
+def test_data_of_other_clients_matches_by_name_or_position(
     function: Callable[..., Any], data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert arguments(function).unbind(data) == (args, kwargs)
@@ -183,7 +183,7 @@ def test_the_data_of_other_clients_fits_where_its_names_or_places_do(
         (mixed, {"b": 2}, "missing a required argument: 'a'"),
     ],
 )
-def test_data_that_does_not_fit_names_the_task_its_signature_and_the_argument(
+def test_data_that_does_not_match_is_rejected_with_task_signature_and_argument(
     function: Callable[..., Any], data: Any, why: str
 ) -> None:
     with pytest.raises(InvalidJobError, match=why) as refused:
@@ -191,14 +191,14 @@ def test_data_that_does_not_fit_names_the_task_its_signature_and_the_argument(
     assert "the job's data does not match t(" in str(refused.value)
 
 
-def test_a_wrong_call_is_refused_as_python_would_say_it() -> None:
+def test_a_call_with_wrong_arguments_raises_pythons_own_message() -> None:
     with pytest.raises(TypeError, match=r"^t\(\) got an unexpected keyword argument 'cc'$"):
         arguments(send).bind(("a",), {"cc": "b"})
     with pytest.raises(TypeError, match=r"^t\(\) missing a required argument: 'to'$"):
         arguments(send).bind((), {})
 
 
-def test_the_context_of_a_bound_task_is_no_argument() -> None:
+def test_the_context_of_a_bound_task_is_not_an_argument() -> None:
     def bound(self: object, x: int) -> None: ...
 
     assert arguments(bound, bind=True).bind((1,), {}) == {"x": 1}

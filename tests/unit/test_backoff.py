@@ -38,7 +38,7 @@ def highest() -> float:
     return 1 - 2**-53
 
 
-# --- seed 002 section 8: jobs of bulltask -----------------------------------------------------------------------------
+# --- jobs that bulltask sent ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,6 @@ def highest() -> float:
         (8, 102_400, 128_000, 153_600),
         (9, 204_800, 256_000, 307_200),
         (10, 409_600, 512_000, 614_400),
-        # The seed's table says 48 to 72 minutes here; its formula gives this (PROTOCOL row 29).
         (11, 819_200, 1_024_000, 1_228_800),
         (12, 1_638_400, 2_048_000, 2_457_600),
         (13, 3_276_800, HOUR_MS, HOUR_MS),
@@ -62,7 +61,7 @@ def highest() -> float:
         (1_000_000_000_000, HOUR_MS, HOUR_MS, HOUR_MS),
     ],
 )
-def test_the_default_backoff_follows_the_schedule_of_the_seed(
+def test_the_default_backoff_doubles_from_1_s_up_to_1_h_with_20_percent_jitter(
     attempt: int, least_ms: int, base_ms: int, most_ms: int
 ) -> None:
     assert bulltask_delay_ms(Backoff(), attempt, lowest) == least_ms
@@ -71,7 +70,7 @@ def test_the_default_backoff_follows_the_schedule_of_the_seed(
 
 
 @pytest.mark.parametrize("attempt", [0, -1])
-def test_before_the_first_attempt_the_first_delay_is_returned_as_it_is(attempt: int) -> None:
+def test_before_the_first_attempt_the_delay_is_the_first_delay_without_jitter(attempt: int) -> None:
     assert bulltask_delay_ms(Backoff(delay_ms=1_000), attempt, highest) == 1_000
     assert bulltask_delay_ms(Backoff(delay_ms=1_000, max_delay_ms=300), attempt, highest) == 300
 
@@ -83,7 +82,7 @@ def test_a_fixed_delay_is_constant(delay: int, jitter: float, cap: int | None, a
 
 
 @given(backoff=backoffs, attempt=st.integers(-5, 10**12), chance=chances)
-def test_a_delay_is_never_negative_nor_over_the_cap(backoff: Backoff, attempt: int, chance: float) -> None:
+def test_a_delay_is_never_negative_and_never_exceeds_the_maximum(backoff: Backoff, attempt: int, chance: float) -> None:
     delay = bulltask_delay_ms(backoff, attempt, lambda: chance)
     assert isinstance(delay, int)
     assert 0 <= delay <= LONGEST_MS
@@ -92,7 +91,9 @@ def test_a_delay_is_never_negative_nor_over_the_cap(backoff: Backoff, attempt: i
 
 
 @given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
-def test_jitter_stays_within_its_share_on_both_sides(delay: int, jitter: float, attempt: int, chance: float) -> None:
+def test_jitter_lengthens_or_shortens_by_at_most_its_share(
+    delay: int, jitter: float, attempt: int, chance: float
+) -> None:
     base = delay * 2 ** (attempt - 1)
     got = bulltask_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
     assert base * (1 - jitter) - 1 <= got <= base * (1 + jitter) + 1
@@ -111,25 +112,25 @@ def test_a_custom_type_is_calculated_as_exponential(attempt: int) -> None:
     assert bulltask_delay_ms(Backoff("mine"), attempt, middle) == bulltask_delay_ms(Backoff(), attempt, middle)
 
 
-def test_jitter_is_drawn_anew_for_each_delay() -> None:
+def test_each_delay_has_its_own_random_jitter() -> None:
     assert len({bulltask_delay_ms(Backoff(delay_ms=10**6), 1) for _ in range(50)}) > 10
 
 
-# --- PROTOCOL 4.6: jobs of others -------------------------------------------------------------------------------------
+# --- jobs of other BullMQ clients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 700), (2, 1_400), (3, 2_800), (14, 5_734_400)])
-def test_a_foreign_exponential_backoff_doubles_without_a_cap(attempt: int, delay_ms: int) -> None:
+def test_an_exponential_backoff_of_another_client_has_no_maximum(attempt: int, delay_ms: int) -> None:
     assert bullmq_delay_ms(Backoff("exponential", 700, 0.0, None), attempt) == delay_ms
 
 
 @given(delay=delays, attempt=attempts)
-def test_a_foreign_fixed_backoff_is_constant_without_jitter(delay: int, attempt: int) -> None:
+def test_a_fixed_backoff_of_another_client_without_jitter_is_constant(delay: int, attempt: int) -> None:
     assert bullmq_delay_ms(Backoff("fixed", delay, 0.0, None), attempt) == delay
 
 
 @pytest.mark.parametrize("kind", ["fixed", "exponential"])
-def test_jitter_of_a_foreign_job_only_shortens(kind: str) -> None:
+def test_jitter_in_a_job_of_another_client_only_shortens_the_delay(kind: str) -> None:
     backoff = Backoff(kind, 1_000, 0.5, None)
     assert bullmq_delay_ms(backoff, 1, lowest) == 500
     assert bullmq_delay_ms(backoff, 1, middle) == 750
@@ -137,7 +138,7 @@ def test_jitter_of_a_foreign_job_only_shortens(kind: str) -> None:
 
 
 @given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
-def test_a_foreign_delay_lies_between_its_shortest_and_its_full_length(
+def test_the_delay_of_another_clients_job_is_between_its_shortened_and_its_full_length(
     delay: int, jitter: float, attempt: int, chance: float
 ) -> None:
     full = delay * 2 ** (attempt - 1)
@@ -146,7 +147,7 @@ def test_a_foreign_delay_lies_between_its_shortest_and_its_full_length(
 
 
 @given(backoff=backoffs, attempt=st.integers(-5, 10**12), chance=chances)
-def test_a_foreign_delay_is_never_negative_and_never_overflows(backoff: Backoff, attempt: int, chance: float) -> None:
+def test_delays_of_other_clients_jobs_never_overflow(backoff: Backoff, attempt: int, chance: float) -> None:
     delay = bullmq_delay_ms(backoff, attempt, lambda: chance)
     assert isinstance(delay, int)
     assert 0 <= delay <= LONGEST_MS
@@ -164,14 +165,14 @@ def test_a_foreign_delay_is_never_negative_and_never_overflows(backoff: Backoff,
         ("exponential", 78_848, 0.5, 13, 0.7938960790634155, 289_679_601),
     ],
 )
-def test_the_same_chance_gives_the_delay_that_node_gave(
+def test_with_the_same_random_number_the_delay_is_that_of_node(
     kind: str, delay: int, jitter: float, attempt: int, chance: float, expected: int
 ) -> None:
     # What Backoffs.calculate of bullmq 5.62.0 returned with Math.random replaced by `chance`.
     assert bullmq_delay_ms(Backoff(kind, delay, jitter, None), attempt, lambda: chance) == expected
 
 
-def test_a_foreign_type_nobody_registered_neither_hangs_nor_spins() -> None:
+def test_an_unknown_backoff_type_of_another_client_counts_as_exponential() -> None:
     assert bullmq_delay_ms(Backoff("theirs", 0, 0.0, None), 3) == 4_000
     assert bullmq_delay_ms(Backoff("theirs", 200, 0.0, None), 3) == 800
 
@@ -184,17 +185,17 @@ def test_no_delay_means_retry_at_once() -> None:
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_backoff_is_written_so_that_node_does_its_nearest() -> None:
+def test_the_stored_default_backoff_is_one_that_node_understands() -> None:
     expected = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": HOUR_MS}
     assert Backoff().to_wire() == expected
 
 
-def test_a_fixed_backoff_carries_no_jitter_that_node_would_apply() -> None:
+def test_a_fixed_backoff_is_stored_without_jitter_because_node_would_apply_it() -> None:
     assert Backoff("fixed", 500).to_wire() == {"type": "fixed", "delay": 500, "jitter": 0, "maxDelay": HOUR_MS}
     assert Backoff("fixed", 500, jitter=0.9).jitter == 0
 
 
-def test_the_jitter_of_a_foreign_fixed_backoff_survives() -> None:
+def test_the_jitter_of_another_clients_fixed_backoff_is_kept() -> None:
     stored = {"type": "fixed", "delay": 500, "jitter": 0.5}
     backoff = Backoff.from_wire(stored)
     assert backoff is not None
@@ -206,7 +207,7 @@ def test_the_name_of_a_custom_strategy_is_never_stored() -> None:
 
 
 @given(backoff=backoffs)
-def test_a_backoff_comes_back_from_json_as_it_was(backoff: Backoff) -> None:
+def test_a_stored_backoff_is_read_back_unchanged(backoff: Backoff) -> None:
     assert Backoff.from_wire(json.loads(json.dumps(backoff.to_wire()))) == backoff
 
 
@@ -230,7 +231,7 @@ def test_no_backoff_is_none() -> None:
         ({"type": "fixed", "delay": 1, "jitter": None, "maxDelay": None}, Backoff("fixed", 1, 0.0, None)),
     ],
 )
-def test_what_bullmq_stores_is_understood(stored: object, expected: Backoff) -> None:
+def test_every_backoff_that_bullmq_stores_can_be_read(stored: object, expected: Backoff) -> None:
     assert Backoff.from_wire(stored) == expected
 
 
@@ -265,7 +266,7 @@ json_values = st.recursive(
 
 
 @given(stored=json_values)
-def test_any_stored_value_is_either_understood_or_refused(stored: object) -> None:
+def test_any_stored_value_is_either_read_or_rejected(stored: object) -> None:
     try:
         backoff = Backoff.from_wire(stored)
     except DecodeError:
@@ -312,25 +313,25 @@ def test_a_custom_strategy_may_answer_in_seconds_or_as_a_timedelta() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 100), (2, 200), (5, 1_600), (9, 25_600), (10, 30_000)])
-def test_reconnecting_follows_the_schedule_of_the_seed(attempt: int, delay_ms: int) -> None:
+def test_the_reconnect_delay_doubles_from_100_ms_to_30_s(attempt: int, delay_ms: int) -> None:
     assert reconnect_delay_ms(attempt, middle) == delay_ms
 
 
 @given(attempt=st.integers(-5, 10**12), chance=chances)
-def test_reconnecting_stays_within_20_percent_of_100_ms_to_30_s(attempt: int, chance: float) -> None:
+def test_the_reconnect_delay_has_20_percent_jitter(attempt: int, chance: float) -> None:
     assert 80 <= reconnect_delay_ms(attempt, lambda: chance) <= 36_000
 
 
-def test_the_longest_reconnect_delays_still_differ_so_that_a_fleet_does_not_return_at_once() -> None:
+def test_jitter_applies_to_the_maximum_reconnect_delay_so_that_workers_do_not_reconnect_all_at_once() -> None:
     assert reconnect_delay_ms(50, lowest) == 24_000
     assert reconnect_delay_ms(50, highest) == 36_000
 
 
-def test_first_delay_and_cap_of_reconnecting_can_be_set() -> None:
+def test_the_first_and_the_maximum_reconnect_delay_can_be_set() -> None:
     assert [reconnect_delay_ms(n, middle, first_ms=10, cap_ms=50) for n in (1, 2, 3, 4, 99)] == [10, 20, 40, 50, 50]
 
 
-def test_a_backoff_that_is_nested_deeply_is_refused_like_any_other() -> None:
+def test_a_deeply_nested_backoff_is_rejected_like_any_malformed_one() -> None:
     deep: object = 1
     for _ in range(100_000):
         deep = [deep]

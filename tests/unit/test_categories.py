@@ -240,7 +240,7 @@ def test_a_refused_connection_is_transient(get: Get, closed_address: str) -> Non
 
 @any_client
 @pytest.mark.parametrize("path", ["nothing", "garbage", "late"])
-def test_no_answer_no_http_and_a_late_answer_are_transient(get: Get, path: str, address: str) -> None:
+def test_a_missing_invalid_or_late_response_is_transient(get: Get, path: str, address: str) -> None:
     assert categorize_error(get(f"http://{address}/{path}")) is T
 
 
@@ -255,12 +255,12 @@ def test_a_redirect_loop_is_permanent(get: Get, address: str) -> None:
 
 
 @any_client
-def test_a_body_that_is_no_json_is_permanent(get: Get, address: str) -> None:
+def test_a_body_that_is_not_json_is_permanent(get: Get, address: str) -> None:
     assert categorize_error(get(f"http://{address}/body/application/json")) is P
 
 
 @pytest.mark.parametrize("get", [by_httpx, by_requests])
-def test_a_body_that_cannot_be_unpacked_is_permanent(get: Get, address: str) -> None:
+def test_a_body_that_cannot_be_decompressed_is_permanent(get: Get, address: str) -> None:
     assert categorize_error(get(f"http://{address}/body/application/json?encoding=gzip")) is P
 
 
@@ -275,12 +275,12 @@ def test_an_invalid_url_is_permanent(get: Get, url: str) -> None:
 
 
 @any_client
-def test_a_certificate_nobody_trusts_is_permanent(get: Get, untrusted_address: str) -> None:
+def test_an_untrusted_certificate_is_permanent(get: Get, untrusted_address: str) -> None:
     assert categorize_error(get(f"https://{untrusted_address}/status/200")) is P
 
 
 @any_client
-def test_a_tls_handshake_that_fails_otherwise_is_transient(get: Get, address: str) -> None:
+def test_other_tls_handshake_failures_are_transient(get: Get, address: str) -> None:
     assert categorize_error(get(f"https://{address}/status/200")) is T
 
 
@@ -295,7 +295,7 @@ def test_an_http_error_made_by_hand_without_a_response_is_unknown() -> None:
     assert categorize_error(requests.HTTPError("something")) is U
 
 
-def test_other_clients_are_judged_by_the_response_they_carry(address: str) -> None:
+def test_errors_of_unknown_clients_are_categorized_by_their_response(address: str) -> None:
     class ApiError(Exception):
         def __init__(self, response: httpx.Response) -> None:
             super().__init__("the API failed")
@@ -325,7 +325,7 @@ def test_network_and_resource_errnos_are_transient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG_USE.split())
-def test_errnos_of_wrong_use_are_permanent(name: str) -> None:
+def test_errnos_of_programming_errors_are_permanent(name: str) -> None:
     assert categorize_error(OSError(getattr(errno, name), "x")) is P
 
 
@@ -491,7 +491,7 @@ def test_errors_of_redis_py(error: BaseException, category: ErrorCategory) -> No
     assert categorize_error(error) is category
 
 
-def test_redis_that_is_not_there_is_transient(closed_address: str) -> None:
+def test_an_unreachable_redis_is_transient(closed_address: str) -> None:
     with redis.Redis.from_url(f"redis://{closed_address}") as client:
         assert categorize_error(raised(client.ping)) is T
 
@@ -506,7 +506,7 @@ def test_redis_that_is_not_there_is_transient(closed_address: str) -> None:
         (errors.BrokerAuthError(), P),
         (errors.ScriptIntegrityError(), P),
         (errors.ResultTimeoutError(), T),
-        (errors.JobNotFoundError("1", "q"), P),  # redis.Nil of the seed
+        (errors.JobNotFoundError("1", "q"), P),
         (errors.UnknownTaskError(), P),
         (errors.DuplicateTaskError(), P),
         (errors.AppNotFoundError(), P),
@@ -581,7 +581,7 @@ def test_a_read_only_sqlite_database_is_permanent(database: sqlite3.Connection, 
     assert categorize_error(error) is P
 
 
-def test_a_file_that_is_no_sqlite_database_is_permanent(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_sqlite_database_is_permanent(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("no database at all, but long enough to be looked at by SQLite. " * 20)
     connection = sqlite3.connect(tmp_path / "x.db")
     error = raised(lambda: connection.execute("SELECT * FROM jobs"))
@@ -601,7 +601,7 @@ def test_a_file_that_is_no_sqlite_database_is_permanent(tmp_path: Path) -> None:
         ("attempt to write a readonly database", P),
     ],
 )
-def test_sqlite_errors_that_lost_their_code_are_judged_by_their_text(text: str, category: ErrorCategory) -> None:
+def test_sqlite_errors_without_a_code_are_categorized_by_their_message(text: str, category: ErrorCategory) -> None:
     assert categorize_error(sqlite3.OperationalError(text)) is category
 
 
@@ -628,14 +628,14 @@ def test_sqlite_errors_that_lost_their_code_are_judged_by_their_text(text: str, 
 )
 @pytest.mark.parametrize("attribute", ["sqlstate", "pgcode"])
 @pytest.mark.parametrize("base", [PsycopgOperational, PsycopgInternal, PsycopgError, AsyncpgError])
-def test_a_sqlstate_says_more_than_the_type(
+def test_the_sqlstate_has_precedence_over_the_type(
     base: type[Exception], attribute: str, state: str, category: ErrorCategory
 ) -> None:
     assert categorize_error(kind("psycopg.errors.Some", base, **{attribute: state})("x")) is category
 
 
 @pytest.mark.parametrize("state", ["XX000", "", "0", None, 40001])
-def test_a_sqlstate_that_says_nothing_leaves_it_to_the_type(state: object) -> None:
+def test_with_an_unknown_sqlstate_the_type_decides(state: object) -> None:
     assert categorize_error(kind("psycopg.errors.Some", PsycopgOperational, sqlstate=state)("x")) is T
     assert categorize_error(kind("psycopg.errors.Some", PsycopgInternal, sqlstate=state)("x")) is U
 
@@ -657,7 +657,7 @@ def test_a_sqlstate_that_says_nothing_leaves_it_to_the_type(state: object) -> No
         (3819, P),  # check constraint
     ],
 )
-def test_the_number_of_mysql_says_more_than_the_type(number: int, category: ErrorCategory) -> None:
+def test_the_error_number_of_mysql_has_precedence_over_the_type(number: int, category: ErrorCategory) -> None:
     assert categorize_error(MySQLOperational(number, "x")) is category
 
 
@@ -675,7 +675,7 @@ def test_a_deadlock_that_mysql_calls_internal_is_transient() -> None:
         ("FATAL: sorry, too many clients already", T),
     ],
 )
-def test_a_failed_connection_to_postgres_is_judged_by_its_text(text: str, category: ErrorCategory) -> None:
+def test_a_failed_connection_to_postgres_is_categorized_by_its_message(text: str, category: ErrorCategory) -> None:
     assert categorize_error(PsycopgOperational(text)) is category
 
 
@@ -687,14 +687,14 @@ def alchemy(original: BaseException) -> BaseException:
     return error
 
 
-def test_sqlalchemy_is_judged_by_the_driver_it_wraps_and_not_by_the_statement_it_quotes() -> None:
+def test_sqlalchemy_errors_are_categorized_by_the_drivers_error_not_by_the_quoted_statement() -> None:
     assert categorize_error(alchemy(PsycopgOperational("server closed the connection"))) is T
     assert categorize_error(alchemy(sqlite3.OperationalError("database is locked"))) is T
     assert categorize_error(alchemy(sqlite3.OperationalError("no such table: t"))) is P
     assert categorize_error(alchemy(MySQLOperational(1045, "Access denied"))) is P
 
 
-def test_django_is_judged_by_the_driver_it_wraps(database: sqlite3.Connection) -> None:
+def test_django_errors_are_categorized_by_the_drivers_error(database: sqlite3.Connection) -> None:
     outer = DjangoOperational("no such table: nothing")
     outer.__cause__ = raised(lambda: database.execute("SELECT * FROM nothing"))
     assert categorize_error(outer) is P
@@ -716,7 +716,7 @@ def test_django_is_judged_by_the_driver_it_wraps(database: sqlite3.Connection) -
         ("psycopg.DatabaseError", U),
     ],
 )
-def test_names_of_db_api_count_whoever_defines_them(name: str, category: ErrorCategory) -> None:
+def test_db_api_exception_names_match_in_any_package(name: str, category: ErrorCategory) -> None:
     assert categorize_error(kind(name)("x")) is category
 
 
@@ -828,7 +828,7 @@ def test_everything_else_is_unknown(error: BaseException) -> None:
         (smtplib.SMTPRecipientsRefused({"a@b": (550, b"no such user"), "c@d": (450, b"greylisted")}), T),
     ],
 )
-def test_mail_is_tried_again_on_4yz_and_not_on_5yz(error: BaseException, category: ErrorCategory) -> None:
+def test_smtp_4yz_is_transient_and_5yz_permanent(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
@@ -842,24 +842,24 @@ def from_cause(outer: BaseException, cause: BaseException) -> BaseException:
     return raised(raise_it)
 
 
-def test_what_the_task_says_wins() -> None:
+def test_transient_error_and_permanent_error_decide() -> None:
     assert categorize_error(TransientError("not deployed yet")) is T
     assert categorize_error(PermanentError("insufficient funds")) is P
 
 
-def test_what_was_said_wins_over_known_types_anywhere_among_the_causes() -> None:
+def test_they_decide_anywhere_in_the_chain_of_causes() -> None:
     assert categorize_error(from_cause(TransientError(), ValueError())) is T
     assert categorize_error(from_cause(ValueError(), TransientError())) is T
     assert categorize_error(from_cause(PermanentError(), ConnectionError())) is P
     assert categorize_error(from_cause(RuntimeError(), from_cause(ConnectionError(), PermanentError()))) is P
 
 
-def test_of_two_things_said_the_outer_one_wins() -> None:
+def test_of_two_of_them_the_outer_one_decides() -> None:
     assert categorize_error(from_cause(TransientError(), PermanentError())) is T
     assert categorize_error(from_cause(PermanentError(), TransientError())) is P
 
 
-def test_an_unknown_error_is_judged_by_its_cause() -> None:
+def test_an_unknown_error_has_the_category_of_its_cause() -> None:
     assert categorize_error(from_cause(BusinessError("sync failed"), ConnectionResetError())) is T
     assert categorize_error(from_cause(BusinessError("sync failed"), KeyError("x"))) is P
 
@@ -869,12 +869,12 @@ def test_a_known_error_hides_its_cause() -> None:
     assert categorize_error(from_cause(ConnectionError(), KeyError())) is T
 
 
-def test_an_exception_given_to_another_one_counts_as_its_cause() -> None:
+def test_an_exception_passed_as_an_argument_counts_as_the_cause() -> None:
     assert categorize_error(BusinessError(ConnectionResetError())) is T
     assert categorize_error(BusinessError(TransientError())) is T
 
 
-def test_an_error_met_while_handling_another_one_has_nothing_to_do_with_it() -> None:
+def test_the_implicit_context_does_not_count() -> None:
     def fail(first: BaseException, second: BaseException) -> BaseException:
         def handle() -> None:
             try:
@@ -891,14 +891,14 @@ def test_an_error_met_while_handling_another_one_has_nothing_to_do_with_it() -> 
     assert categorize_error(fail(PermanentError(), TimeoutError())) is T
 
 
-def test_causes_that_go_in_circles_end() -> None:
+def test_a_cycle_of_causes_ends() -> None:
     one, two = BusinessError("1"), BusinessError("2")
     one.__cause__, two.__cause__ = two, one
     assert categorize_error(one) is U
     assert retry_after_ms(one, now=NOW) is None
 
 
-def test_what_was_said_can_be_asked_alone() -> None:
+def test_explicit_category_ignores_everything_else() -> None:
     assert explicit_category(from_cause(RuntimeError(), PermanentError())) is P
     assert explicit_category(TransientError()) is T
     assert explicit_category(ValueError()) is None
@@ -915,7 +915,7 @@ def test_what_was_said_can_be_asked_alone() -> None:
         "LOADING Redis is loading the dataset in memory",
     ],
 )
-def test_an_error_that_nothing_is_known_of_but_its_text_is_transient_if_that_tells_of_a_lost_connection(
+def test_an_unknown_error_with_the_message_of_a_lost_connection_is_transient(
     text: str,
 ) -> None:
     assert categorize_error(BusinessError(text)) is T
@@ -923,7 +923,7 @@ def test_an_error_that_nothing_is_known_of_but_its_text_is_transient_if_that_tel
     assert categorize_error(ExceptionGroup("several", [RuntimeError(text), TimeoutError()])) is T
 
 
-def test_the_text_of_a_known_error_or_of_a_statement_says_nothing() -> None:
+def test_messages_of_known_errors_and_quoted_statements_do_not_count() -> None:
     text = "connection refused"
     assert categorize_error(ValueError(text)) is P
     assert categorize_error(from_cause(RuntimeError(text), KeyError())) is P
@@ -947,7 +947,7 @@ def test_the_text_of_a_known_error_or_of_a_statement_says_nothing() -> None:
         ([from_cause(BusinessError(), TimeoutError()), TimeoutError()], T),
     ],
 )
-def test_a_group_is_transient_only_if_everything_in_it_is(members: list[Exception], category: ErrorCategory) -> None:
+def test_a_group_is_transient_only_if_all_its_members_are(members: list[Exception], category: ErrorCategory) -> None:
     assert categorize_error(ExceptionGroup("several", members)) is category
     assert categorize_error(from_cause(BusinessError(), ExceptionGroup("several", members))) is category
 
@@ -957,7 +957,7 @@ def test_the_same_error_may_be_in_a_group_twice() -> None:
     assert categorize_error(ExceptionGroup("several", [same, same])) is T
 
 
-def test_a_task_group_of_asyncio_is_judged_by_its_members(closed_address: str) -> None:
+def test_an_asyncio_task_group_is_categorized_by_its_members(closed_address: str) -> None:
     async def fetch_both() -> None:
         async with httpx.AsyncClient(trust_env=False) as client, asyncio.TaskGroup() as group:
             group.create_task(client.get(f"http://{closed_address}/1"))
@@ -974,7 +974,7 @@ def test_a_group_that_is_the_cause_of_its_own_member_ends() -> None:
     assert categorize_error(member) is U
 
 
-def test_what_is_said_about_a_group_wins_over_its_members() -> None:
+def test_an_explicit_category_of_a_group_has_precedence_over_its_members() -> None:
     assert categorize_error(from_cause(TransientError(), ExceptionGroup("x", [ValueError()]))) is T
 
 
@@ -1013,19 +1013,19 @@ def test_a_rule_may_be_a_type_some_types_a_name_or_a_function(match: Any) -> Non
         ("builtins.Exception", True),
     ],
 )
-def test_a_name_matches_along_the_bases_and_from_the_outer_package_inwards(name: str, matches: bool) -> None:
+def test_a_name_matches_base_classes_and_submodules(name: str, matches: bool) -> None:
     rules = Categorizer()
     rules.register(name, U)
     assert rules.categorize(redis.ReadOnlyError("x")) is (U if matches else T)
 
 
-def test_a_name_reaches_types_defined_in_c() -> None:
+def test_a_name_matches_types_defined_in_c() -> None:
     rules = Categorizer()
     rules.register("csv.Error", T)
     assert rules.categorize(csv.Error()) is T
 
 
-def test_the_newest_rule_goes_first_and_all_go_before_what_is_known() -> None:
+def test_newer_rules_have_precedence_and_all_rules_over_known_exceptions() -> None:
     rules = Categorizer()
     rules.register(LookupError, T)
     assert rules.categorize(KeyError()) is T
@@ -1034,13 +1034,13 @@ def test_the_newest_rule_goes_first_and_all_go_before_what_is_known() -> None:
     assert rules.categorize(IndexError()) is T
 
 
-def test_what_the_task_says_wins_over_rules() -> None:
+def test_transient_error_and_permanent_error_have_precedence_over_rules() -> None:
     rules = Categorizer()
     rules.register(Exception, T)
     assert rules.categorize(PermanentError()) is P
 
 
-def test_a_rule_is_asked_about_causes_of_unknown_errors_and_about_groups() -> None:
+def test_rules_apply_to_causes_of_unknown_errors_and_to_groups() -> None:
     rules = Categorizer()
     rules.register(BusinessError, T)
     assert rules.categorize(from_cause(RuntimeError(), BusinessError())) is T
@@ -1049,13 +1049,13 @@ def test_a_rule_is_asked_about_causes_of_unknown_errors_and_about_groups() -> No
     assert rules.categorize(ExceptionGroup("x", [TimeoutError()])) is P
 
 
-def test_unknown_is_an_answer_that_ends_the_search() -> None:
+def test_a_rule_that_returns_unknown_ends_the_search() -> None:
     rules = Categorizer()
     rules.register(ConnectionError, U)
     assert rules.categorize(from_cause(ConnectionError(), TimeoutError())) is U
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_is_independent() -> None:
     first = Categorizer()
     first.register(BusinessError, T)
     second = first.copy()
@@ -1066,7 +1066,7 @@ def test_a_copy_goes_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("rule", [lambda exc: exc.no_such_attribute, lambda exc: "sometimes", lambda: T])
-def test_a_rule_that_fails_is_left_out_and_leaves_a_note(rule: Any) -> None:
+def test_a_rule_that_raises_is_skipped_with_a_note(rule: Any) -> None:
     rules = Categorizer()
     rules.register(rule)
     error = ConnectionError()
@@ -1088,12 +1088,12 @@ def test_a_rule_that_fails_is_left_out_and_leaves_a_note(rule: Any) -> None:
         (None, T),
     ],
 )
-def test_a_rule_that_cannot_work_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_an_invalid_rule_is_rejected(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError):
         Categorizer().register(*arguments)
 
 
-def test_a_category_may_be_given_as_text() -> None:
+def test_a_category_may_be_given_as_a_string() -> None:
     rules = Categorizer()
     rules.register(BusinessError, "transient")  # type: ignore[arg-type]
     assert rules.categorize(BusinessError()) is T
@@ -1150,13 +1150,13 @@ def test_the_libraries_are_recognised_without_being_imported() -> None:
 
 @any_client
 @pytest.mark.parametrize("status", [429, 503])
-def test_the_header_of_a_busy_server_is_obeyed(get: Get, status: int, address: str) -> None:
+def test_retry_after_of_a_busy_server_is_respected(get: Get, status: int, address: str) -> None:
     assert retry_after_ms(get(f"http://{address}/status/{status}?retry_after=7"), now=NOW) == 7_000
 
 
 @any_client
 @pytest.mark.parametrize("path", ["status/503", "status/500?retry_after=7", "status/404?retry_after=7", "nothing"])
-def test_without_the_header_or_with_another_status_nobody_asked(get: Get, path: str, address: str) -> None:
+def test_without_the_header_or_with_another_status_there_is_no_retry_after(get: Get, path: str, address: str) -> None:
     assert retry_after_ms(get(f"http://{address}/{path}"), now=NOW) is None
 
 
@@ -1195,7 +1195,7 @@ def test_retry_after_is_seconds_or_a_date_of_at_most_an_hour(value: str, asked_m
 
 
 @given(value=st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0")))
-def test_any_header_is_either_understood_or_ignored(value: str) -> None:
+def test_any_header_is_either_parsed_or_ignored(value: str) -> None:
     asked = retry_after_ms(kind("x.Error", response=kind_of_response(value))("x"), now=NOW)
     assert asked is None or 0 <= asked <= 3_600_000
 
@@ -1205,7 +1205,7 @@ def kind_of_response(value: str) -> object:
 
 
 @given(moment=st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001
-def test_any_date_is_counted_from_now(moment: datetime) -> None:
+def test_a_date_is_relative_to_now(moment: datetime) -> None:
     whole = moment.replace(microsecond=0)
     expected = min(max(timedelta(), whole - NOW), timedelta(hours=1))
     assert retry_after_ms(busy(format_datetime(whole, usegmt=True)), now=NOW) == expected / timedelta(milliseconds=1)
@@ -1215,20 +1215,20 @@ def test_any_date_is_counted_from_now(moment: datetime) -> None:
     ("said", "asked_ms"),
     [(5, 5_000), (0.25, 250), (timedelta(hours=6), 21_600_000), (0, 0), (-1, None), (float("nan"), None), ("5", None)],
 )
-def test_what_the_task_asks_for_counts_as_it_is(said: Any, asked_ms: int | None) -> None:
+def test_retry_after_of_a_transient_error_has_no_maximum(said: Any, asked_ms: int | None) -> None:
     assert retry_after_ms(TransientError("later", retry_after=said), now=NOW) == asked_ms
     assert retry_after_ms(from_cause(BusinessError(), TransientError(retry_after=said)), now=NOW) == asked_ms
 
 
-def test_what_the_task_asks_for_goes_before_the_header() -> None:
+def test_retry_after_of_a_transient_error_has_precedence_over_the_header() -> None:
     assert retry_after_ms(from_cause(TransientError(retry_after=1), busy("60")), now=NOW) == 1_000
     assert retry_after_ms(from_cause(TransientError("later"), busy("60")), now=NOW) == 60_000
 
 
-def test_in_a_group_the_longest_wait_counts() -> None:
+def test_in_a_group_the_longest_delay_wins() -> None:
     members = [TransientError(retry_after=1), ExceptionGroup("inner", [TransientError(retry_after=3)]), ValueError()]
     assert retry_after_ms(ExceptionGroup("several", members), now=NOW) == 3_000
 
 
-def test_nobody_asks_in_an_ordinary_error() -> None:
+def test_an_ordinary_error_has_no_retry_after() -> None:
     assert retry_after_ms(ConnectionError(), now=NOW) is None

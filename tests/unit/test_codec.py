@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
 
 @given(values)
-def test_what_is_encoded_comes_back_the_same(value: Any) -> None:
+def test_an_encoded_value_is_decoded_to_the_same_value(value: Any) -> None:
     assert decode(encode(value)) == value
 
 
@@ -67,11 +67,11 @@ def test_the_text_is_what_json_stringify_writes() -> None:
         (1e300, "1e+300"),
     ],
 )
-def test_tuples_enums_and_other_subclasses_travel_as_what_they_are(value: object, text: str) -> None:
+def test_tuples_enums_and_other_subclasses_are_encoded_as_their_base_type(value: object, text: str) -> None:
     assert encode(value).decode() == text
 
 
-def test_a_lone_surrogate_travels_as_an_escape() -> None:
+def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
     data = encode({"name": "\ud800 é"})
     assert data == b'{"name":"\\ud800 \\u00e9"}'
     assert decode(data) == {"name": "\ud800 é"}
@@ -95,13 +95,13 @@ def test_a_lone_surrogate_travels_as_an_escape() -> None:
         (object, "value is of type builtins.type"),
     ],
 )
-def test_what_json_cannot_carry_is_refused_with_the_way_to_it(value: object, culprit: str) -> None:
+def test_a_value_that_json_does_not_have_is_rejected_with_the_path_to_it(value: object, culprit: str) -> None:
     with pytest.raises(EncodeError) as refused:
         encode(value)
     assert culprit in str(refused.value)
 
 
-def test_messages_call_the_value_by_its_name() -> None:
+def test_messages_name_the_value() -> None:
     with pytest.raises(EncodeError, match=r"^the arguments of task f\['x'\] is of type builtins\.bytes"):
         encode({"x": b""}, what="the arguments of task f")
 
@@ -135,7 +135,7 @@ def mixed(levels: int) -> Any:
 
 
 @pytest.mark.parametrize("nested", [lists, objects, mixed])
-def test_as_many_levels_travel_as_the_documentation_says_and_not_one_more(nested: Callable[[int], Any]) -> None:
+def test_values_may_be_nested_500_levels_deep_and_no_deeper(nested: Callable[[int], Any]) -> None:
     text = encode(nested(500))
     assert encode(decode(text)) == text
     for levels in (501, 700, 5_000):
@@ -145,7 +145,7 @@ def test_as_many_levels_travel_as_the_documentation_says_and_not_one_more(nested
             decode(levels * b"[" + levels * b"]", what="data of job 7")
 
 
-def test_a_wide_value_is_not_a_deep_one() -> None:
+def test_a_value_with_many_items_is_not_taken_for_a_nested_one() -> None:
     wide = {"rows": [{"n": [number]} for number in range(5_000)]}
     assert decode(encode(wide)) == wide
     assert decode(encode(5_000 * "[{")) == 5_000 * "[{"
@@ -157,7 +157,7 @@ def test_the_limit_counts_bytes_not_characters() -> None:
         encode("é" * 5, limit=10)
 
 
-def test_the_limit_is_checked_on_what_is_sent_when_escapes_are_needed() -> None:
+def test_the_size_limit_counts_escapes() -> None:
     with pytest.raises(PayloadTooLargeError, match="8 bytes"):
         encode("\ud800", limit=7)
 
@@ -172,12 +172,12 @@ def test_any_json_text_is_read_as_json_reads_it(value: Any) -> None:
     assert decode(f"\n\t{json.dumps(value, indent=1)} \r\n") == value
 
 
-def test_what_stands_behind_a_value_is_not_overlooked() -> None:
+def test_text_after_a_json_value_is_an_error() -> None:
     with pytest.raises(DecodeError, match="Extra data"):
         decode("{} 5", what="x")
 
 
-def test_nothing_stored_is_none() -> None:
+def test_a_missing_value_is_none() -> None:
     assert decode(None) is None
 
 
@@ -194,16 +194,16 @@ def test_nothing_stored_is_none() -> None:
         pytest.param("9" * 5000, id="too long an integer"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_name(data: bytes | str) -> None:
+def test_text_that_is_not_json_is_rejected_and_named(data: bytes | str) -> None:
     with pytest.raises(DecodeError, match=r"^data of job 7 is not valid JSON: "):
         decode(data, what="data of job 7")
 
 
 @given(st.binary())
-def test_raw_text_is_always_readable(data: bytes) -> None:
+def test_any_stored_text_can_be_decoded(data: bytes) -> None:
     assert isinstance(decode_text(data), str)
 
 
-def test_raw_text_that_is_no_utf8_shows_its_bytes_as_escapes() -> None:
+def test_bytes_that_are_not_utf8_become_escapes() -> None:
     assert decode_text(b"caf\xc3\xa9 \xff") == "café \\xff"
     assert decode_text(None) == ""

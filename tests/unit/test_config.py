@@ -112,7 +112,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     }
 
 
-def test_concurrency_is_one_child_a_usable_core_unless_it_is_set() -> None:
+def test_the_default_concurrency_is_one_child_per_usable_core() -> None:
     assert config().concurrency == usable_cores()
     assert config(worker_concurrency="auto").concurrency == usable_cores()
     assert config(worker_concurrency=None).concurrency == usable_cores()
@@ -125,7 +125,7 @@ def test_a_lock_is_renewed_twice_in_half_its_duration_unless_set_otherwise() -> 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_has_a_text_and_a_default_that_it_accepts(name: str) -> None:
+def test_every_setting_has_a_help_text_and_a_valid_default(name: str) -> None:
     row = SETTINGS[name]
     assert row.doc
     assert getattr(conf(**{name: row.default}), name) == row.default
@@ -133,7 +133,7 @@ def test_every_setting_has_a_text_and_a_default_that_it_accepts(name: str) -> No
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [object(), "\x00", -1, [object()]])
-def test_no_setting_accepts_rubbish_and_each_error_names_its_setting(name: str, value: Any) -> None:
+def test_every_setting_rejects_invalid_values_and_is_named_in_the_error(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         conf(**{name: value})
 
@@ -143,14 +143,14 @@ def test_no_setting_accepts_rubbish_and_each_error_names_its_setting(name: str, 
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", [7, 7.0, "7", "7.0", timedelta(seconds=7)])
-def test_a_length_of_time_is_seconds_a_text_of_seconds_or_a_timedelta(name: str, value: object) -> None:
+def test_a_duration_is_seconds_a_string_of_seconds_or_a_timedelta(name: str, value: object) -> None:
     others = {"broker_reconnect_delay_max": 60}
     assert getattr(config(**{**others, name: value}), SETTINGS[name].field) == 7_000
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", [-1, "-1", float("nan"), "nan", float("inf"), True, timedelta(-1), "soon", 2**60])
-def test_a_length_of_time_is_finite_and_not_negative(name: str, value: object) -> None:
+def test_a_duration_is_finite_and_not_negative(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         conf(**{name: value})
 
@@ -159,7 +159,7 @@ def test_a_length_of_time_is_finite_and_not_negative(name: str, value: object) -
     ("name", "value", "least"),
     [("lock_duration", 0.999, "1 s"), ("drain_delay", 0.05, r"0\.1 s"), ("stalled_interval", 0, "1 s")],
 )
-def test_a_length_of_time_that_makes_no_sense_is_refused(name: str, value: object, least: str) -> None:
+def test_an_invalid_duration_is_rejected(name: str, value: object, least: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least {least}, not {value}"):
         conf(**{name: value})
 
@@ -168,11 +168,11 @@ def test_a_length_of_time_that_makes_no_sense_is_refused(name: str, value: objec
     "name", ["result_expires", "result_failure_expires", "lock_renew_time", "metrics_port", "metrics_max_data_points"]
 )
 @pytest.mark.parametrize("value", [None, "", "none", "None"])
-def test_none_switches_off_what_can_be_off(name: str, value: object) -> None:
+def test_none_is_valid_for_optional_settings(name: str, value: object) -> None:
     assert getattr(config(**{name: value}), SETTINGS[name].field) is None
 
 
-def test_a_lock_must_be_renewed_before_it_is_gone() -> None:
+def test_lock_renew_time_must_be_shorter_than_lock_duration() -> None:
     with pytest.raises(
         ConfigError, match=r"lock_renew_time \(5000 ms\) must be shorter than lock_duration \(5000 ms\)"
     ):
@@ -180,7 +180,7 @@ def test_a_lock_must_be_renewed_before_it_is_gone() -> None:
 
 
 @pytest.mark.parametrize("first", ["broker_reconnect_delay", "task_retry_backoff"])
-def test_the_longest_pause_is_not_shorter_than_the_first(first: str) -> None:
+def test_a_maximum_delay_must_not_be_shorter_than_the_first_delay(first: str) -> None:
     with pytest.raises(ConfigError, match=f"{first}_max must not be shorter than {first}"):
         config(**{first: 2, f"{first}_max": 1})
 
@@ -190,7 +190,7 @@ def test_the_longest_pause_is_not_shorter_than_the_first(first: str) -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", ["5.5", 5.5, True, "many", -5])
-def test_a_count_is_a_whole_number_within_its_bounds(name: str, value: object) -> None:
+def test_a_count_is_an_integer_within_its_bounds(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be an integer (from|of) "):
         conf(**{name: value})
 
@@ -199,14 +199,14 @@ def test_a_count_is_a_whole_number_within_its_bounds(name: str, value: object) -
     ("value", "meant"),
     [("1", True), ("TRUE", True), ("yes", True), ("on", True), ("0", False), ("false", False), (False, False)],
 )
-def test_a_switch_is_true_false_or_the_usual_words(value: object, meant: bool) -> None:
+def test_a_flag_is_true_false_or_one_of_the_usual_words(value: object, meant: bool) -> None:
     assert config(queue_hash_tag=value).queue_hash_tag is meant
 
 
 @pytest.mark.parametrize(
     ("value", "share"), [(True, 0.2), (False, 0.0), (0, 0.0), (0.5, 0.5), ("0.3", 0.3), ("true", 0.2), ("False", 0.0)]
 )
-def test_jitter_is_a_switch_or_a_share(value: object, share: float) -> None:
+def test_jitter_is_a_flag_or_a_share(value: object, share: float) -> None:
     assert config(task_retry_jitter=value).retry_jitter == share
 
 
@@ -217,29 +217,29 @@ def test_jitter_is_at_most_the_whole_delay(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["shop.tasks, mail", ["shop.tasks", "mail"], ("shop.tasks", "mail")])
-def test_names_are_a_list_or_a_text_with_commas(value: object) -> None:
+def test_names_are_a_list_or_a_comma_separated_string(value: object) -> None:
     assert config(include=value).include == ("shop.tasks", "mail")
 
 
-def test_an_empty_text_is_no_name() -> None:
+def test_an_empty_string_contains_no_names() -> None:
     assert config(include="").include == ()
     assert config(include="shop.tasks,,").include == ("shop.tasks",)
 
 
-def test_a_count_may_be_as_large_as_its_bound_and_no_larger() -> None:
+def test_the_bounds_of_a_count_are_inclusive() -> None:
     assert config(max_crashes=1_000).max_crashes == 1_000
     with pytest.raises(ConfigError, match="max_crashes must be an integer from 1 to 1000, not 1001"):
         conf(max_crashes=1_001)
     assert config(max_payload=10**12).max_payload == 10**12
 
 
-def test_a_word_that_is_nearly_right_gets_a_hint() -> None:
+def test_a_misspelt_choice_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"loglevel must be one of debug, .*, not 'warn'; did you mean 'warning'\?"):
         conf(loglevel="warn")
     assert config(loglevel="WARNING").log_level == "warning"
 
 
-def test_a_workers_name_fits_into_a_connections_name() -> None:
+def test_a_worker_name_must_be_a_valid_connection_name() -> None:
     assert config(worker_name="mail-1").worker_name == "mail-1"
     assert config(worker_name=None).worker_name == ""
     assert config(worker_name=255 * "x").worker_name == 255 * "x"
@@ -269,7 +269,7 @@ def test_a_broker_url_may_name_certificates() -> None:
         ("rediss://h?ssl_keyfile=b.key", "has ssl_keyfile without ssl_certfile"),
     ],
 )
-def test_a_word_about_tls_that_would_not_count_is_refused(url: str, says: str) -> None:
+def test_a_tls_option_without_effect_is_rejected(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config(broker_url=url)
 
@@ -294,7 +294,7 @@ def test_a_word_about_tls_that_would_not_count_is_refused(url: str, says: str) -
         ("", "must start with redis://.*, not empty"),
     ],
 )
-def test_a_broker_url_whose_database_or_port_is_none_is_refused(url: str, says: str) -> None:
+def test_a_broker_url_with_an_invalid_database_or_port_is_rejected(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"broker_url {says}"):
         conf(broker_url=url)
 
@@ -312,7 +312,7 @@ def test_a_setting_names_queues_as_everything_else_does(settings: dict[str, obje
         conf(**settings)
 
 
-def test_a_wrong_broker_url_is_shown_without_its_password() -> None:
+def test_an_invalid_broker_url_is_shown_without_its_password() -> None:
     with pytest.raises(ConfigError) as refused:
         conf(broker_url="amqp://guest:secret@host//")
     assert "redis://" in str(refused.value)
@@ -323,7 +323,7 @@ def test_a_wrong_broker_url_is_shown_without_its_password() -> None:
 # --- who wins ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_wins_over_the_environment_which_wins_over_code() -> None:
+def test_the_command_line_overrides_the_environment_which_overrides_code() -> None:
     settings = Conf({"lock_duration": 50}, {"BULLTASK_LOCK_DURATION": "40"})
     assert settings.lock_duration == "40"
     settings.update(lock_duration=60)
@@ -343,7 +343,7 @@ def test_a_wrong_value_in_the_environment_is_refused_at_once() -> None:
         Conf({}, {"BULLTASK_MAX_CRASHES": "two"})
 
 
-def test_a_none_that_means_never_can_be_set_over_a_default() -> None:
+def test_none_overrides_a_default() -> None:
     assert config(result_expires=None).result_expires_ms is None
 
 
@@ -357,7 +357,7 @@ def test_several_settings_can_be_set_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["lock_durration", "lockDuration", "worker_concurency"])
-def test_an_unknown_name_is_refused_with_the_nearest_known_one(name: str) -> None:
+def test_an_unknown_setting_is_rejected_with_a_suggestion(name: str) -> None:
     settings = conf()
     wanted = r"unknown setting '\w+'; did you mean '(lock_duration|worker_concurrency)'\?"
     with pytest.raises(ConfigError, match=wanted):
@@ -370,12 +370,12 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(name: str) -> Non
         getattr(settings, name)
 
 
-def test_a_name_that_is_like_no_other_gets_no_hint() -> None:
+def test_an_unknown_setting_unlike_any_other_gets_no_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"^unknown setting 'zzz'$"):
         conf(zzz=1)
 
 
-def test_a_refused_value_changes_nothing() -> None:
+def test_a_rejected_value_changes_nothing() -> None:
     settings = conf(max_crashes=3)
     with pytest.raises(ConfigError):
         settings.max_crashes = 0

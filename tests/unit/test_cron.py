@@ -115,7 +115,7 @@ def test_a_pattern_that_can_never_fire_says_so() -> None:
         ("@reboot", "'@reboot' is no|'reb' is no"),
     ],
 )
-def test_what_is_no_pattern_is_refused_with_the_part_that_is_wrong(pattern: str, said: str) -> None:
+def test_an_invalid_pattern_is_rejected_with_the_invalid_part(pattern: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         Cron.parse(pattern)
     assert repr(pattern) in str(caught.value)
@@ -124,14 +124,14 @@ def test_what_is_no_pattern_is_refused_with_the_part_that_is_wrong(pattern: str,
 # --- clocks that change -----------------------------------------------------------------------------------------------
 
 
-def test_in_berlin_a_time_that_clocks_skip_comes_an_hour_later() -> None:
+def test_in_berlin_a_skipped_time_fires_an_hour_later() -> None:
     assert following("30 2 * * *", "2026-03-28 12:00", BERLIN, 2) == [
         "2026-03-29 03:30:00+02:00",
         "2026-03-30 02:30:00+02:00",
     ]
 
 
-def test_in_berlin_a_time_that_comes_twice_counts_once() -> None:
+def test_in_berlin_a_repeated_time_fires_once() -> None:
     assert following("30 2 * * *", "2026-10-24 12:00", BERLIN, 2) == [
         "2026-10-25 02:30:00+02:00",
         "2026-10-26 02:30:00+01:00",
@@ -152,21 +152,21 @@ def test_in_berlin_every_half_hour_follows_real_time() -> None:
     ]
 
 
-def test_in_new_york_a_time_that_clocks_skip_comes_an_hour_later() -> None:
+def test_in_new_york_a_skipped_time_fires_an_hour_later() -> None:
     assert following("30 2 * * *", "2026-03-07 12:00", NEW_YORK, 2) == [
         "2026-03-08 03:30:00-04:00",
         "2026-03-09 02:30:00-04:00",
     ]
 
 
-def test_in_new_york_a_time_that_comes_twice_counts_once() -> None:
+def test_in_new_york_a_repeated_time_fires_once() -> None:
     assert following("30 1 * * *", "2026-10-31 12:00", NEW_YORK, 2) == [
         "2026-11-01 01:30:00-04:00",
         "2026-11-02 01:30:00-05:00",
     ]
 
 
-def test_a_skipped_hour_that_falls_upon_a_named_one_is_one_run() -> None:
+def test_a_skipped_hour_moved_onto_a_listed_hour_fires_once() -> None:
     assert following("0 2,3 * * *", "2026-03-29 00:00", BERLIN, 2) == [
         "2026-03-29 03:00:00+02:00",
         "2026-03-30 02:00:00+02:00",
@@ -184,9 +184,7 @@ def test_noon_stays_noon_across_both_changes() -> None:
 
 @given(PATTERNS, MOMENTS, ZONES)
 @settings(deadline=None)
-def test_the_next_moment_is_a_whole_second_later_than_now_and_the_one_after_it_is_later_still(
-    pattern: str, now: int, zone: tzinfo
-) -> None:
+def test_each_next_time_is_a_full_second_and_later_than_the_one_before(pattern: str, now: int, zone: tzinfo) -> None:
     first = Cron.parse(pattern).next_ms(now, zone)
     assert first is not None
     assert first > now
@@ -198,9 +196,7 @@ def test_the_next_moment_is_a_whole_second_later_than_now_and_the_one_after_it_i
 
 @given(PATTERNS, MOMENTS, ZONES, st.integers(0, YEAR_MS))
 @settings(deadline=None)
-def test_looking_from_a_moment_before_the_next_one_finds_the_same_one(
-    pattern: str, now: int, zone: tzinfo, ahead: int
-) -> None:
+def test_the_next_time_is_the_same_from_any_time_before_it(pattern: str, now: int, zone: tzinfo, ahead: int) -> None:
     cron = Cron.parse(pattern)
     first = cron.next_ms(now, zone)
     assert first is not None
@@ -211,7 +207,7 @@ def test_looking_from_a_moment_before_the_next_one_finds_the_same_one(
 
 @given(field(0, 59), field(0, 23), field(1, 31), MOMENTS)
 @settings(deadline=None)
-def test_in_utc_no_minute_that_fits_is_left_out(minutes: str, hours: str, days: str, now: int) -> None:
+def test_in_utc_no_matching_minute_is_missed(minutes: str, hours: str, days: str, now: int) -> None:
     pattern = f"{minutes} {hours} {days} * *"
     found = Cron.parse(pattern).next_ms(now, UTC)
     assert found is not None
@@ -249,6 +245,6 @@ def test_a_zone_is_found_by_its_name_in_any_case_and_by_an_offset() -> None:
 
 
 @pytest.mark.parametrize("name", ["Europe/Atlantis", "Europe", "../../etc/passwd", "", "UTC+99", "\0"])
-def test_an_unknown_zone_is_refused_by_name(name: str) -> None:
+def test_an_unknown_time_zone_is_rejected_and_named(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown timezone"):
         zone_of(name)

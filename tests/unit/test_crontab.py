@@ -46,7 +46,7 @@ def test_celerys_fields_become_a_cron_pattern(fields: dict[str, Any], pattern: s
     Cron.parse(pattern)
 
 
-def test_the_first_two_fields_go_by_place() -> None:
+def test_the_first_two_fields_can_be_positional() -> None:
     assert crontab(30, 9).pattern == "30 9 * * *"
     with pytest.raises(TypeError):
         crontab(30, 9, "mon")  # type: ignore[call-arg]
@@ -74,12 +74,12 @@ def test_the_first_two_fields_go_by_place() -> None:
         ({"day_of_week": "mon,tue", "day_of_month": "1-7"}, "days that match both"),
     ],
 )
-def test_what_makes_no_sense_or_no_pattern_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_crontab_that_is_invalid_or_has_no_cron_pattern_is_rejected(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         crontab(**fields)
 
 
-def test_equal_ones_are_equal() -> None:
+def test_equal_crontabs_are_equal() -> None:
     assert crontab(0, 1) == crontab("0", [1])
     assert len({crontab(0, 1), crontab("0", "1"), crontab(0, 2)}) == 2
     assert repr(crontab(0, 1)) == "<crontab 0 1 * * *>"
@@ -94,7 +94,7 @@ SETS = st.tuples(
 
 
 @given(SETS, st.integers(0, 4_000_000_000_000))
-def test_the_pattern_fires_at_a_minute_of_the_sets_and_no_earlier(sets: tuple[frozenset[int], ...], now: int) -> None:
+def test_the_pattern_fires_at_the_first_minute_in_all_fields(sets: tuple[frozenset[int], ...], now: int) -> None:
     minutes, hours, days, months = sets
     pattern = crontab(minutes, hours, day_of_month=days, month_of_year=months).pattern
     found = Cron.parse(pattern).next_ms(now, UTC)

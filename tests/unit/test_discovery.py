@@ -68,7 +68,7 @@ def test_one_app_under_two_names_is_one_app(write: Write) -> None:
 @pytest.mark.parametrize(
     "spec", ["shop:main", "shop:make()", "shop:make", "shop:Holder.main", "shop:Holder.make()", "shop.main"]
 )
-def test_a_name_a_factory_and_an_attribute_lead_to_the_app(write: Write, spec: str) -> None:
+def test_an_app_is_found_by_name_factory_or_attribute(write: Write, spec: str) -> None:
     write(
         shop=f"{APP}main = App('it')\nother = App('other')\ndef make(): return main\n"
         "class Holder:\n    main = main\n    make = staticmethod(make)\n"
@@ -87,7 +87,7 @@ def test_a_submodule_can_be_named_with_dots_or_a_colon(write: Write) -> None:
     assert found("shop.jobs") == found("shop.jobs:queue") == found("shop.jobs.queue") == "it"
 
 
-def test_a_package_of_no_file_is_searched_too(write: Write) -> None:
+def test_a_namespace_package_is_searched_too(write: Write) -> None:
     write(shop__tasks=f"{APP}app = App('it')")
     assert found("shop") == "it"
 
@@ -101,7 +101,7 @@ def test_a_module_that_does_not_exist_is_reported_with_the_directory(write: Writ
     assert "\n  - shop: cannot be imported (No module named 'shop')" in text
 
 
-def test_every_submodule_that_was_tried_is_listed(write: Write) -> None:
+def test_the_error_lists_every_submodule_that_was_tried(write: Write) -> None:
     write(shop="", shop__tasks="x = 1")
     lines = problem("shop").splitlines()[1:]
     assert lines == [
@@ -114,26 +114,26 @@ def test_every_submodule_that_was_tried_is_listed(write: Write) -> None:
     ]
 
 
-def test_several_apps_are_listed_and_none_is_chosen(write: Write) -> None:
+def test_several_apps_are_an_error_that_lists_them(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", shop__tasks="from shop import one")
     assert problem("shop") == "shop has several apps (one, two): choose one with -A shop:NAME"
 
 
-def test_a_wrong_name_is_answered_with_the_right_ones(write: Write) -> None:
+def test_a_wrong_name_is_an_error_that_lists_the_apps(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", empty="")
     assert "shop: has no 'three'; its apps are one, two" in problem("shop:three")
     assert "empty: has no 'app'; it has no App" in problem("empty:app")
     assert "shop: has no 'py'; its apps are one, two" in problem("shop.py")
 
 
-def test_a_name_of_something_else_is_answered_with_its_type(write: Write) -> None:
+def test_an_object_that_is_not_an_app_is_an_error_with_its_type(write: Write) -> None:
     write(shop="app = 5\ndef make(): return 'text'")
     assert "shop:app is int, not an App" in problem("shop:app")
     assert "shop:make is str, not an App" in problem("shop:make")
 
 
 @pytest.mark.parametrize("spec", [":app", "", "..shop", "shop tasks", "shop/tasks.py"])
-def test_what_cannot_be_a_module_is_said_to_be_none(write: Write, spec: str) -> None:
+def test_an_invalid_module_name_is_an_error(write: Write, spec: str) -> None:
     assert "is not a module name" in problem(spec)
 
 

@@ -45,11 +45,11 @@ def active(fields: dict[str, object] | None = None, /, **opts: object) -> Runnin
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_job_has_attempts_backoff_and_our_mark() -> None:
+def test_a_job_without_options_stores_attempts_backoff_and_bulltasks_own_key() -> None:
     assert wire() == {"attempts": 3, "backoff": BACKOFF, "bulltask": {"v": 1}}
 
 
-def test_an_id_is_an_option_only_where_the_caller_chose_it() -> None:
+def test_the_id_is_stored_as_an_option_only_if_the_caller_chose_it() -> None:
     job = NewJob("mail", "id-1", "t", b"{}", JobOptions())
     assert "jobId" not in job.opts(NOW_MS)
     assert replace(job, chosen=True).opts(NOW_MS) == {**wire(), "jobId": "id-1"}
@@ -75,17 +75,15 @@ def test_an_id_is_an_option_only_where_the_caller_chose_it() -> None:
         ({"headers": '{"a":[]}'}, {"bulltask": {"v": 1, "headers": '{"a":[]}'}}),
     ],
 )
-def test_each_option_has_bullmqs_name_and_nothing_else_changes(
-    options: dict[str, Any], written: dict[str, Any]
-) -> None:
+def test_each_option_is_stored_under_bullmqs_name(options: dict[str, Any], written: dict[str, Any]) -> None:
     assert wire(**options) == {**wire(), **written}
 
 
-def test_no_backoff_is_not_written_at_all() -> None:
+def test_a_missing_backoff_is_not_stored() -> None:
     assert "backoff" not in wire(backoff=None)
 
 
-def test_a_new_job_has_an_address() -> None:
+def test_a_new_job_has_a_reference() -> None:
     assert NewJob("mail", "id-1", "t", b"{}", JobOptions()).ref == JobRef("mail", "id-1")
 
 
@@ -147,14 +145,14 @@ def test_a_field_that_bullmq_never_writes_is_named(fields: dict[str, object], pr
     assert problem in str(refused.value)
 
 
-def test_a_job_that_cannot_be_read_stands_in_with_its_problem() -> None:
+def test_a_job_that_cannot_be_read_becomes_a_placeholder_with_the_problem() -> None:
     job = RunningJob.broken("mail", "id-1", "field opts is not JSON")
     assert job.deferred_failure == "field opts is not JSON"
     assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"opts", b"atm", b"ats", b"timestamp", b"priority"]), st.binary())))
-def test_whatever_stands_in_a_hash_is_read_or_refused_as_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
+def test_any_hash_is_either_read_or_rejected_as_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
     with contextlib.suppress(DecodeError):
         RunningJob.from_hash("q", "1", [word for pair in pairs for word in pair])
 
@@ -168,7 +166,7 @@ def test_whatever_stands_in_a_hash_is_read_or_refused_as_malformed(pairs: list[t
     ),
     st.binary(),
 )
-def test_whatever_stands_in_the_options_is_understood_or_refused_as_malformed(opts: Any, trace: bytes) -> None:
+def test_any_options_are_either_read_or_rejected_as_malformed(opts: Any, trace: bytes) -> None:
     job = RunningJob("q", "1", "t", b"", opts, 0, 0, 0, 0, "", "", trace)
     assert isinstance(job.attempts, int)
     assert isinstance(job.lifo, bool)
@@ -185,7 +183,7 @@ def test_whatever_stands_in_the_options_is_understood_or_refused_as_malformed(op
     ("stored", "meant"),
     [(5, 5), (5.0, 5), ("5", 0), (True, 0), (None, 0), (-1, -1), (float("inf"), 0), (float("nan"), 0), ([], 0)],
 )
-def test_an_option_that_is_no_number_counts_as_zero(stored: object, meant: int) -> None:
+def test_an_option_that_is_not_a_number_counts_as_zero(stored: object, meant: int) -> None:
     assert RunningJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == meant
 
 
@@ -202,7 +200,7 @@ def test_an_option_that_is_no_number_counts_as_zero(stored: object, meant: int) 
         ("yes", {"count": -1}),
     ],
 )
-def test_how_long_a_job_is_kept_is_read_as_bullmq_reads_it(stored: object, kept: dict[str, int]) -> None:
+def test_retention_is_read_as_in_bullmq(stored: object, kept: dict[str, int]) -> None:
     opts = {} if stored is None else {"removeOnComplete": stored}
     assert active(**opts).keep("removeOnComplete") == kept
 
@@ -216,7 +214,7 @@ def test_the_limit_of_tracebacks_is_a_count(stored: object, limit: int | None) -
     ("stored", "traces"),
     [(b'["a",1,"b"]', ["a", "b"]), (b"{}", []), (b"not json", []), (None, [])],
 )
-def test_malformed_tracebacks_do_not_keep_a_job_from_failing(stored: bytes | None, traces: list[str]) -> None:
+def test_a_job_with_malformed_tracebacks_can_fail(stored: bytes | None, traces: list[str]) -> None:
     assert RunningJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
 
 
@@ -240,7 +238,7 @@ def test_malformed_headers_and_backoffs_are_refused() -> None:
         headers=st.sampled_from(["", '{"a":1}']),
     )
 )
-def test_what_we_write_we_read_again(options: JobOptions) -> None:
+def test_stored_options_are_read_back_unchanged(options: JobOptions) -> None:
     job = active(**options.to_wire(NOW_MS))
     assert job.is_ours
     assert (job.attempts, job.lifo, job.expires_ms) == (options.attempts, options.lifo, options.expires_ms)
@@ -249,7 +247,7 @@ def test_what_we_write_we_read_again(options: JobOptions) -> None:
 
 
 @pytest.mark.parametrize("state", JobState)
-def test_only_completed_and_failed_are_ends(state: JobState) -> None:
+def test_only_completed_and_failed_are_finished_states(state: JobState) -> None:
     assert state.finished is (state in {"completed", "failed"})
 
 
@@ -257,7 +255,7 @@ def test_only_completed_and_failed_are_ends(state: JobState) -> None:
 
 
 @pytest.mark.parametrize("name", ["mail", "{mail}", "a{b}c", "höflich mit Leerzeichen", "x" * 255, "a/b#c"])
-def test_queue_names_that_bullmq_takes(name: str) -> None:
+def test_valid_queue_names(name: str) -> None:
     assert check_queue_name(name) == name
 
 
@@ -275,13 +273,13 @@ def test_queue_names_that_bullmq_takes(name: str) -> None:
         (None, "must be a non-empty string"),
     ],
 )
-def test_queue_names_that_are_refused(name: Any, why: str) -> None:
+def test_invalid_queue_names(name: Any, why: str) -> None:
     with pytest.raises(InvalidNameError, match=why):
         check_queue_name(name)
 
 
 @pytest.mark.parametrize("job_id", ["a", "order-17", "1e5", "é", "0x", "007", "٣", "a:b:c", "x" * 255])
-def test_job_ids_that_node_takes_too(job_id: str) -> None:
+def test_valid_job_ids(job_id: str) -> None:
     assert check_job_id(job_id) == job_id
 
 
@@ -303,12 +301,12 @@ def test_job_ids_that_node_takes_too(job_id: str) -> None:
         (17, "must be a non-empty string"),
     ],
 )
-def test_job_ids_that_are_refused(job_id: Any, why: str) -> None:
+def test_invalid_job_ids(job_id: Any, why: str) -> None:
     with pytest.raises(InvalidNameError, match=why):
         check_job_id(job_id)
 
 
-def test_a_task_name_is_any_text_without_control_characters() -> None:
+def test_a_task_name_is_any_string_without_control_characters() -> None:
     assert check_job_name("mail:send now") == "mail:send now"
     with pytest.raises(InvalidNameError, match="task name"):
         check_job_name("a\tb")

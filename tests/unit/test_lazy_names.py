@@ -48,7 +48,7 @@ def test_the_errors_come_without_a_client_of_redis() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_spark_imports_no_app_and_no_queue() -> None:
+def test_spark_executors_import_no_app_and_no_queue() -> None:
     found = imported(f"import {READERS}")
     assert READERS in found
     assert (
@@ -59,7 +59,7 @@ def test_a_process_of_spark_imports_no_app_and_no_queue() -> None:
 
 
 @pytest.mark.parametrize("package", LAZY)
-def test_every_name_is_found_where_type_checkers_are_told_that_it_is(package: str) -> None:
+def test_every_lazy_name_is_the_one_that_type_checkers_see(package: str) -> None:
     module = importlib.import_module(package)
     assert imports_for_checkers(package) == module._HOME
     assert sorted(module._HOME) == sorted(module.__all__)
@@ -67,7 +67,7 @@ def test_every_name_is_found_where_type_checkers_are_told_that_it_is(package: st
 
 
 @pytest.mark.parametrize("package", LAZY)
-def test_a_name_that_is_not_there_is_an_attribute_error_that_says_so(package: str) -> None:
+def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
     for name in ("nothing", "_nothing", "__wrapped__"):
         with pytest.raises(AttributeError, match=f"module '{package}' has no attribute '{name}'"):
             getattr(importlib.import_module(package), name)
@@ -75,11 +75,11 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_says_so(package: st
         exec(f"from {package} import nothing")
 
 
-def test_a_module_is_there_as_an_attribute_also_when_nobody_has_imported_it() -> None:
+def test_a_module_is_an_attribute_even_if_it_was_not_imported() -> None:
     assert "bulltask.clock" in imported("import bulltask; bulltask.errors.ConfigError; bulltask.clock.wall_ms()")
 
 
-def test_all_names_at_once() -> None:
+def test_a_star_import_has_all_names() -> None:
     names: dict[str, object] = {}
     exec("from bulltask import *", names)
     assert {name: names[name] for name in bulltask.__all__} == {
@@ -98,7 +98,7 @@ def at_import(node: ast.AST) -> Iterator[ast.ImportFrom | ast.Import]:
             yield from at_import(child)
 
 
-def test_no_import_goes_in_a_circle_so_that_any_module_may_be_the_first() -> None:
+def test_any_module_can_be_imported_first() -> None:
     paths = (ROOT / "bulltask").rglob("*.py")
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     graph: dict[str, set[str]] = {}

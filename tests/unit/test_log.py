@@ -115,7 +115,7 @@ class Log:
         return line
 
 
-# ---- the eight lines of seed 002 §7 ----
+# ---- the eight lines of a job
 
 
 def test_a_job_that_is_picked_up() -> None:

@@ -102,7 +102,7 @@ def test_a_function_inside_a_function_has_a_name_too() -> None:
     assert task_name(inner) == f"{__name__}.test_a_function_inside_a_function_has_a_name_too.inner"
 
 
-def test_what_has_no_name_must_be_given_one(app: App) -> None:
+def test_a_function_without_a_usable_name_needs_one(app: App) -> None:
     with pytest.raises(ConfigError, match=r"set one with @app\.task\(name='…'\)"):
         app.task(lambda: None)
     with pytest.raises(ConfigError, match=r"'mail\.send' has no name"):
@@ -129,9 +129,7 @@ if __name__ == "__main__":
         (["-c", SCRIPT], "__main__.work"),
     ],
 )
-def test_a_script_names_its_tasks_as_a_worker_that_imports_it_would(
-    command: list[str], name: str, tmp_path: Path
-) -> None:
+def test_a_script_names_its_tasks_as_the_worker_that_imports_it(command: list[str], name: str, tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     for file in ("jobs.py", "__main__.py"):
         (tmp_path / "shop" / file).write_text(SCRIPT)
@@ -146,12 +144,12 @@ def test_a_script_names_its_tasks_as_a_worker_that_imports_it_would(
     assert done.stdout.strip() == name
 
 
-def test_where_a_function_is_says_file_and_line() -> None:
+def test_the_location_of_a_task_is_file_and_line() -> None:
     assert re.fullmatch(rf"{re.escape(__file__)}:\d+", where(add))
     assert where(print) == repr(print)
 
 
-def test_two_functions_of_one_name_are_refused_with_both_places(app: App) -> None:
+def test_two_functions_with_one_task_name_are_rejected_with_both_locations(app: App) -> None:
     @app.task(name="mail.send")
     def one() -> None: ...
 
@@ -200,7 +198,7 @@ def test_functions_of_one_name_in_two_modules_do_not_replace_each_other(app: App
         app.task(name="work")(elsewhere)
 
 
-def test_an_unknown_task_is_answered_with_the_nearest_known_one(app: App) -> None:
+def test_an_unknown_task_gets_a_suggestion(app: App) -> None:
     app.task(name="mail.send")(add)
     with pytest.raises(UnknownTaskError, match=r"unknown task 'mail.sned'; did you mean 'mail.send'\?"):
         app.tasks["mail.sned"]
@@ -214,7 +212,7 @@ def test_an_unknown_task_is_answered_with_the_nearest_known_one(app: App) -> Non
 
 
 @pytest.mark.usefixtures("own_shared_tasks")
-def test_a_shared_task_belongs_to_every_app_made_before_or_after_it() -> None:
+def test_a_shared_task_belongs_to_apps_created_before_and_after_it() -> None:
     before = App("before")
 
     @shared_task
@@ -228,7 +226,7 @@ def test_a_shared_task_belongs_to_every_app_made_before_or_after_it() -> None:
 
 
 @pytest.mark.usefixtures("own_shared_tasks")
-def test_a_shared_task_sends_through_the_app_made_last() -> None:
+def test_a_shared_task_is_sent_by_the_app_created_last() -> None:
     work = shared_task(name="work")(add)
     one, two = App("one", task_default_queue="1"), App("two", task_default_queue="2")
     assert work.s(1).job().queue == "2"
@@ -238,7 +236,7 @@ def test_a_shared_task_sends_through_the_app_made_last() -> None:
 
 
 @pytest.mark.usefixtures("own_shared_tasks")
-def test_a_shared_task_without_an_app_says_so() -> None:
+def test_sending_a_shared_task_without_an_app_is_an_error() -> None:
     work = shared_task(add)
     assert work(1, 2) == 3
     with pytest.raises(ConfigError, match="this process has no App"):
@@ -251,7 +249,7 @@ def test_a_shared_task_without_an_app_says_so() -> None:
 
 
 @pytest.mark.usefixtures("own_shared_tasks")
-def test_an_apps_own_task_stands_before_a_shared_one_of_the_same_function() -> None:
+def test_an_apps_own_task_has_precedence_over_a_shared_one_of_the_same_function() -> None:
     app = App("a")
     shared_one, own = shared_task(add), app.task(add)
     assert app.tasks[own.name] is own is not shared_one
@@ -278,7 +276,7 @@ def test_shared_tasks_take_the_same_options() -> None:
 # --- a task is a function too -----------------------------------------------------------------------------------------
 
 
-def test_calling_a_task_runs_it_here(app: App) -> None:
+def test_calling_a_task_runs_it_in_this_process(app: App) -> None:
     task = app.task(add)
     assert task(1, y=2) == 3
     assert (vars(task)["__name__"], task.__doc__, task.__module__) == ("add", "Add two numbers.", __name__)
@@ -286,7 +284,7 @@ def test_calling_a_task_runs_it_here(app: App) -> None:
     assert "<Task " in repr(task)
 
 
-async def test_calling_an_async_task_gives_its_coroutine(app: App) -> None:
+async def test_calling_an_async_task_returns_its_coroutine(app: App) -> None:
     @app.task
     async def work(x: int) -> int:
         await asyncio.sleep(0)
@@ -307,7 +305,7 @@ def test_attributes_of_the_function_do_not_replace_the_tasks_own(outbox: Outbox)
     assert outbox.jobs[0].name == "t"
 
 
-def test_a_bound_task_that_is_called_directly_gets_a_context_of_its_own(app: App) -> None:
+def test_a_bound_task_that_is_called_directly_gets_a_new_context(app: App) -> None:
     @app.task(bind=True, name="bound")
     def bound(self: Context, x: int, *, y: int = 0) -> Any:
         self.update_progress({"done": x})
@@ -341,7 +339,7 @@ def test_a_retry_of_a_task_that_was_called_directly_raises_its_reason(app: App) 
     assert (asked.value.delay_ms, asked.value.max_retries, asked.value.exc) == (2_000, 5, None)
 
 
-def test_progress_that_json_cannot_carry_is_refused_also_when_called_directly() -> None:
+def test_progress_without_a_json_form_is_rejected_also_in_a_direct_call() -> None:
     with pytest.raises(EncodeError, match="progress of job"):
         Context(cast(Any, type("R", (), {"id": "1"}))).update_progress(float("nan"))
 
@@ -349,7 +347,7 @@ def test_progress_that_json_cannot_carry_is_refused_also_when_called_directly() 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def test_calls_without_options_follow_a_sender_whose_settings_are_others(outbox: Outbox) -> None:
+def test_calls_without_options_use_the_settings_of_the_current_sender(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     task.delay(1)
     outbox.config = Conf({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
@@ -358,7 +356,7 @@ def test_calls_without_options_follow_a_sender_whose_settings_are_others(outbox:
     assert [(job.queue, job.options.attempts) for job in outbox.jobs] == [("default", 3), ("other", 6), ("other", 6)]
 
 
-def test_each_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
+def test_all_ways_to_send_build_the_same_job(outbox: Outbox) -> None:
     task = task_of(add, outbox, queue="mail")
     handles = [
         task.delay(1, y=2),
@@ -373,7 +371,7 @@ def test_each_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
     assert len({job.id for job in outbox.jobs}) == 5
 
 
-async def test_each_async_way_to_send_makes_the_same_job(outbox: Outbox) -> None:
+async def test_all_async_ways_to_send_build_the_same_job(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     handles = [
         await task.adelay(1, y=2),
@@ -384,7 +382,7 @@ async def test_each_async_way_to_send_makes_the_same_job(outbox: Outbox) -> None
     assert [handle.id for handle in handles] == [job.id for job in outbox.jobs]
 
 
-def test_ids_made_here_are_in_the_order_of_time(outbox: Outbox) -> None:
+def test_generated_ids_are_ordered_by_time(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     task.delay_many([(n,) for n in range(1_000)])
     ids = [job.id for job in outbox.jobs]
@@ -392,7 +390,7 @@ def test_ids_made_here_are_in_the_order_of_time(outbox: Outbox) -> None:
     assert ids[0][14] == "7"
 
 
-def test_wrong_calls_are_refused_before_anything_is_sent(outbox: Outbox) -> None:
+def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     with pytest.raises(TypeError, match=r"t\(\) missing a required argument: 'x'"):
         task.delay()
@@ -407,7 +405,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(outbox: Outbox) -> None
     assert outbox.jobs == []
 
 
-def test_a_signature_is_a_call_that_was_not_made(outbox: Outbox) -> None:
+def test_a_signature_is_a_call_to_be_sent_later(outbox: Outbox) -> None:
     call = task_of(add, outbox, priority=3).s(1, y=2)
     later = call.set(countdown=5).set(queue="slow")
     assert outbox.jobs == []
@@ -421,7 +419,7 @@ def test_a_signature_is_a_call_that_was_not_made(outbox: Outbox) -> None:
         call.set(nothing=1)
 
 
-def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     app.task(name="known")(add)
     outbox = Outbox()
     jobs = outbox.jobs
@@ -470,7 +468,7 @@ def test_a_task_that_is_not_registered_here_is_sent_by_its_name(app: App, monkey
         ({"qeue": "mail"}, TypeError, "qeue"),
     ],
 )
-def test_a_wrong_option_is_refused_where_the_task_is_defined(
+def test_an_invalid_option_is_rejected_where_the_task_is_defined(
     app: App, options: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
@@ -482,7 +480,7 @@ def built(task: dict[str, Any] | None = None, **call: Any) -> NewJob:
     return build_job("t", {}, TaskOptions(**(task or {})), CallOptions.of(call), CONFIG)
 
 
-def test_a_job_takes_the_apps_defaults_where_nothing_is_said() -> None:
+def test_a_job_has_the_apps_defaults() -> None:
     job = built()
     options = job.options
     assert (job.queue, job.name, job.data) == ("default", "t", b"{}")
@@ -508,7 +506,7 @@ def test_a_job_takes_the_apps_defaults_where_nothing_is_said() -> None:
         ({"retry_backoff_max": 10}, ("exponential", 1_000, 0.2, 10_000)),
     ],
 )
-def test_what_a_task_says_about_retries_is_written_into_its_jobs(
+def test_the_retry_options_of_a_task_are_stored_in_its_jobs(
     said: dict[str, Any], backoff: tuple[str, int, float, int]
 ) -> None:
     found = built(said).options.backoff
@@ -533,15 +531,15 @@ def test_a_backoff_function_is_kept_with_the_task() -> None:
         ({"endless": True}, {}, 2**31 - 1),
     ],
 )
-def test_retries_come_after_the_first_try(task: dict[str, Any], call: dict[str, Any], attempts: int) -> None:
+def test_retries_do_not_include_the_first_attempt(task: dict[str, Any], call: dict[str, Any], attempts: int) -> None:
     assert built(task, **call).options.attempts == attempts
 
 
-def test_max_retries_none_is_without_end(app: App) -> None:
+def test_max_retries_none_retries_without_a_limit(app: App) -> None:
     assert app.task(max_retries=None)(add).s(1).job().options.attempts == ENDLESS + 1
 
 
-def test_what_a_call_says_wins_over_what_its_task_says() -> None:
+def test_options_of_a_call_override_those_of_its_task() -> None:
     task = {"queue": "slow", "priority": 5, "expires": 60}
     assert built(task).queue == "slow"
     assert built(task).options.priority == 5
@@ -582,11 +580,11 @@ def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str,
         ({"max_retries": -1}, ConfigError, "max_retries"),
     ],
 )
-def test_a_wrong_option_of_a_call_is_refused(call: dict[str, Any], error: type[Exception], why: str) -> None:
+def test_an_invalid_option_of_a_call_is_rejected(call: dict[str, Any], error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         built(**call)
 
 
-def test_how_long_results_stay_is_the_tasks_or_the_apps() -> None:
+def test_retention_is_that_of_the_task_or_else_of_the_app() -> None:
     said = built({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
     assert (said.options.keep_completed_ms, said.options.keep_failed_ms) == (0, 86_400_000)

@@ -31,7 +31,7 @@ def job(repeat: object, **options: Any) -> RunningJob:
 # --- the job that follows ---------------------------------------------------------------------------------------------
 
 
-def test_the_next_job_of_a_pattern_has_the_moment_in_its_id_and_one_more_on_its_count() -> None:
+def test_the_next_job_of_a_pattern_has_its_time_in_its_id_and_the_next_count() -> None:
     done = job({"pattern": "0 3 * * *", "count": 4, "tz": "Europe/Berlin"}, prevMillis=1, delay=5, kl=3, own={"a": 1})
     found = next_iteration(done, NOON, UTC)
     assert found is not None
@@ -50,7 +50,7 @@ def test_the_next_job_of_a_pattern_has_the_moment_in_its_id_and_one_more_on_its_
     }
 
 
-def test_the_moment_of_an_interval_is_left_to_the_script() -> None:
+def test_the_time_of_an_interval_is_left_to_the_script() -> None:
     found = next_iteration(job({"every": 1000, "count": 1}, prevMillis=NOON), NOON, UTC)
     assert found is not None
     assert found.next_ms is None
@@ -58,13 +58,13 @@ def test_the_moment_of_an_interval_is_left_to_the_script() -> None:
     assert found.options["repeat"] == {"every": 1000, "count": 2}
 
 
-def test_a_pattern_without_a_time_zone_means_that_of_the_settings() -> None:
+def test_a_pattern_without_a_time_zone_uses_that_of_the_settings() -> None:
     found = next_iteration(job({"pattern": "0 3 * * *"}), NOON, zone_of("America/New_York"))
     assert found is not None
     assert found.next_ms == round(datetime(2026, 5, 2, 7, tzinfo=UTC).timestamp() * 1000)
 
 
-def test_a_clock_that_lags_does_not_find_the_same_moment_again() -> None:
+def test_a_lagging_clock_does_not_repeat_an_iteration() -> None:
     found = next_iteration(job({"pattern": "* * * * *"}, prevMillis=NOON), NOON - 5, UTC)
     assert found is not None
     assert found.next_ms == NOON + 60_000
@@ -79,7 +79,7 @@ def test_a_clock_that_lags_does_not_find_the_same_moment_again() -> None:
         {"pattern": "0 0 31 2,4 *"},
     ],
 )
-def test_nothing_follows_the_last_one(repeat: dict[str, Any]) -> None:
+def test_no_job_follows_the_last_one(repeat: dict[str, Any]) -> None:
     assert next_iteration(job(repeat), NOON, UTC) is None
 
 
@@ -91,17 +91,17 @@ def test_nothing_follows_the_last_one(repeat: dict[str, Any]) -> None:
         {"pattern": "0 3 * * *", "endDate": NOON + DAY},
     ],
 )
-def test_one_follows_up_to_the_limit_and_the_end(repeat: dict[str, Any]) -> None:
+def test_jobs_follow_up_to_the_limit_and_the_end(repeat: dict[str, Any]) -> None:
     assert next_iteration(job(repeat), NOON, UTC) is not None
 
 
-def test_a_start_that_is_to_come_counts() -> None:
+def test_no_job_runs_before_the_start() -> None:
     found = next_iteration(job({"pattern": "0 3 * * *", "startDate": NOON + 10 * DAY}), NOON, UTC)
     assert found is not None
     assert found.next_ms == NOON + 10 * DAY + 15 * 3_600_000
 
 
-def test_dates_of_older_repeatable_jobs_are_texts() -> None:
+def test_dates_of_old_repeatable_jobs_are_strings() -> None:
     rule = Repeat.from_wire({"pattern": "* * * * *", "utc": True, "endDate": "2026-05-01T12:00:00.000Z"})
     assert (rule.end_ms, rule.tz) == (NOON, "UTC")
 
@@ -120,7 +120,7 @@ def test_dates_of_older_repeatable_jobs_are_texts() -> None:
         {"every": 1, "limit": "x"},
     ],
 )
-def test_what_is_no_rule_is_said_to_be_none(repeat: object) -> None:
+def test_invalid_repeat_options_are_rejected_with_the_reason(repeat: object) -> None:
     with pytest.raises(DecodeError):
         next_iteration(job(repeat), NOON, UTC)
 
@@ -134,7 +134,7 @@ NAMES = st.sampled_from(["pattern", "every", "tz", "limit", "count", "startDate"
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=6), st.integers(0, 4 * 10**12))
-def test_whatever_a_rule_holds_it_is_read_or_refused(repeat: dict[str, Any], now: int) -> None:
+def test_any_repeat_options_are_either_read_or_rejected(repeat: dict[str, Any], now: int) -> None:
     try:
         found = next_iteration(job({"pattern": "* * * * *", **repeat}), now, UTC)
     except (ValueError, OverflowError):  # what the worker turns into a pause
@@ -145,7 +145,7 @@ def test_whatever_a_rule_holds_it_is_read_or_refused(repeat: dict[str, Any], now
 # --- what Redis holds -------------------------------------------------------------------------------------------------
 
 
-def test_a_scheduler_is_shown_whatever_is_wrong_with_it() -> None:
+def test_a_malformed_scheduler_can_be_shown() -> None:
     flat = [b"name", b"send", b"ic", b"x", b"every", b"1e3", b"data", b"{", b"opts", b"[]", b"limit", b"\xff"]
     found = Scheduler.from_hash("beat", flat, 5)
     assert (found.id, found.name, found.next_ms, found.next_job_id) == ("beat", "send", 5, "repeat:beat:5")
@@ -156,7 +156,7 @@ def test_a_scheduler_is_shown_whatever_is_wrong_with_it() -> None:
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_job_of_a_scheduler_expires_so_long_after_its_own_moment() -> None:
+def test_each_job_of_a_scheduler_expires_relative_to_its_own_time() -> None:
     template = JobOptions(expires_in_ms=5000, headers='{"a":1}').to_template(beat="shop")
     assert template["bulltask"] == {"v": 1, "ttl": 5000, "headers": '{"a":1}', "beat": "shop"}
     assert "jobId" not in template
@@ -171,7 +171,7 @@ def test_an_absolute_expiry_stays_one() -> None:
 # --- repeatable jobs of BullMQ before 5.10 ----------------------------------------------------------------------------
 
 
-def test_an_interval_of_the_older_kind_keeps_to_multiples_of_itself() -> None:
+def test_an_interval_of_an_old_repeatable_job_runs_at_its_multiples() -> None:
     found = next_repeat(job({"every": 60_000, "count": 2, "immediately": True, "jobId": "x"}), NOON + 5, UTC)
     assert found is not None
     assert (found.next_ms, found.key) == (NOON + 60_000, "send:x:::60000")
@@ -179,21 +179,21 @@ def test_an_interval_of_the_older_kind_keeps_to_multiples_of_itself() -> None:
     assert found.rule == {"every": 60_000, "count": 3, "jobId": "x"}
 
 
-def test_a_rule_may_still_be_called_cron() -> None:
+def test_old_repeat_options_may_have_cron_in_place_of_pattern() -> None:
     found = next_repeat(job({"cron": "0 3 * * *", "tz": "UTC", "endDate": NOON + 9 * DAY}), NOON, UTC)
     assert found is not None
     assert (found.next_ms, found.key) == (NOON + 15 * 3_600_000, f"send::{NOON + 9 * DAY}:UTC:0 3 * * *")
     assert found.rule["pattern"] == "0 3 * * *"
 
 
-def test_series_of_the_older_kind_end_too() -> None:
+def test_old_repeatable_jobs_end_too() -> None:
     assert next_repeat(job({"every": 1000, "limit": 2, "count": 2}), NOON, UTC) is None
     assert next_repeat(job({"pattern": "0 3 * * *", "endDate": NOON + 5}), NOON, UTC) is None
     with pytest.raises(DecodeError):
         next_repeat(job([]), NOON, UTC)
 
 
-def test_only_jobs_that_another_one_follows_are_looked_at() -> None:
+def test_only_repeated_jobs_are_checked() -> None:
     assert job({"every": 1}).is_repeated
     assert job(None).is_repeated, "by its scheduler alone"
     assert not RunningJob.from_hash("mail", "1", [b"opts", b"{}"]).is_repeated

@@ -121,7 +121,7 @@ class Telltale(Exception):
 
 @pytest.mark.parametrize("notes", [[], ["a note"]])
 @pytest.mark.parametrize("size", [20_000, 20_000_000])
-def test_an_exception_whose_message_is_stored_in_part_comes_back_with_that_part(size: int, notes: list[str]) -> None:
+def test_an_exception_with_a_shortened_message_is_rebuilt_with_it(size: int, notes: list[str]) -> None:
     error = PlainError("begin" + size * "x" + "end")
     for note in notes:
         error.add_note(note)
@@ -163,7 +163,7 @@ def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
     ],
     ids=repr,
 )
-def test_an_exception_comes_back_with_its_class_and_message(error: Exception) -> None:
+def test_an_exception_is_rebuilt_with_its_class_and_message(error: Exception) -> None:
     found = again(error)
     assert type(found) is type(error)
     assert str(error) in str(found)
@@ -177,7 +177,7 @@ def test_the_message_is_exactly_the_same_where_its_class_allows() -> None:
     assert again(KeyError("x")).args == ("x",)
 
 
-def test_an_exception_without_a_message_comes_back_without_one() -> None:
+def test_an_exception_without_a_message_is_rebuilt_without_one() -> None:
     found = again(PlainError())
     assert (type(found), found.args, str(found)) == (PlainError, (), "")
 
@@ -188,7 +188,7 @@ def test_notes_do_not_hide_the_class() -> None:
     assert "in row 5" in str(found.__cause__)
 
 
-def test_a_chain_comes_back_as_its_last_exception() -> None:
+def test_a_chain_is_rebuilt_as_its_last_exception() -> None:
     def chained() -> None:
         try:
             _ = dict[str, str]()["first"]
@@ -209,13 +209,13 @@ def test_a_cause_that_was_never_raised_does_not_hide_the_class() -> None:
     assert type(again(error)) is PlainError
 
 
-def test_a_class_that_needs_arguments_comes_back_without_its_init() -> None:
+def test_a_class_that_needs_arguments_is_rebuilt_without_calling_init() -> None:
     found = again(NeedsArguments(404, "not found"))
     assert (type(found), str(found)) == (NeedsArguments, "404: not found")
     assert not hasattr(found, "code")
 
 
-def test_none_of_the_classs_code_runs_but_its_str() -> None:
+def test_rebuilding_runs_no_code_of_the_class_except_str() -> None:
     failure = failure_of(Telltale("boom"))
     calls.clear()
     found = raised(*failure)
@@ -223,7 +223,7 @@ def test_none_of_the_classs_code_runs_but_its_str() -> None:
     assert calls == []
 
 
-def test_a_passing_error_that_came_back_can_be_raised_on_by_another_task() -> None:
+def test_a_rebuilt_transient_error_can_be_raised_by_another_task() -> None:
     found = again(TransientError("later", retry_after=timedelta(seconds=5)))
     assert isinstance(found, TransientError)
     assert found.retry_after is None
@@ -237,7 +237,7 @@ async def test_awaiting_raises_the_same() -> None:
         await result.aget(timeout=1)
 
 
-def test_info_gives_the_exception_instead_of_raising_it() -> None:
+def test_info_returns_the_exception_of_a_failed_job() -> None:
     result = AsyncResult[Any]("id-1", "mail", Failing(*failure_of(PlainError("boom"))))
     assert type(result.info) is PlainError
     assert (result.failed(), result.ready(), result.successful()) == (True, True, False)
@@ -301,7 +301,7 @@ def test_a_traceback_of_an_earlier_attempt_is_not_taken_for_the_reason() -> None
         f"{__name__}.PlainError.__init__",
     ],
 )
-def test_only_an_exception_that_is_loaded_under_exactly_this_name_is_made(name: str) -> None:
+def test_only_a_loaded_exception_class_of_exactly_this_name_is_rebuilt(name: str) -> None:
     before = set(sys.modules)
     task_error("boom", f'Traceback (most recent call last):\n  File "x", line 1, in y\n{name}: boom\n')
     assert set(sys.modules) == before
@@ -311,7 +311,7 @@ alias = ValueError
 outer = PlainError("an instance, not a class")
 
 
-def test_a_module_that_computes_its_attributes_is_not_asked() -> None:
+def test_a_modules_getattr_is_not_called() -> None:
     asked: list[str] = []
     module = types.ModuleType("lazy_module_of_a_test")
     cast(Any, module).__getattr__ = asked.append
@@ -341,7 +341,9 @@ def make_local() -> Exception:
     ],
     ids=repr,
 )
-def test_what_cannot_be_made_truthfully_is_a_task_error_with_the_traceback(error: BaseException) -> None:
+def test_an_exception_that_cannot_be_rebuilt_is_a_task_error_with_the_traceback(
+    error: BaseException,
+) -> None:
     reason, trace = failure_of(error)
     assert type(error).__name__ in task_error(reason, trace).remote_traceback
 
@@ -358,12 +360,12 @@ def test_what_cannot_be_made_truthfully_is_a_task_error_with_the_traceback(error
     ],
     ids=repr,
 )
-def test_a_tasks_error_that_would_speak_of_get_itself_is_a_task_error(error: Exception) -> None:
+def test_an_exception_that_get_itself_may_raise_is_a_task_error(error: Exception) -> None:
     task_error(*failure_of(error))
 
 
 @pytest.mark.parametrize("make", [lambda n: "x" * n, lambda n: "(" * n, lambda n: "\n" * n + "x", lambda n: "a: " * n])
-def test_a_huge_message_costs_little(make: Callable[[int], str]) -> None:
+def test_a_huge_message_is_handled_fast(make: Callable[[int], str]) -> None:
     reason = make(50_000)
     trace = f"Traceback (most recent call last):\nKeyError: {reason}\nKeyError: {reason}"
     assert isinstance(raised(reason, trace), KeyError | TaskError)

@@ -33,7 +33,7 @@ def stored(**fields: object) -> RunningJob:
     return replace(RunningJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
 
 
-def test_a_job_has_the_limits_of_its_call_in_milliseconds_and_none_of_its_tasks() -> None:
+def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
     assert own() == {"v": 1}
     assert own(time_limit=timedelta(seconds=20)) == {"v": 1, "timeLimit": 20_000}
     assert own(soft_time_limit=0.5, time_limit=7) == {"v": 1, "softTimeLimit": 500, "timeLimit": 7_000}
@@ -50,19 +50,17 @@ def test_a_job_has_the_limits_of_its_call_in_milliseconds_and_none_of_its_tasks(
         ({"timeLimit": True, "softTimeLimit": 1e300}, NO_LIMITS),
     ],
 )
-def test_what_stands_in_a_job_and_is_no_length_of_time_counts_as_none(
-    fields: dict[str, object], limits: TimeLimits
-) -> None:
+def test_an_invalid_stored_time_limit_counts_as_none(fields: dict[str, object], limits: TimeLimits) -> None:
     assert stored(**fields).time_limits == limits
 
 
-def test_each_limit_is_taken_from_the_first_that_says_one() -> None:
+def test_each_time_limit_comes_from_the_call_else_the_task_else_the_app() -> None:
     assert TimeLimits(1, None).over(TimeLimits(2, 3)).over(TimeLimits(4, 5)) == TimeLimits(1, 3)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.0001, float("nan"), float("inf"), "5", True, timedelta()])
 @pytest.mark.parametrize("name", ["soft_time_limit", "time_limit"])
-def test_a_limit_is_a_length_of_time(name: str, limit: Any) -> None:
+def test_a_time_limit_is_a_duration(name: str, limit: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         app.task(name="wrong", **{name: limit})(lambda: None)
     with pytest.raises(ConfigError, match=name):
@@ -72,7 +70,7 @@ def test_a_limit_is_a_length_of_time(name: str, limit: Any) -> None:
             App("another", **{f"task_{name}": limit})
 
 
-def test_the_soft_limit_comes_first_or_nothing_is_sent() -> None:
+def test_a_soft_limit_longer_than_the_hard_limit_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"soft_time_limit \(2 s\) of a task must be shorter than time_limit \(2 s\)"):
         app.task(name="wrong", soft_time_limit=2, time_limit=2)(lambda: None)
     with pytest.raises(ConfigError, match=r"soft_time_limit \(10 s\) of a call of task .*limited must be shorter"):

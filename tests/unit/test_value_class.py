@@ -48,7 +48,7 @@ def test_keyword_fields_take_no_positions_and_have_defaults_of_their_own() -> No
         Labels(["a"])  # type: ignore[call-arg]
 
 
-def test_what_a_value_saves_is_the_check_at_run_time() -> None:
+def test_a_value_class_does_not_enforce_immutability_at_run_time() -> None:
     point = Point(1)
     point.x = 2  # type: ignore[misc]
     assert point.x == 2

@@ -45,7 +45,7 @@ def setting(name: str, value: Any) -> Any:
         ({}, {}),
     ],
 )
-def test_which_jobs_stay_can_be_said_in_these_ways(name: str, value: object, meant: object) -> None:
+def test_forms_of_the_retention_option(name: str, value: object, meant: object) -> None:
     assert setting(name, value) == meant
 
 
@@ -66,7 +66,7 @@ def test_which_jobs_stay_can_be_said_in_these_ways(name: str, value: object, mea
         ("limit=5", "has no key 'limit'; use age, count"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_wrong(name: str, value: object, message: str) -> None:
+def test_an_invalid_retention_option_is_rejected_with_the_reason(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} {message}"):
         setting(name, value)
 
@@ -83,12 +83,12 @@ def test_anything_else_is_refused_with_what_is_wrong(name: str, value: object, m
         ({}, {}),
     ],
 )
-def test_what_a_job_says_wins_over_the_workers_option(stored: object, kept: object) -> None:
+def test_the_retention_of_a_job_overrides_that_of_the_worker(stored: object, kept: object) -> None:
     opts = {} if stored is None else {"removeOnFail": stored}
     fields = [b"name", b"n", b"opts", json.dumps(opts).encode()]
     assert RunningJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept
 
 
-def test_without_either_every_job_is_kept() -> None:
+def test_without_a_retention_option_every_job_is_kept() -> None:
     job = RunningJob.from_hash("mail", "1", [])
     assert job.keep("removeOnComplete") == job.keep("removeOnComplete", None) == {"count": -1}

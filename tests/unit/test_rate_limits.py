@@ -44,7 +44,7 @@ def test_none_is_no_limit(value: object) -> None:
         "1/h, mail = 100/m",
     ],
 )
-def test_a_limit_can_be_said_in_these_ways(value: object) -> None:
+def test_forms_of_a_rate_limit(value: object) -> None:
     assert limiter(value) == MINUTE
 
 
@@ -55,7 +55,7 @@ def test_the_letters_are_celerys_and_a_few_more(text: str, duration_ms: int) -> 
     assert limiter(text) == {"max": 1, "duration": duration_ms}
 
 
-def test_a_queue_that_is_named_has_its_own_limit_and_the_others_that_of_all_others() -> None:
+def test_a_named_queue_has_its_own_rate_limit_and_the_others_that_of_the_star() -> None:
     said = "mail=100/m, {tagged}=2/s, bulk=none, 5/s"
     assert limiter(said, "mail") == MINUTE
     assert limiter(said, "{tagged}") == {"max": 2, "duration": 1_000}
@@ -63,14 +63,14 @@ def test_a_queue_that_is_named_has_its_own_limit_and_the_others_that_of_all_othe
     assert limiter(said, "others") == {"max": 5, "duration": 1_000}
 
 
-def test_where_only_some_queues_are_named_the_others_have_no_limit() -> None:
+def test_without_a_star_queues_that_are_not_named_have_no_rate_limit() -> None:
     assert limiter({"mail": "100/m"}, "others") is None
     assert limiter("mail=100/m", "others") is None
     assert limiter({"mail": None, "*": "1/s"}, "mail") is None
 
 
 @pytest.mark.parametrize("queue", ["max", "duration"])
-def test_a_queue_may_be_called_as_a_part_of_a_limit(queue: str) -> None:
+def test_a_queue_may_be_named_max_or_duration(queue: str) -> None:
     assert limiter({queue: "100/m"}, queue) == MINUTE
     assert limiter({queue: {"max": 100, "duration": 60}}, queue) == MINUTE
     assert limiter(f"{queue}=100/m", queue) == MINUTE
@@ -107,13 +107,13 @@ def test_a_queue_may_be_called_as_a_part_of_a_limit(queue: str) -> None:
         ({"mail": {"max": 5, "duration": None}}, "the duration of limiter of queue 'mail' must be seconds"),
     ],
 )
-def test_what_is_no_limit_is_refused_with_what_is_wrong(value: object, message: str) -> None:
+def test_an_invalid_rate_limit_is_rejected_with_the_reason(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         limiter(value)
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_a_limit_or_a_clear_error(text: str) -> None:
+def test_any_string_is_either_a_rate_limit_or_a_config_error(text: str) -> None:
     found = None
     with suppress(ConfigError):
         found = limiter(text)
