@@ -14,7 +14,7 @@ from bulltask.jobs.states import REVOKED
 from bulltask.worker.child import attempt as module
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.cancellation import TaskRun
-from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed
+from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, Postponed
 from bulltask.worker.slots import Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -101,7 +101,7 @@ def run(app: App, cancellation: Cancellation, taken: RunningJob, reason: CancelR
 
 def test_a_task_runs_with_the_arguments_of_its_job(app: App, cancellation: Cancellation) -> None:
     outcome = run(app, cancellation, job())
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedOutcome)
     assert (outcome.value, outcome.result) == (b"8", 8)
     assert cancellation.deadlines == []
 
@@ -112,7 +112,7 @@ def test_a_job_expires_with_the_first_millisecond_after_its_time(
 ) -> None:
     begun = begin(app, cancellation, job(bulltask={"expires": NOW_MS - late_ms}))
     assert isinstance(begun, Attempt) == runs
-    if isinstance(begun, Failed):
+    if isinstance(begun, FailedOutcome):
         assert begun.reason.startswith("the job expired 0.001 s before")
 
 
@@ -150,9 +150,9 @@ def test_the_supervisor_learns_the_deadlines_of_a_run(
 
 def test_a_revoked_run_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:
     outcome = run(app, cancellation, job(), CancelReason.REVOKED)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, FailedOutcome)
     assert outcome.category == REVOKED
 
 
 def test_the_repr_of_an_outcome_does_not_show_the_exception() -> None:
-    assert "secret" not in repr(Failed("no", "", "permanent", ValueError("secret")))
+    assert "secret" not in repr(FailedOutcome("no", "", "permanent", ValueError("secret")))

@@ -25,7 +25,7 @@ from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.outcomes import AcquiredJob, Failed, Retried
+from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, Retried
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
@@ -64,15 +64,15 @@ def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
 
 def verdict(
     error: BaseException, opts: dict[str, Any] | None = None, *, made: int = 0, attempts: int = 3, **options: Any
-) -> Failed | Retried:
+) -> FailedOutcome | Retried:
     return decide_retry(error, job(OURS if opts is None else opts, made=made, attempts=attempts), task(**options), app)
 
 
-def retried(found: Failed | Retried) -> bool:
+def retried(found: FailedOutcome | Retried) -> bool:
     return isinstance(found, Retried)
 
 
-def delay_of(found: Failed | Retried) -> int:
+def delay_of(found: FailedOutcome | Retried) -> int:
     assert isinstance(found, Retried)
     return found.delay_ms
 
@@ -172,10 +172,10 @@ def test_the_reason_of_a_retry_is_what_is_reported() -> None:
 
 def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
     found = verdict(Retry(exc=UnknownError("why")), made=2)
-    assert isinstance(found, Failed)
+    assert isinstance(found, FailedOutcome)
     assert found.reason == "why"
     found = verdict(Retry(), made=2)
-    assert isinstance(found, Failed)
+    assert isinstance(found, FailedOutcome)
     assert found.reason == "the task asked for another try, but this was number 3 of 3"
 
 
@@ -252,14 +252,14 @@ def returns_nonsense(made: int, exc: BaseException) -> float:
 )
 def test_a_backoff_function_that_fails_fails_the_job_with_both_reasons(function: Any, why: str) -> None:
     found = verdict(TransientError("the error itself"), retry_backoff=function)
-    assert isinstance(found, Failed)
+    assert isinstance(found, FailedOutcome)
     assert found.reason.startswith(f"the error itself (and it cannot be retried: {why}")
     assert "the error itself" in found.trace
 
 
 def test_a_malformed_backoff_fails_the_job_instead_of_the_child() -> None:
     found = verdict(TransientError("x"), {"backoff": {"delay": "soon"}})
-    assert isinstance(found, Failed)
+    assert isinstance(found, FailedOutcome)
     assert "and it cannot be retried: DecodeError: backoff" in found.reason
 
 
@@ -312,7 +312,7 @@ def test_a_job_that_is_nested_too_deeply_fails_for_good_before_its_task_is_calle
         nested = replace(job(FOREIGN), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
         attempts = Attempts(deep_app, nothing_is_reported, cast(Any, None), cast(Any, None))
         outcome = attempts.begin(nested)
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, FailedOutcome)
         assert outcome.category == "permanent"
         assert outcome.reason.startswith("data of job id-1 is nested deeper than 500 levels")
 
@@ -323,7 +323,7 @@ def test_the_traceback_begins_with_the_users_own_code() -> None:
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
     attempts = Attempts(app, nothing_is_reported, spark, cancellation)
     found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), block.slots()[0])
-    assert isinstance(found, Failed)
+    assert isinstance(found, FailedOutcome)
     head, first, *_ = found.trace.splitlines()
     assert head == "Traceback (most recent call last):"
     assert "test_retry_decision.py" in first
@@ -392,4 +392,4 @@ json_values: st.SearchStrategy[Any] = (
 )
 def test_every_error_of_every_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], made: int) -> None:
     found = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
-    assert isinstance(found, Failed) or found.delay_ms >= 0
+    assert isinstance(found, FailedOutcome) or found.delay_ms >= 0

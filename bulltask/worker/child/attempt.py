@@ -22,7 +22,7 @@ from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
-from bulltask.worker.child.outcomes import Completed, Failed, Outcome, Postponed, requested_outcome
+from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, Postponed, requested_outcome
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.slots import Deadlines, Slot
@@ -66,7 +66,7 @@ class Attempts:
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or its outcome if the task must not or cannot be called."""
         if job.malformed:
-            return Failed(job.deferred_failure, "", "permanent", malformed=True)
+            return FailedOutcome(job.deferred_failure, "", "permanent", malformed=True)
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
@@ -192,9 +192,9 @@ class Attempts:
         end_if_forked(self._pid)  # user code may fork: a backoff function, or an error category's
         return outcome
 
-    def _completed(self, attempt: Attempt, result: object) -> Completed | Failed:
+    def _completed(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         what = f"the return value of task {attempt.job.name}"
         try:
-            return Completed(codec.encode(result, what=what, limit=self._config.max_payload), result)
+            return CompletedOutcome(codec.encode(result, what=what, limit=self._config.max_payload), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
-            return Failed(str(exc), "", "permanent")
+            return FailedOutcome(str(exc), "", "permanent")

@@ -14,8 +14,8 @@ from bulltask.worker.slots import Slot
 
 __all__ = [
     "AcquiredJob",
-    "Completed",
-    "Failed",
+    "CompletedOutcome",
+    "FailedOutcome",
     "Outcome",
     "Postponed",
     "RateLimited",
@@ -49,7 +49,7 @@ class AcquiredJob:
 
 
 @value_class
-class Completed:
+class CompletedOutcome:
     """The task returned; ``value`` is the return value as JSON."""
 
     value: bytes
@@ -57,7 +57,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedOutcome:
     """The attempt failed and the job is not retried.
 
     Attributes:
@@ -128,17 +128,17 @@ class WaitingForChildren:
 
 
 RequestedOutcome = Rescheduled | Released | RateLimited | WaitingForChildren
-Outcome = Completed | Failed | Retried | Postponed | RequestedOutcome
+Outcome = CompletedOutcome | FailedOutcome | Retried | Postponed | RequestedOutcome
 
 
-def requested_outcome(exc: BaseException) -> RequestedOutcome | Failed | None:
+def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
     """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception."""
     match exc:
         case DelayJob():
             try:
                 return Rescheduled(to_ms(exc.delay, "the delay of DelayJob"))
             except ConfigError as fault:
-                return Failed(str(fault), "", "permanent")
+                return FailedOutcome(str(fault), "", "permanent")
         case WaitJob():
             return Released()
         case RateLimitQueue():
@@ -162,9 +162,13 @@ def release_reason(outcome: RequestedOutcome) -> str:
             return "it waits for its children"
 
 
-def _rate_limited(exc: RateLimitQueue) -> RateLimited | Failed:
+def _rate_limited(exc: RateLimitQueue) -> RateLimited | FailedOutcome:
     try:
         limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
     except ConfigError as fault:
-        return Failed(str(fault), "", "permanent")
-    return RateLimited(limit_ms) if limit_ms else Failed("a rate limit must last for 0.001 s or more", "", "permanent")
+        return FailedOutcome(str(fault), "", "permanent")
+    return (
+        RateLimited(limit_ms)
+        if limit_ms
+        else FailedOutcome("a rate limit must last for 0.001 s or more", "", "permanent")
+    )

@@ -21,14 +21,16 @@ from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.registry.task import AnyTask
-from bulltask.worker.child.outcomes import Failed, Retried
+from bulltask.worker.child.outcomes import FailedOutcome, Retried
 
 __all__ = ["decide_retry", "is_retried", "trace_of"]
 
 _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
 
-def decide_retry(exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App) -> Failed | Retried:
+def decide_retry(
+    exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App
+) -> FailedOutcome | Retried:
     """Return the outcome of an attempt that raised ``exc``.
 
     Args:
@@ -38,19 +40,19 @@ def decide_retry(exc: BaseException, job: RunningJob, task: AnyTask[..., object]
         app: Has the error categories and the server's time.
     """
     if isinstance(exc, TaskCancelled):
-        return Failed(REVOKED, trace_of(exc), REVOKED, exc)
+        return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
     reason, trace = _reason(cause, job), trace_of(cause)
     attempts_made = job.attempts_made + 1
     if attempts_made >= _max_attempts(job, requested) or not _is_retryable(cause, category, job, task, requested):
-        return Failed(reason, trace, category.value, cause)
+        return FailedOutcome(reason, trace, category.value, cause)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
     except Exception as fault:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
-        return Failed(reason, trace, category.value, cause)
+        return FailedOutcome(reason, trace, category.value, cause)
     return Retried(delay_ms, reason, trace, category.value, cause)
 
 

@@ -56,8 +56,8 @@ from bulltask.transport.scripts.queue import limit_now
 from bulltask.worker.child.fetcher import FetchOptionsCache
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
-    Completed,
-    Failed,
+    CompletedOutcome,
+    FailedOutcome,
     Outcome,
     Postponed,
     RateLimited,
@@ -142,12 +142,12 @@ class Settler:
     def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
         keys, job, token, now_ms = acquired.keys, acquired.job, acquired.slot.token, self._clock.now_ms()
         match outcome:
-            case Completed():
+            case CompletedOutcome():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
                 finish = FinishOptions(True, outcome.value, keep, job.attempts)
                 options = self._fetch_options.get(keys, token)
                 return move_to_finished(keys, job.id, options, finish, fetch_next=fetch_next, now_ms=now_ms)
-            case Failed():
+            case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case Retried(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
@@ -160,7 +160,7 @@ class Settler:
             case _:
                 return _requested_call(acquired, outcome, now_ms)
 
-    def _failed_call(self, acquired: AcquiredJob, outcome: Failed, fetch_next: bool, now_ms: int) -> Call[Any]:
+    def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
         fields = job.failure_fields(outcome.reason, outcome.trace)
         keep = job.keep("removeOnFail", self._config.keep_failed)
@@ -240,14 +240,14 @@ class Settler:
         if isinstance(exc, NoPendingChildrenError):
             return Released()
         by_script = isinstance(exc, BrokerError)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if by_script and not outcome.malformed else None
         reason = f"the outcome of the job could not be stored: {exc}"
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
                 return Retried(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
-        return Failed(reason, "", "permanent", malformed=by_script)
+        return FailedOutcome(reason, "", "permanent", malformed=by_script)
 
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
         """Return the call that checks whether Redis carried out a write whose reply was lost.
@@ -295,7 +295,7 @@ class Settler:
                 return None
             line = _UNKNOWN_TASK.format(job.name)
             return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
-        if not job.deduplication_id or not isinstance(outcome, Completed | Failed):
+        if not job.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None
         return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
@@ -303,10 +303,10 @@ class Settler:
         """Emit the event of a written outcome; ``None``: it was discarded because the lock was lost."""
         job = acquired.job
         match outcome:
-            case Completed():
+            case CompletedOutcome():
                 if self._bus.wants(JobCompleted):
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
-            case Failed():
+            case FailedOutcome():
                 self._bus.emit(_failed_event(job, outcome, duration_ms))
             case Retried():
                 self._bus.emit(_retried_event(job, outcome, duration_ms))
@@ -337,7 +337,7 @@ def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: in
             return move_to_waiting_children(keys, job_id, token, now_ms)
 
 
-def _failed_event(job: RunningJob, outcome: Failed, duration_ms: float) -> JobFailed:
+def _failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:
     attempts_made, raised = job.attempts_made + 1, outcome.exception
     error, category, trace = outcome.reason, outcome.category, outcome.trace
     return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, trace, raised)

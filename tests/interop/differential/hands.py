@@ -26,7 +26,7 @@ from bulltask.transport.scripts.move import (
     move_to_delayed,
     move_to_waiting_children,
 )
-from bulltask.worker.child.outcomes import AcquiredJob, Completed, Failed, Retried
+from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, Retried
 from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler
 
@@ -120,14 +120,14 @@ class WorkersHands:
         return self._held(self._client.run(move_to_active(self._keys, claim, self._clock.now_ms())), token)
 
     def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
-        outcome = Completed(codec.encode(value, what="value"), value)
+        outcome = CompletedOutcome(codec.encode(value, what="value"), value)
         return self._finish(self._settler.call(_with(held, token), outcome, fetch_next=fetch_next), token)
 
     def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
         kind, message, trace = failure
         acquired = _with(held, token)
         outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
-        assert isinstance(outcome, Failed | Retried)
+        assert isinstance(outcome, FailedOutcome | Retried)
         return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
     def delay(self, held: Held, token: str, ms: int) -> None:
