@@ -116,6 +116,19 @@ def test_a_job_expires_with_the_first_millisecond_after_its_time(
         assert begun.reason.startswith("the job expired 0.001 s before")
 
 
+def test_a_job_that_breaks_what_reads_it_fails_alone(
+    app: App, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no reader expects this")
+
+    taken = job()
+    monkeypatch.setattr("bulltask.jobs.codec.decode", decode)
+    begun = begin(app, cancellation, taken)
+    assert isinstance(begun, Failed)
+    assert begun.reason == "ZeroDivisionError: no reader expects this"
+
+
 @pytest.mark.parametrize(("started", "runs"), [(2, True), (3, False)])
 def test_a_job_that_was_started_too_often_fails(app: App, cancellation: Cancellation, started: int, runs: bool) -> None:
     app.conf.max_started_attempts = 2

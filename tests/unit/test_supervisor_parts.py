@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bulltask.events import Bus
-from bulltask.worker.states import ProcessState
-from bulltask.worker.supervisor import launch
+from bulltask.config.config import Conf
+from bulltask.events import Bus, StacksDumped
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child import spark_tasks
+from bulltask.worker.slots import Deadlines, Slots, SlotView
+from bulltask.worker.states import CancelReason, ProcessState, SlotState
+from bulltask.worker.supervisor import launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
+from bulltask.worker.supervisor.heartbeat import Heartbeat
+from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
 from bulltask.worker.supervisor.launch import choose_launcher
 from bulltask.worker.supervisor.recovery import _ordinal
+from bulltask.worker.supervisor.revocations import Revocations
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+CONFIG = Conf({}, {}).freeze()
 
 
 def fork(index: int) -> int:
@@ -61,6 +76,110 @@ def test_how_a_child_starts(
 )
 def test_the_crashes_of_a_job_are_counted_in_words(number: int, text: str) -> None:
     assert _ordinal(number) == text
+
+
+def test_a_child_says_where_it_writes_its_stacks() -> None:
+    slots = Slots(1, 1)
+    (block,) = slots.children
+    block.reset()
+    assert block.stacks_fd == -1
+    block.stacks_fd = 7
+    assert block.stacks_fd == 7
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("retried", [False, True])
+def test_the_deadlines_of_a_run_are_read_as_they_were_written(is_async: bool, retried: bool) -> None:
+    slots = Slots(1, 1)
+    (block,) = slots.children
+    block.reset()
+    (slot,) = block.slots()
+    free = slot.read()
+    deadlines = Deadlines(soft_at_ms=5, hard_at_ms=6, hard_ms=7, is_async=is_async, retried=retried)
+    slot.set_deadlines(deadlines)
+    assert slot.read().deadlines == deadlines
+    assert slot.read() == free, "they do not count in a comparison"
+
+
+def test_the_file_of_the_supervisors_own_stacks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("stacks")
+    monkeypatch.setattr(stacks, "anonymous_file", lambda _: fd)
+    bus, emitted = Bus(), list[StacksDumped]()
+    bus.subscribe(StacksDumped, emitted.append)
+    stacks.StackCollector(bus).dump_own()
+    assert "dump_own" in emitted[0].stacks
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+class Client:
+    """Answers every script with "done", and other commands with what the test has given."""
+
+    def __init__(self, fields: dict[str, str] | None = None) -> None:
+        self.flat = [text.encode() for pair in (fields or {}).items() for text in pair]
+        self.scripts: list[str] = []
+
+    def run(self, call: Call[Any]) -> Any:
+        if call.script is None:
+            return self.flat
+        self.scripts.append(call.script.name)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("attempts", "backoff", "script"),
+    [(3, 500, "moveToDelayed"), (3, 0, "retryJob"), (1, 500, "moveToFinished")],
+)
+def test_the_attempt_of_a_killed_run_fails_as_the_job_says(attempts: int, backoff: int, script: str) -> None:
+    opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
+    client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
+    clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
+    killed = KilledRun(
+        reason=CancelReason.HARD_LIMIT, token="t", run=1, job_id="7", since_ms=0, hard_ms=9, retried=True
+    )
+    FailedAttempts(client, clock, CONFIG, Bus()).settle(KEYS, "7", killed)
+    assert client.scripts == [script]
+
+
+def test_a_lost_lock_is_forgotten_with_its_run() -> None:
+    nothing: Any = None
+    view = SlotView(SlotState.FREE, "token", 0, "", 0, run=2)
+    heartbeat = Heartbeat([KEYS], lambda: [view], nothing, CONFIG, Bus(), ReconnectBackoff(Bus(), CONFIG))
+    heartbeat._reported_lost = {("token", 1), ("token", 2)}
+    heartbeat._held()
+    assert heartbeat._reported_lost == {("token", 2)}
+
+
+@pytest.mark.parametrize(("renew", "interval_ms"), [(15.0, 7_500), (0.2, 100), (0.1, 50)])
+def test_locks_are_renewed_twice_as_often_as_they_must_be(renew: float, interval_ms: int) -> None:
+    nothing: Any = None
+    config = Conf({"lock_duration": 60, "lock_renew_time": renew}, {}).freeze()
+    heartbeat = Heartbeat([KEYS], list, nothing, config, Bus(), ReconnectBackoff(Bus(), config))
+    assert heartbeat.interval_ms == interval_ms
+
+
+def test_marks_of_revoked_jobs_are_read_from_the_beginning_when_the_end_was_reached() -> None:
+    nothing: Any = None
+    broker: Any = SimpleNamespace(config=CONFIG)
+    revocations = Revocations(broker, [KEYS], nothing, nothing, Bus(), nothing)
+    revocations._skipped = [100]
+    revocations._heed(0, None)
+    assert revocations._skipped == [0]
+
+
+@pytest.mark.parametrize(("with_java", "text"), [(True, ""), (False, "has no bin/java")])
+def test_java_home_says_where_java_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_java: bool, text: str
+) -> None:
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(spark_tasks, "find_spec", lambda _: SimpleNamespace())
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if with_java:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "java").touch(mode=0o755)
+    found = spark_tasks.missing_dependencies()
+    assert text in found
+    assert bool(found) != with_java
 
 
 def test_only_children_that_die_in_a_row_before_their_first_job_end_the_worker() -> None:

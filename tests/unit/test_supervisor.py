@@ -1,0 +1,129 @@
+"""What the supervisor does with signals, without children."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bulltask.config.config import Conf
+from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopping
+from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.supervisor.loop import Supervisor
+from bulltask.worker.supervisor.recovery import Recovery
+
+
+class Worker:
+    """A supervisor with one child, and the signals that it gets, one a round; it is pool and recovery itself."""
+
+    target, max_children, is_exhausted = 1, 4, False
+
+    def __init__(self, *names: str, terminal_closed: bool = False, rounds_of_recovery: int = 0) -> None:
+        self.names, self.alive, self.rounds_of_recovery = list(names), 1, rounds_of_recovery
+        self.waits: list[int] = []
+        self.events: list[Event] = []
+        self.stacks = SimpleNamespace(collect=lambda: None)
+        bus = Bus()
+        bus.subscribe(Event, self.events.append)
+        everything: Any = self
+        process: Any = SimpleNamespace(signals=self, terminal_closed=terminal_closed)
+        self.supervisor = Supervisor(everything, everything, everything, process, Conf({}, {}).freeze(), bus)
+        self.exit_code = self.supervisor.run()
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    # Signals.
+
+    def wait(self, wait_ms: int) -> None:
+        self.waits.append(wait_ms)
+
+    def pop_all(self) -> list[str]:
+        if self.names:
+            return [self.names.pop(0)]
+        self.alive = 0
+        return []
+
+    # The children.
+
+    def running(self) -> int:
+        return 3
+
+    def reap(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def start_missing(self) -> None:
+        pass
+
+    def set_paused(self, paused: bool) -> None:
+        pass
+
+    def grow(self) -> bool:
+        self.target += 1
+        return self.target <= self.max_children
+
+    def shrink(self) -> bool:
+        return False
+
+    # The services, and what is left of dead children.
+
+    def run_due(self) -> None:
+        pass
+
+    def wait_ms(self, longest_ms: int) -> int:
+        return longest_ms
+
+    @property
+    def pending(self) -> bool:
+        self.rounds_of_recovery -= 1
+        return self.rounds_of_recovery >= 0
+
+
+@pytest.mark.parametrize(
+    ("signals", "restarting", "stops"),
+    [
+        (["warm_shutdown"], False, ["warm"]),
+        (["warm_shutdown", "warm_shutdown"], False, ["warm", "cold"]),
+        (["cold_shutdown"], False, ["cold"]),
+        (["cold_shutdown", "cold_shutdown"], False, ["cold"]),
+        (["restart"], True, ["restart"]),
+        (["restart", "warm_shutdown"], False, ["restart"]),
+        (["restart", "cold_shutdown"], False, ["restart", "cold"]),
+    ],
+)
+def test_how_a_worker_stops(signals: list[str], restarting: bool, stops: list[str]) -> None:
+    worker = Worker(*signals)
+    assert worker.exit_code is ExitCode.OK
+    assert worker.supervisor.restarting == restarting
+    assert [event.how for event in worker.of(WorkerStopping)] == stops
+    assert {event.running for event in worker.of(WorkerStopping)} == {3}
+
+
+def test_a_worker_whose_terminal_is_closed_does_not_start_again() -> None:
+    worker = Worker("restart", terminal_closed=True)
+    assert not worker.supervisor.restarting
+    assert [event.how for event in worker.of(WorkerStopping)] == ["warm"]
+
+
+def test_a_worker_that_stops_ignores_other_signals_and_says_so() -> None:
+    worker = Worker("warm_shutdown", "pause", "restart", "grow", "shrink")
+    assert [event.signal for event in worker.of(SignalIgnored)] == ["SIGTSTP", "SIGHUP", "SIGTTIN", "SIGTTOU"]
+    assert not worker.supervisor.restarting
+
+
+def test_children_are_added_while_there_is_room() -> None:
+    worker = Worker("grow", "grow", "grow", "grow", "warm_shutdown")
+    assert [event.children for event in worker.of(ConcurrencyChanged)] == [2, 3, 4]
+    assert [event.signal for event in worker.of(SignalIgnored)] == ["SIGTTIN"]
+
+
+def test_a_worker_leaves_when_the_jobs_of_its_children_are_settled() -> None:
+    worker = Worker("warm_shutdown", rounds_of_recovery=3)
+    assert worker.waits.count(Recovery.interval_ms) == 3
