@@ -1,0 +1,77 @@
+"""Which script settles an outcome, and what its event says."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bulltask.config.config import Conf
+from bulltask.events import Bus, Event, JobFailed, JobRetried
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.states import REVOKED
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.child.outcomes import AcquiredJob, Completed, Failed, Outcome, Postponed, Retried
+from bulltask.worker.child.settle import Settler
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+CONFIG = Conf({}, {}).freeze()
+
+
+@pytest.fixture
+def emitted() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def settler(emitted: list[Event]) -> Settler:
+    bus = Bus()
+    bus.subscribe(Event, emitted.append)
+    clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
+    return Settler(CONFIG, clock, bus, "worker")
+
+
+def acquired() -> AcquiredJob:
+    fields = {
+        "name": "send",
+        "data": "{}",
+        "opts": json.dumps({"attempts": 3}),
+        "timestamp": "1",
+        "ats": "2",
+        "atm": "1",
+    }
+    flat = [text.encode() for pair in fields.items() for text in pair]
+    slot: Any = SimpleNamespace(token="token")
+    return AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", flat))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "script"),
+    [
+        (Completed(b"1", 1), "moveToFinished"),
+        (Failed("no", "", "permanent"), "moveToFinished"),
+        (Failed(REVOKED, "", REVOKED), "endRevoked:moveToFinished"),
+        (Failed("no", "", "permanent", malformed=True), "quarantine:moveToFinished"),
+        (Retried(0, "no", "", "transient"), "retryJob"),
+        (Retried(5, "no", "", "transient"), "moveToDelayed"),
+        (Postponed(5), "moveToDelayed"),
+    ],
+)
+def test_each_outcome_has_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
+    call = settler._call(acquired(), outcome, fetch_next=True)
+    assert call.script is not None
+    assert call.script.name == script
+
+
+@pytest.mark.parametrize(
+    "outcome", [Failed("no", "", "permanent", ValueError()), Retried(5, "no", "", "transient", ValueError())]
+)
+def test_an_event_counts_the_attempt_that_has_just_ended(
+    settler: Settler, emitted: list[Event], outcome: Failed | Retried
+) -> None:
+    settler.emit(acquired(), outcome, 12.5)
+    (event,) = emitted
+    assert isinstance(event, JobFailed | JobRetried)
+    assert (event.attempts_made, event.exception, event.duration_ms) == (2, outcome.exception, 12.5)
