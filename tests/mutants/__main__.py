@@ -31,7 +31,7 @@ from tests.mutants.record import Reach, record
 from tests.mutants.tree import ROOT, Tree
 
 FOLDERS = ("bulltask/worker", "bulltask/transport", "bulltask/jobs")
-TESTS = ("tests/unit", "tests/redis", "tests/process")
+TESTS = ("tests/unit", "tests/redis", "tests/process", "tests/spark/unit", "tests/spark/redis")
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 DATA = ROOT / "build" / "mutants"
 RESULTS = DATA / "results.jsonl"
@@ -97,6 +97,8 @@ def attempt(tree: Tree, mutant: Mutant, reach: Reach) -> dict[str, Any]:
     with tree.changed(mutant.file, mutant.source):
         code, output = tree.pytest(["-x", "-q", "--tb", "no", f"@{names}"], limit_s)
     failed = [text.split(" ")[1] for text in output.splitlines() if text.startswith(("FAILED ", "ERROR "))]
+    if code > 0 and not failed and tree.pytest(["--collect-only", "-q", f"@{names}"], limit_s)[0]:
+        raise click.ClickException(f"the tests do not run without the mutant either:\n{output[-1000:]}")
     outcome = {0: "survived", -1: "timeout"}.get(code, "killed")
     return line | {"outcome": outcome, "by": failed[:1], "seconds": round(time.monotonic() - began, 1)}
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import coverage
 import pytest
 
+from tests.support.fork_server import fork_server
+
 __all__ = ["RESULTS", "TEST"]
 
 TEST = "MUTANTS_TEST"
@@ -35,6 +37,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _name(measured: coverage.Coverage, test: str) -> None:
     os.environ[TEST] = test
+    fork_server.close()  # what it forks has the name with which it started
     measured.config.context = test  # a forked child starts with this configuration
     measured.switch_context(test)
 
