@@ -1,0 +1,162 @@
+"""The event loop of a child, without a server: slots, outages and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bulltask.config.config import Conf
+from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.events import Bus, Event, JobCompleted, JobFailed
+from bulltask.jobs.job import RunningJob
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.child.async_loop import AsyncLoop
+from bulltask.worker.child.outcomes import AcquiredJob, Completed, Outcome
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.slots import Slot, Slots
+from bulltask.worker.states import SlotState
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+FIELDS = [b"name", b"send", b"data", b"{}", b"opts", b'{"attempts":1}', b"timestamp", b"1", b"ats", b"1"]
+GONE = BrokerUnavailableError("gone")
+
+
+class Child:
+    """An event loop with two slots; its connection gives the replies that the test chooses, and then none."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.scripts: list[str] = []
+        self.pauses = self.resets = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.woken = threading.Semaphore(0)
+        self.events: list[Event] = []
+        bus = Bus()
+        bus.subscribe(Event, self.events.append)
+        clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
+        settler = Settler(Conf({}, {}).freeze(), clock, bus, "worker")
+        slots = Slots(1, 2)
+        (block,) = slots.children
+        block.reset()
+        me: Any = self
+        self.loop = AsyncLoop(block, me, settler, lambda: me, me, me)
+
+    def begin(self, max_concurrent: int = 0) -> Slot:
+        """Acquire a job and start its attempt."""
+        slot = self.loop.free_slot(lambda: False)
+        assert slot is not None
+        slot.activate(0, "7", 1)
+        attempt: Any = None
+        job = RunningJob.from_hash("mail", "7", FIELDS)
+        self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
+        self.loop.done_with(slot)
+        return slot
+
+    def has_free_slot(self) -> bool:
+        answers = iter([False, True])
+        if (slot := self.loop.free_slot(lambda: next(answers))) is None:
+            return False
+        self.loop.done_with(slot)
+        return True
+
+    def finish(self) -> None:
+        self.gate.set()
+        self.loop.wait_for_others(0)
+
+    # The attempts, the connection, the backoff and the wakeup pipe.
+
+    async def acall(self, *_: object) -> Outcome:
+        await asyncio.get_running_loop().run_in_executor(None, self.gate.wait, 10)
+        return Completed(b"1", 1)
+
+    async def run(self, call: Call[Any]) -> Any:
+        self.scripts.append("" if call.script is None else call.script.name)
+        reply = self.replies.pop(0) if self.replies else None
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    async def close(self) -> None:
+        self.scripts.append("closed")
+
+    def record_shared_failure(self, _: BrokerError) -> int:
+        self.pauses += 1
+        return 1
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def wait(self, ms: float) -> None:
+        self.woken.acquire(timeout=min(ms / 1000, 0.2))
+
+    def wake(self) -> None:
+        self.woken.release()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.finish()
+    made.loop.drain()
+
+
+def test_a_slot_is_free_again_when_its_job_is_settled(child: Child) -> None:
+    child.gate.clear()
+    slots = {child.begin(), child.begin()}
+    assert len(slots) == 2
+    assert not child.has_free_slot()
+    child.finish()
+    assert [slot.read().state for slot in slots] == [SlotState.FREE] * 2
+    assert [type(event) for event in child.events] == [JobCompleted] * 2
+    assert child.resets == 2
+    taken = [child.loop.free_slot(lambda: False) for _ in range(2)]
+    assert set(taken) == slots
+    for slot in taken:
+        assert slot is not None
+        child.loop.done_with(slot)
+
+
+def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:
+    child.gate.clear()
+    child.begin(max_concurrent=1)
+    assert not child.has_free_slot()
+    child.finish()
+    assert child.has_free_slot()
+
+
+def test_an_outcome_is_kept_during_an_outage_and_written_again(child: Child) -> None:
+    child.replies = [GONE, GONE]
+    child.begin()
+    child.finish()
+    assert child.scripts == ["wakeNext:moveToFinished"] * 3
+    assert child.pauses == 2
+    assert [type(event) for event in child.events] == [JobCompleted]
+
+
+def test_a_job_whose_outcome_redis_refuses_fails_after_a_look_at_it(child: Child) -> None:
+    child.replies = [BrokerError("ERR the script stopped"), GONE, BrokerError("WRONGTYPE")]
+    child.begin()
+    child.finish()
+    assert child.scripts[1:3] == ["", ""], "it asks until Redis answers, though with an error"
+    assert child.pauses == 1
+    (event,) = child.events
+    assert isinstance(event, JobFailed)
+    assert event.error.startswith("the outcome of the job could not be stored")
+
+
+def test_the_thread_ends_with_the_child(child: Child) -> None:
+    child.begin()
+    child.finish()
+    child.loop.drain()
+    assert child.scripts[-1] == "closed"
+    loop = child.loop.running_loop()
+    assert loop is not None
+    assert loop.is_closed()
