@@ -163,7 +163,7 @@ def test_marks_of_revoked_jobs_are_read_from_the_beginning_when_the_end_was_reac
     broker: Any = SimpleNamespace(config=CONFIG)
     revocations = Revocations(broker, [KEYS], nothing, nothing, Bus(), nothing)
     revocations._skipped = [100]
-    revocations._heed(0, None)
+    revocations._handle_marks(0, None)
     assert revocations._skipped == [0]
 
 
