@@ -17,7 +17,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.outcomes import AcquiredJob, Completed, Outcome
+from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Outcome
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.states import SlotState
@@ -74,7 +74,7 @@ class Child:
 
     async def acall(self, *_: object) -> Outcome:
         await asyncio.get_running_loop().run_in_executor(None, self.gate.wait, 10)
-        return Completed(b"1", 1)
+        return CompletedOutcome(b"1", 1)
 
     async def run(self, call: Call[Any]) -> Any:
         self.scripts.append("" if call.script is None else call.script.name)

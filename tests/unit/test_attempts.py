@@ -125,7 +125,7 @@ def test_a_job_that_breaks_what_reads_it_fails_alone(
     taken = job()
     monkeypatch.setattr("bulltask.jobs.codec.decode", decode)
     begun = begin(app, cancellation, taken)
-    assert isinstance(begun, Failed)
+    assert isinstance(begun, FailedOutcome)
     assert begun.reason == "ZeroDivisionError: no reader expects this"
 
 

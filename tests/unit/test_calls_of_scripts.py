@@ -25,6 +25,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
+from bulltask.transport.scripts.add import WriteFence, add_job, add_jobs_once
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
@@ -199,6 +200,18 @@ def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list
     found = list(_parts(jobs_of(sizes)))
     assert [len(part) for part in found] == parts
     assert [len(job.data) for part in found for job in part] == sizes
+
+
+def test_a_fenced_call_has_the_keys_and_arguments_of_the_plain_one() -> None:
+    jobs = [NewJob("mail", job_id, "send", b"{}", JobOptions()) for job_id in ("7", "8")]
+    (fenced,) = add_jobs_once(KEYS, jobs, NOW_MS, WriteFence("w1", 60_000))
+    calls = [add_job(KEYS, job, NOW_MS) for job in jobs]
+    assert calls[0].script is not None
+    first = calls[0].script.key_count + 1
+    words = [
+        word for job, call in zip(jobs, calls, strict=True) for word in (job.id, KEYS.job(job.id), *call.args[first:])
+    ]
+    assert fenced.args == (first, KEYS.fence("w1"), *calls[0].args[1:first], 60_000, *words)
 
 
 def test_a_pool_keeps_ten_idle_clients() -> None:

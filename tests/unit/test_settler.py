@@ -13,7 +13,7 @@ from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.outcomes import AcquiredJob, Completed, Failed, Outcome, Postponed, Retried
+from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, Outcome, Postponed, Retried
 from bulltask.worker.child.settle import Settler
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -50,10 +50,10 @@ def acquired() -> AcquiredJob:
 @pytest.mark.parametrize(
     ("outcome", "script"),
     [
-        (Completed(b"1", 1), "moveToFinished"),
-        (Failed("no", "", "permanent"), "moveToFinished"),
-        (Failed(REVOKED, "", REVOKED), "endRevoked:moveToFinished"),
-        (Failed("no", "", "permanent", malformed=True), "quarantine:moveToFinished"),
+        (CompletedOutcome(b"1", 1), "moveToFinished"),
+        (FailedOutcome("no", "", "permanent"), "moveToFinished"),
+        (FailedOutcome(REVOKED, "", REVOKED), "endRevoked:moveToFinished"),
+        (FailedOutcome("no", "", "permanent", malformed=True), "quarantine:moveToFinished"),
         (Retried(0, "no", "", "transient"), "retryJob"),
         (Retried(5, "no", "", "transient"), "moveToDelayed"),
         (Postponed(5), "moveToDelayed"),
@@ -66,10 +66,10 @@ def test_each_outcome_has_its_script(settler: Settler, outcome: Outcome, script:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Failed("no", "", "permanent", ValueError()), Retried(5, "no", "", "transient", ValueError())]
+    "outcome", [FailedOutcome("no", "", "permanent", ValueError()), Retried(5, "no", "", "transient", ValueError())]
 )
 def test_an_event_counts_the_attempt_that_has_just_ended(
-    settler: Settler, emitted: list[Event], outcome: Failed | Retried
+    settler: Settler, emitted: list[Event], outcome: FailedOutcome | Retried
 ) -> None:
     settler.emit(acquired(), outcome, 12.5)
     (event,) = emitted
