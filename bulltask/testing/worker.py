@@ -68,10 +68,10 @@ class WorkerProcess:
             BulltaskError: it ended; the message has the end of its log.
             TimeoutError: it did not start in time.
         """
-        said = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
-        environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in said.items()}
+        given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
+        environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in given.items()}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); a file never fills up like a pipe
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, and what the caller says
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, and the caller's options
             [sys.executable, "-m", "bulltask", "worker", "-A", app, *options],
             cwd=directory,
             env={**os.environ, **environ},

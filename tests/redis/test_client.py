@@ -72,7 +72,7 @@ def echo(text: object) -> Call[str]:
 
 
 def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
-    """Start counting; the answer tells calls and failed calls of a command since then."""
+    """Start counting; the result returns calls and failed calls of a command since then."""
     client.config_resetstat()
 
     def calls(name: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Something that answers in another protocol than Redis': a proxy's error page, another program on the port."""
+"""A server that replies in another protocol than Redis': a proxy's error page, another program on the port."""
 
 from __future__ import annotations
 

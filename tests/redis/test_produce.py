@@ -1,4 +1,4 @@
-"""Sending: what lies in Redis afterwards, in how many round trips, and what happens when the way to it breaks."""
+"""Sending: what is stored in Redis, in how many round trips, and what happens when the connection breaks."""
 
 from __future__ import annotations
 

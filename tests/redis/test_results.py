@@ -52,7 +52,7 @@ class Worker:
         return job_id
 
     def end_unheard(self, client: redis.Redis, value: object = None, *, keep: int = -1) -> None:
-        """End a job in one step with trimming its events away, so that no listener hears of it."""
+        """Finish a job and trim its events in one step, so that no listener receives them."""
         call = self.ending(self.take(), value, None, keep)
         with client.pipeline(transaction=True) as step:
             step.execute_command("EVAL", call.script.body, *call.args)
@@ -160,7 +160,7 @@ def test_a_return_value_that_is_no_json_is_named(app: App, worker: Worker, redis
         result.get()
 
 
-# --- jobs that end while somebody waits -------------------------------------------------------------------------------
+# --- jobs that finish while a waiter waits ----------------------------------------------------------------------------
 
 
 def test_a_waiter_is_notified_at_once(
@@ -242,7 +242,7 @@ async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
     await app.broker.aclose()
 
 
-# --- events that nobody sees ------------------------------------------------------------------------------------------
+# --- events that are trimmed before they are read ---------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("short_rechecks")
