@@ -161,7 +161,7 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
     words = ("--root", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
     assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in ok(run("build", "gold", *words))
     assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
-    assert "events that it is told from have expired" in ok(run("build", "silver", *words), 1)
+    assert "events that it is derived from have expired" in ok(run("build", "silver", *words), 1)
 
 
 @pytest.mark.parametrize(
