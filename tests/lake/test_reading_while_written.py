@@ -142,6 +142,7 @@ def test_a_new_directory_that_goes_to_its_place_while_others_are_listed_is_notic
     assert looks.count("queue=mail") == 2
 
 
+@pytest.mark.slow
 def test_every_job_is_found_once_by_all_searches_while_directories_are_replaced_all_the_time(lake: LakeBuilder) -> None:
     done = threading.Event()
 

@@ -231,6 +231,7 @@ def test_several_flows_are_added_in_one_transaction(flows: FlowProducer, redis_c
     assert flows.add_bulk([]) == []
 
 
+@pytest.mark.slow
 def test_a_chain_may_be_longer_than_pythons_stack(flows: FlowProducer, redis_client: redis.Redis) -> None:
     chain = anonymous("end")
     for number in range(3_000):

@@ -98,6 +98,7 @@ def test_children_are_found_in_every_state(flows: FlowProducer, hand: Hand) -> N
     assert found.job.deferred_failure == "child bull:{q}:fails failed"
 
 
+@pytest.mark.slow
 def test_a_flow_may_be_deeper_than_pythons_stack(flows: FlowProducer) -> None:
     flow = FlowJob("leaf", "q")
     for _ in range(1_050):
