@@ -105,7 +105,7 @@ def test_a_function_inside_a_function_has_a_name_too() -> None:
 def test_a_function_without_a_usable_name_needs_one(app: App) -> None:
     with pytest.raises(ConfigError, match=r"set one with @app\.task\(name='…'\)"):
         app.task(lambda: None)
-    with pytest.raises(ConfigError, match=r"'mail\.send' has no name"):
+    with pytest.raises(ConfigError, match=r"'mail\.send' has no usable name"):
         app.task(cast(Any, "mail.send"))
     assert app.task(name="nothing")(lambda: None).name == "nothing"
 

@@ -33,7 +33,7 @@ def test_an_async_task_cannot_have_spark_and_the_message_says_why(app: App) -> N
     async def count() -> int:
         return 1
 
-    with pytest.raises(ConfigError, match=r"'.*count' is an async def and cannot have spark=True: .* a plain function"):
+    with pytest.raises(ConfigError, match=r"'.*count' is an async def and cannot have spark=True, .* a plain function"):
         app.task(spark=True)(count)
     assert len(app.tasks) == 0
 
