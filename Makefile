@@ -116,7 +116,7 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: bulltask needs Python 3.11 or newer; found none of: $(CANDIDATES)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# What is missing is said, not installed: these are the developer's own programs. CI has them all.
+# Missing programs are reported, not installed. CI has them all.
 .PHONY: externals
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
@@ -124,12 +124,12 @@ externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
-# Each JVM of the tests takes 6 CPU seconds less where Spark's classes lie ready for Java; they do without, too.
+# With a CDS archive of Spark's classes (Java's class data sharing), each JVM of the tests takes 6 CPU seconds less.
 .PHONY: classes
 classes: $(if $(wildcard tests/spark),$(if $(shell command -v java),$(VENV)/spark-of-tests/made.stamp))
 
 $(VENV)/spark-of-tests/made.stamp: $(VENV)/dev.stamp
-	@echo "make: writing down Spark's classes for the tests: a minute, once"
+	@echo "make: creating a CDS archive of Spark's classes for the tests: a minute, once"
 	@mkdir -p $(@D)
 	-@$(BIN)/python -m tests.support.spark_archive >$(@D)/made.log 2>&1
 	@touch $@

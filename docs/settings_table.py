@@ -24,7 +24,7 @@ _SAYS = re.compile(r" must (?:be |start with )(.*?)(?:, not )", re.DOTALL)
 
 def table() -> str:
     """Return the table as Markdown."""
-    head = ["| setting | default | takes | flag | meaning |", "|---|---|---|---|---|"]
+    head = ["| setting | default | value | flag | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(_line(row) for row in SETTINGS.values())]) + "\n"
 
 

@@ -64,13 +64,13 @@ SETTINGS: Final = {
 @click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
 @click.option("--lock-duration", type=float, help="Duration of a job's lock in seconds; it is renewed (default: 30).")
 @click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (default: 30).")
-@click.option("--max-stalled-count", type=int, help="Stalls after which one more fails the job (default: 1).")
+@click.option("--max-stalled-count", type=int, help="How often a job may stall before it fails (default: 1).")
 @click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
-@click.option("--max-crashes", type=int, help="Crashes of its child process that fail a job (default: 2).")
+@click.option("--max-crashes", type=int, help="Fail a job after this many crashes of its child process (default: 2).")
 @click.option(
     "--max-started-attempts",
     type=int,
-    help="Deliveries after which one more fails the job (default: unlimited).",
+    help="How often a job may be started before it fails (default: unlimited).",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(

@@ -44,7 +44,7 @@
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
     ├── TransientError           raised by a task: retry the job
     ├── PermanentError           raised by a task: do not retry the job
-    │   ├── JobExpiredError          a worker took the job after its ``expires``
+    │   ├── JobExpiredError          the job expired before a worker started it
     │   └── InvalidJobError          the job cannot run here: wrong arguments, malformed fields
     └── TimeLimitExceeded        the task exceeded its ``time_limit``
 
@@ -378,7 +378,7 @@ class PermanentError(BulltaskError):
 
 
 class JobExpiredError(PermanentError):
-    """A worker took the job after its ``expires``."""
+    """The job expired before a worker started it."""
 
 
 class InvalidJobError(PermanentError):

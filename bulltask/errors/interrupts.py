@@ -55,7 +55,7 @@ class WaitJob(Interrupt):
     """Puts the job back at the head of its queue, without counting an attempt (BullMQ's ``WaitingError``)."""
 
     def __init__(self) -> None:
-        super().__init__("the task gave the job back")
+        super().__init__("the task released the job")
 
 
 class RateLimitQueue(Interrupt):

@@ -229,10 +229,10 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 def reconnect_delay_ms(
     attempt: int, random: Callable[[], float] = _random.random, *, first_ms: int = 100, cap_ms: int = 30_000
 ) -> int:
-    """Return the delay before the next attempt to connect to Redis: 100 ms, doubling up to 30 s, ±20 %.
+    """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20 %.
 
-    The jitter is applied after the maximum, so the longest delay is 36 s. Otherwise all workers that have reached the
-    maximum would reconnect at the same moment.
+    The jitter is applied after the maximum. Otherwise all workers that have reached the maximum would reconnect at the
+    same moment.
 
     Args:
         attempt: failed attempts so far; 1 after the first.

@@ -231,7 +231,11 @@ def _explain_choice(choices: tuple[Choice, ...], workers: int, within_s: float, 
         f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the workers are busy"
     )
     if one_less is not None:
-        grows = "the queue would only grow" if one_less.utilisation >= 1 else f"it would be {_percent(one_less.share)}"
+        grows = (
+            "the queue would grow without bound"
+            if one_less.utilisation >= 1
+            else f"it would be {_percent(one_less.share)}"
+        )
         text += f"; with {workers - 1:,}, {grows}"
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:

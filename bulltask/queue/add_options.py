@@ -46,8 +46,8 @@ class AddOptions(TypedDict, total=False):
         timestamp: when the job was created: a ``datetime``, or seconds since the epoch.
         job_id: its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
         remove_on_complete, remove_on_fail: retention of the finished job: ``True`` removes it, ``False`` keeps it, a
-            number keeps so many, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``. Default:
-            the app's ``result_expires`` (a day) and ``result_failure_expires`` (for ever).
+            number keeps the newest ones, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
+            Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (for ever).
         keep_logs: how many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
         stack_trace_limit: how many tracebacks of failed attempts it keeps.
         size_limit: maximum size of its data as JSON, in bytes; checked before anything is sent.

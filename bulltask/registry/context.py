@@ -22,10 +22,10 @@ class Request:
         task: the task's name.
         queue: the queue as the user spells it.
         args, kwargs: the call.
-        retries: finished tries before this one (BullMQ's ``atm``).
-        attempts: tries in all that the job may have.
-        deliveries: how often a worker took the job, this time included (``ats``).
-        headers: what the sender gave as ``headers=``.
+        retries: finished attempts before this one (BullMQ's ``atm``).
+        attempts: maximum number of attempts of the job.
+        deliveries: how often a worker has acquired the job, including this time (``ats``).
+        headers: the sender's ``headers=``.
         timestamp_ms: when the job was added, epoch milliseconds.
         called_directly: no worker is involved; the task was called as a function.
     """

@@ -225,7 +225,7 @@ class Pipeline:
             where: an SQL condition on the columns of ``silver.jobs``.
             queue: only jobs of this queue.
             dry_run: only report what would be sent.
-            limit: at most so many jobs, in order of queue and id.
+            limit: maximum number of jobs, in order of queue and id.
 
         Raises:
             ConfigError: the condition is invalid.
@@ -292,7 +292,7 @@ def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) 
 
     Args:
         query: may have ended.
-        is_urgent: waits at most so many seconds and returns whether to stop waiting for the batch.
+        is_urgent: waits for at most the given seconds and returns whether to stop waiting for the batch.
     """
     last = _number(query)
     # The next batch may have begun by then: one that is not finished leaves nothing in the tables.

@@ -203,6 +203,6 @@ class RetryBudget:
         first, last = self._jobs[0], self._jobs[-1]
         which = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
         raise type(exc)(
-            f"{exc}. Gave up sending {which} after try {self._failed}; it is unknown whether Redis has stored it. You "
-            "can send it again: with the same job_id it is stored once"
+            f"{exc}. Gave up sending {which} after {self._failed} attempts; it is unknown whether Redis has stored it. "
+            "You can send it again: with the same job_id it is stored once"
         ) from exc

@@ -200,6 +200,6 @@ def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Op
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
         own = {"beat": label.owner, "digest": label.digest}
-        return "" if (yield from put(keys, entry.name, rule, entry.job, own, now_ms)) else "it never fires"
+        return "" if (yield from put(keys, entry.name, rule, entry.job, own, now_ms)) else "the schedule never fires"
     except JobError as exc:
         return str(exc)

@@ -1,4 +1,4 @@
-"""Exit codes of the worker and its children; docs/reference/workers.md lists them."""
+"""Exit codes of the worker and its children; docs/reference/signals.md lists them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from bulltask.transport.scripts.move import CRASHES
 __all__ = ["ALONE", "SMALL_GROUP", "UNSEEN_CRASHES", "max_concurrent", "should_fail"]
 
 SMALL_GROUP: Final = 10
-"""A job that was in one crash runs with at most so many jobs, itself included. A single crash is mostly caused by an
+"""A job that was in one crash runs with at most this many jobs, including itself. A single crash is mostly caused by an
 operator or the kernel, and twenty innocent jobs should not have to run one after the other."""
 
 ALONE: Final = 1

@@ -273,7 +273,7 @@ def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideB
     seen = mail.seen(job)
     assert seen["state"] == "delayed"
     (line,) = seen["logs"]  # once, however often it goes back
-    assert "knows the task 'only-in-node'" in line
+    assert "has the task 'only-in-node'" in line
     ours.stop()
     mail.node_worker("echo")
     assert mail.finished(job) == {"to": "x"}

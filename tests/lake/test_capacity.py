@@ -134,7 +134,7 @@ def test_the_reasoning_mentions_too_few_workers_and_rounds_no_share_up_to_all() 
     found = recommend([minute(0, 180, 500)], share=0.1, peak_factor=1)  # 1.5 workers are busy
     assert found is not None
     assert found.workers == 2
-    assert any("; with 1, the queue would only grow" in line for line in found.reasoning)
+    assert any("; with 1, the queue would grow without bound" in line for line in found.reasoning)
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
     assert idle.expected.share > 0.9999

@@ -129,7 +129,7 @@ def test_one_entry_that_redis_refuses_does_not_keep_the_others_away(
 
 def test_an_entry_that_never_fires_is_told_of(broker_url: str, schedulers: JobSchedulers) -> None:
     never = {"task": "work", "schedule": crontab(0, 0, day_of_month=31, month_of_year="2,4")}
-    assert bring(broker_url, {"a": never}) == Changes(failed={"a": "it never fires"})
+    assert bring(broker_url, {"a": never}) == Changes(failed={"a": "the schedule never fires"})
     assert schedulers.count() == 0
 
 

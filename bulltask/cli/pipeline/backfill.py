@@ -15,11 +15,13 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("backfill", short_help="Add jobs that gaps hide, from Redis and snapshots.")
+@click.command("backfill", short_help="Recover jobs whose events are lost, from Redis and snapshots.")
 @root_option
 @source_options
-@click.option("--since", type=moment, metavar="TIME", required=True, help="Gaps that reach this time (UTC) or later.")
-@click.option("--until", type=moment, metavar="TIME", required=True, help="Gaps that begin before this time.")
+@click.option(
+    "--since", type=moment, metavar="TIME", required=True, help="Only gaps that end at this time (UTC) or later."
+)
+@click.option("--until", type=moment, metavar="TIME", required=True, help="Only gaps that begin before this time.")
 @spark_options
 @click.pass_context
 def command(

@@ -26,7 +26,12 @@ __all__ = ["command"]
     help="TOML file with objectives, prices and capacities (gold only).",
 )
 @click.option(
-    "--max-open", type=seconds, metavar="DURATION", default="7d", show_default=True, help="As of run (silver only)."
+    "--max-open",
+    type=seconds,
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="As for 'pipeline run' (silver only).",
 )
 @spark_options
 def command(

@@ -62,7 +62,7 @@ class Requirement:
     metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Longest pause of the pipeline that must lose no events.",
+    help="Longest downtime of the pipeline to survive without losing events.",
 )
 @click.option("--sizes", "show_sizes", is_flag=True, help="Print a table of stream lengths by load, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

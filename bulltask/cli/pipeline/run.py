@@ -54,7 +54,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="First event of a new lake.",
+    help="Where to start reading if the lake is empty.",
 )
 @click.option(
     "--max-open",

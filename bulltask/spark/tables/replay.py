@@ -77,7 +77,7 @@ class ReplaySelection:
     Attributes:
         where: an SQL condition on the columns of ``silver.jobs``.
         queue: only jobs of this queue.
-        limit: at most so many, in order of queue and id.
+        limit: maximum number of jobs, in order of queue and id.
     """
 
     where: str
@@ -189,7 +189,7 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
         assert rows.schema  # makes Spark check the condition now
     except (AnalysisException, ParseException) as exc:
         first = str(exc).strip().splitlines()[0]
-        raise ConfigError(f"the condition {selection.where!r} makes no sense over silver.jobs: {first}") from exc
+        raise ConfigError(f"the condition {selection.where!r} is invalid for silver.jobs: {first}") from exc
     if selection.limit is not None:
         rows = rows.orderBy("queue", "job_id", "life").limit(selection.limit)
     ended_us = fn.unix_micros(fn.coalesce("finished_at", "as_of")).cast("string")

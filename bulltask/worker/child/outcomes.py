@@ -155,7 +155,7 @@ def release_reason(outcome: RequestedOutcome) -> str:
         case Rescheduled():
             return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
         case Released():
-            return "its task gave it back"
+            return "its task released it"
         case RateLimited():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
         case WaitingForChildren():

@@ -78,7 +78,7 @@ _LONG_S: Final = 3_600
 """Longer than any call is repeated."""
 
 _UNKNOWN_TASK: Final = (
-    "no worker of bulltask that has taken this job knows the task {!r}; it is tried again until one does "
+    "no bulltask worker that acquired this job has the task {!r}; it is retried until one has "
     "(or set task_unknown='fail')"
 )
 

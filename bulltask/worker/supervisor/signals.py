@@ -1,4 +1,4 @@
-"""The meaning of signals; docs/reference/workers.md has the table."""
+"""The meaning of signals; docs/reference/signals.md has the table."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_a_replay_may_be_of_some_jobs_only_and_a_wrong_condition_sends_nothing(f
     assert failed("job_id IN ('r1', 'fine') AND state = 'failed'", dry_run=True).selected == 1
     assert failed(queue="other").selected == 0
     assert failed(limit=1).added == 1
-    with pytest.raises(ConfigError, match=r"makes no sense over silver\.jobs.*nothing_like_it"):
+    with pytest.raises(ConfigError, match=r"is invalid for silver\.jobs.*nothing_like_it"):
         failed("nothing_like_it = 1")
-    with pytest.raises(ConfigError, match=r"makes no sense over silver\.jobs"):
+    with pytest.raises(ConfigError, match=r"is invalid for silver\.jobs"):
         failed("state = = 1")
