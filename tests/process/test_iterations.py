@@ -26,10 +26,10 @@ def scheduled(stage: Stage, rule: object) -> AsyncResult[None]:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (None, "no options of a scheduler"),
+        (None, "no repeat options"),
         ({"count": 1}, "either a pattern or an interval"),
         ({"pattern": "whenever", "count": 1}, "cron pattern 'whenever'"),
-        ({"pattern": "* * * * *", "tz": "Europe/Atlantis"}, "'Europe/Atlantis' is no time zone"),
+        ({"pattern": "* * * * *", "tz": "Europe/Atlantis"}, "unknown tz 'Europe/Atlantis'"),
         ({"every": "often"}, "every is not a number"),
         ({"pattern": "* * * * *", "endDate": "never"}, "endDate is not a date"),
         ({"pattern": "* * * * *", "startDate": 1e300}, ""),

@@ -170,5 +170,5 @@ def test_a_listener_may_send_jobs(stage: Stage, method: str) -> None:
 
 def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(stage: Stage) -> None:
     stage.worker(TOO_LATE, children=1)
-    with pytest.raises(ValueError, match="comes too late"):
+    with pytest.raises(ValueError, match="was added too late"):
         stage.app.send_task("listen").get(timeout=60)
