@@ -103,7 +103,7 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(VENV)/demo-spark.stamp: $(SOURCES) | $(BIN)/python
-	@echo "make: installing into $(VENV), Spark with it: some minutes and 900 MB"
+	@echo "make: installing into $(VENV), Spark with it: a few minutes and 900 MB"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[demo,report,spark]'
 	@touch $@ $(VENV)/demo.stamp
 
