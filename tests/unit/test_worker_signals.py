@@ -160,9 +160,10 @@ def children() -> Iterator[Callable[..., Children]]:
 
 
 def wait_for_term(block: ChildBlock) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # Blocked until sigwait() takes it: with a handler, a signal that came before pause() would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     block.run_state = ProcessState.RUN
-    signal.pause()
+    signal.sigwait({signal.SIGTERM})
     block.run_state = ProcessState.CLOSED
 
 
