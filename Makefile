@@ -49,7 +49,7 @@ test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## the tests that need no
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" $(TESTS) $(ARGS)
 
-lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, types of the public API
+lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, unused code, types of the public API
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
