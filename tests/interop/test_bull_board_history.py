@@ -103,14 +103,18 @@ def test_the_board_offers_its_history_page_and_neither_its_storage_nor_a_way_to_
 
 
 def test_an_answer_is_kept_for_a_while_and_an_error_is_not(charts: Board, lake: LakeBuilder) -> None:
+    def completed() -> object:
+        # One metric, one request: of two, the board reports the first error while the other request still runs.
+        return ask(charts, "history", granularity="day", queue="{mail}", metric="completed")["completed"]
+
     table = lake.layout.root / "silver" / "attempts"
     (broken,) = table.glob("dt=2024-11-18/queue=mail/*")
     (file,) = broken.iterdir()
     data = file.read_bytes()
     file.write_bytes(b"nonsense")
     with pytest.raises(BoardError):
-        ask(charts, "history", granularity="day", queue="{mail}")
+        completed()
     file.write_bytes(data)
-    assert ask(charts, "history", granularity="day", queue="{mail}")["completed"] == days(2, 0, 1, 0)
+    assert completed() == days(2, 0, 1, 0)
     shutil.rmtree(table)
-    assert ask(charts, "history", granularity="day", queue="{mail}")["completed"] == days(2, 0, 1, 0)
+    assert completed() == days(2, 0, 1, 0)
