@@ -71,13 +71,13 @@ class App:
     """A bulltask application.
 
     Args:
-        name: name of the app, shown in logs.
+        name: Name of the app, shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
             machine (for development). The environment variable ``BULLTASK_BROKER_URL`` has precedence.
-        settings: any other setting of :mod:`bulltask.config.settings`.
+        settings: Any other setting of :mod:`bulltask.config.settings`.
 
     Raises:
-        ConfigError: a setting has an unknown name or an invalid value.
+        ConfigError: A setting has an unknown name or an invalid value.
     """
 
     def __init__(self, name: str, broker_url: str | SecretUrl | None = None, **settings: object) -> None:
@@ -116,14 +116,14 @@ class App:
         """Turn a function into a task: ``@app.task`` or ``@app.task(queue="mail", …)``.
 
         Args:
-            function: a plain function or an ``async def``.
-            bind: pass a :class:`Context` as the first argument (``self`` in Celery).
-            name: the task's name; default: ``module.function``.
-            options: see :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without a limit.
+            function: A plain function or an ``async def``.
+            bind: Pass a :class:`Context` as the first argument (``self`` in Celery).
+            name: The task's name; default: ``module.function``.
+            options: See :class:`bulltask.registry.options.TaskOptions`; ``max_retries=None`` retries without a limit.
 
         Raises:
-            DuplicateTaskError: another function has this name.
-            ConfigError, TypeError: an option has an invalid value or an unknown name.
+            DuplicateTaskError: Another function has this name.
+            ConfigError, TypeError: An option has an invalid value or an unknown name.
         """
         return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
 
@@ -155,14 +155,14 @@ class App:
         that it raises is logged and has no other effect.
 
         Args:
-            kind: an event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
-            listener: takes the event; omit it to use this method as a decorator. Its return value is ignored.
+            kind: An event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
+            listener: Takes the event; omit it to use this method as a decorator. Its return value is ignored.
 
         Returns:
             The listener, or a decorator for one.
 
         Raises:
-            ConfigError: children do not emit such events, ``listener`` is a coroutine function, or the children have
+            ConfigError: Children do not emit such events, ``listener`` is a coroutine function, or the children have
                 already started.
         """
 
@@ -180,11 +180,11 @@ class App:
         """Send a job by task name, for tasks that this app does not define (Celery's ``send_task``).
 
         Args:
-            name: the task's name.
-            args: positional arguments. If this app does not have the task, they are stored as a JSON array and cannot
+            name: The task's name.
+            args: Positional arguments. If this app does not have the task, they are stored as a JSON array and cannot
                 be combined with ``kwargs``.
-            kwargs: keyword arguments.
-            options: as in :meth:`bulltask.registry.task.AnyTask.apply_async`.
+            kwargs: Keyword arguments.
+            options: As in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
         return self.send_many([self.build_job(name, args, kwargs, options)])[0]
 
@@ -198,7 +198,7 @@ class App:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
-            BrokerError: a round trip failed; the ones before it are stored. It is safe to send calls with a
+            BrokerError: A round trip failed; the ones before it are stored. It is safe to send calls with a
                 ``job_id`` again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
@@ -214,9 +214,9 @@ class App:
         """Return the handle of any job, including one that Node sent.
 
         Args:
-            job_id: the job's id.
-            queue: the job's queue; default: the app's default queue.
-            sent: this process has just sent the job.
+            job_id: The job's id.
+            queue: The job's queue; default: the app's default queue.
+            sent: This process has just sent the job.
         """
         return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
 
@@ -226,8 +226,8 @@ class App:
         """Return a queue, to add and read any job, pause, clean, count …
 
         Args:
-            name: the queue's name, without braces and prefix.
-            default_job_options: default options of jobs added through it.
+            name: The queue's name, without braces and prefix.
+            default_job_options: Default options of jobs added through it.
         """
         return Queue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
@@ -247,8 +247,8 @@ class App:
         """Return a reader of a queue's events; close it after use.
 
         Args:
-            queue: the queue's name, without braces and prefix.
-            start: where to start: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
+            queue: The queue's name, without braces and prefix.
+            start: Where to start: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
         """
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
@@ -262,7 +262,7 @@ class App:
         """Return the job that :meth:`send_task` would send, with the same arguments.
 
         Raises:
-            TypeError: the arguments do not match the task, or are positional and keyword arguments for a task that
+            TypeError: The arguments do not match the task, or are positional and keyword arguments for a task that
                 this app does not have.
         """
         task: AnyTask[Any, Any] | None = self.tasks.get(name)

@@ -18,15 +18,15 @@ def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libra
     """Import and return a public name of a package; the body of its ``__getattr__``.
 
     Args:
-        package: name of the package.
-        name: the public name.
-        homes: module of each public name.
-        extra: the extra that the names need.
-        libraries: modules of the libraries in that extra.
+        package: Name of the package.
+        name: The public name.
+        homes: Module of each public name.
+        extra: The extra that the names need.
+        libraries: Modules of the libraries in that extra.
 
     Raises:
-        AttributeError: the package has no such name.
-        MissingExtraError: a library is not installed.
+        AttributeError: The package has no such name.
+        MissingExtraError: A library is not installed.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -32,14 +32,14 @@ class ResultReader(Protocol):
         """Wait until the job has finished.
 
         Args:
-            ref: the job.
-            timeout_ms: how long, ``None`` for ever.
-            sent_ms: server time at which it was sent, if known: a job that was removed as soon as it ended is then
+            ref: The job.
+            timeout_ms: How long, ``None`` for ever.
+            sent_ms: Server time at which it was sent, if known: a job that was removed as soon as it ended is then
                 found in the event stream.
 
         Raises:
-            ResultTimeoutError: it has not ended in time.
-            JobNotFoundError: there is no such job, and no event says how it ended.
+            ResultTimeoutError: It has not ended in time.
+            JobNotFoundError: There is no such job, and no event says how it ended.
         """
         ...
 

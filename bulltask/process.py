@@ -31,7 +31,7 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     that thread ends, the children get the signal.
 
     Args:
-        signal_number: usually ``SIGKILL`` or ``SIGTERM``.
+        signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
         parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent has died between the fork and
             this call, the signal is sent at once.
 
@@ -108,8 +108,8 @@ def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
     handlers are copies of those of ``pid``.
 
     Args:
-        pid: the process that called the user code.
-        raised: the exception that the user code raised.
+        pid: The process that called the user code.
+        raised: The exception that the user code raised.
     """
     if os.getpid() == pid:
         return

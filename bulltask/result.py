@@ -48,10 +48,10 @@ class AsyncResult(Generic[R]):
     and re-checks the job's state, so it neither polls nor hangs if events were trimmed.
 
     Args:
-        job_id: the job's id.
-        queue: the job's queue as the user spells it.
-        reader: reads jobs and waits for them.
-        sent_ms: server time at which this process sent the job, if it did.
+        job_id: The job's id.
+        queue: The job's queue as the user spells it.
+        reader: Reads jobs and waits for them.
+        sent_ms: Server time at which this process sent the job, if it did.
     """
 
     def __init__(self, job_id: str, queue: str, reader: ResultReader, sent_ms: int | None = None) -> None:
@@ -71,14 +71,14 @@ class AsyncResult(Generic[R]):
         """Wait for the job to finish and return the task's return value.
 
         Args:
-            timeout: seconds or ``timedelta``; ``None`` waits without a limit.
+            timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
 
         Raises:
-            ResultTimeoutError: the job has not finished in time; it continues.
-            JobNotFoundError: the job does not exist, and no event has its outcome.
+            ResultTimeoutError: The job has not finished in time; it continues.
+            JobNotFoundError: The job does not exist, and no event has its outcome.
             BrokerError: Redis could not be reached.
-            TaskRevokedError: the job was revoked.
-            Exception: the task failed. If the class of its exception is loaded in this process, that exception is
+            TaskRevokedError: The job was revoked.
+            Exception: The task failed. If the class of its exception is loaded in this process, that exception is
                 raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the traceback in its
                 message.
         """
@@ -103,7 +103,7 @@ class AsyncResult(Generic[R]):
         It is not retried. As for every failed job, events are emitted and the parent in a flow is notified.
 
         Args:
-            terminate: also stop a running job: its worker interrupts the task, and kills the process if the task does
+            terminate: Also stop a running job: its worker interrupts the task, and kills the process if the task does
                 not react. Without this, a running job continues.
 
         Returns:
@@ -112,7 +112,7 @@ class AsyncResult(Generic[R]):
             the job does not exist.
 
         Raises:
-            SchedulerJobError: the job is the next one of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: The job is the next one of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached. It is safe to call again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)

@@ -30,8 +30,8 @@ def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type
     """Turn a class into a dataclass with slots that is frozen for type checkers; compared and hashed by its fields.
 
     Args:
-        cls: the class; omit it to pass options.
-        kw_only: make all fields keyword-only.
+        cls: The class; omit it to pass options.
+        kw_only: Make all fields keyword-only.
     """
     made = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
     return made if cls is None else made(cls)

@@ -19,7 +19,7 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
     """Find the app and apply ``-b``.
 
     Args:
-        ctx: the command's context; its ``obj`` holds the options that were given before the command.
+        ctx: The command's context; its ``obj`` holds the options that were given before the command.
         app: ``-A`` as given after the command.
         broker: ``-b`` as given after the command.
 
@@ -27,7 +27,7 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
         The value of ``-A`` that was used, and the app.
 
     Raises:
-        click.UsageError: no ``-A`` was given.
+        click.UsageError: No ``-A`` was given.
         AppNotFoundError: ``-A`` does not lead to an app.
     """
     before: dict[str, Any] = ctx.obj or {}
@@ -47,8 +47,8 @@ def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
     """Return the app of ``-A``, or without one an app of no tasks at ``-b``: enough for commands on queues and jobs.
 
     Args:
-        ctx: the command's context.
-        options: the values of :func:`bulltask.cli.options.redis_options`.
+        ctx: The command's context.
+        options: The values of :func:`bulltask.cli.options.redis_options`.
     """
     before: dict[str, Any] = ctx.obj or {}
     if options["app"] or before.get("app"):

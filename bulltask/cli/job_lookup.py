@@ -32,10 +32,10 @@ class FoundJob:
     """A job in Redis, with its state and log.
 
     Attributes:
-        job: the job.
-        state: its state.
-        logs: the last lines of its log, in order.
-        log_lines: how many lines the whole log has.
+        job: The job.
+        state: Its state.
+        logs: The last lines of its log, in order.
+        log_lines: How many lines the whole log has.
     """
 
     job: Job
@@ -91,14 +91,14 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
     """Read a job; ``None`` if Redis has no job with this id.
 
     Args:
-        app: its Redis is searched.
-        job_id: the job's id.
-        queue: the job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
+        app: Its Redis is searched.
+        job_id: The job's id.
+        queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
             workers serve; then all queues that have a key among the first million keys.
-        known: further names of queues.
+        known: Further names of queues.
 
     Raises:
-        click.UsageError: several queues have a job with this id.
+        click.UsageError: Several queues have a job with this id.
         BrokerError: Redis cannot be reached.
     """
     names = [queue] if queue else queues_with_job(app, job_id, known)

@@ -20,8 +20,8 @@ class LazyGroup(click.Group):
     """A click group that imports a command's module only when the command is used, so that ``--help`` stays quick.
 
     Args:
-        modules: the module of each command, which has it as ``command``.
-        attrs: arguments of ``click.Group``.
+        modules: The module of each command, which has it as ``command``.
+        attrs: Arguments of ``click.Group``.
     """
 
     def __init__(self, *, modules: Mapping[str, str], **attrs: Any) -> None:

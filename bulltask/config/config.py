@@ -123,7 +123,7 @@ class Conf:
         """Set several settings at once, from mappings or keywords.
 
         Raises:
-            ConfigError: a name is unknown, a value is invalid, or the settings are frozen.
+            ConfigError: A name is unknown, a value is invalid, or the settings are frozen.
         """
         settings = concealed({**dict(pair for part in given for pair in part.items()), **more})
         given, more = (), {}
@@ -195,7 +195,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings in the environment; the broker URL may come from a file.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: The file cannot be read.
     """
     names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
     found = concealed({names[variable]: text for variable, text in environ.items() if variable in names})

@@ -28,14 +28,14 @@ def rate_limits(value: Any, name: str) -> Limits:
     """Return the rate limit of each queue.
 
     Args:
-        value: one limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues and
+        value: One limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues and
             ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
             Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
             ``"emails=100/m, bulk=none, 5/s"``.
-        name: name of the setting, for the message.
+        name: Name of the setting, for the message.
 
     Raises:
-        ConfigError: the value is invalid.
+        ConfigError: The value is invalid.
     """
     limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
     for queue in limits.keys() - {EVERY_QUEUE}:

@@ -69,7 +69,7 @@ class SecretUrl:
     """The URL of a server, which never shows its password, not even in a debugger or in Sentry.
 
     Args:
-        url: the URL as the user wrote it.
+        url: The URL as the user wrote it.
     """
 
     __slots__ = ("_shown", "_url")
@@ -149,7 +149,7 @@ def redact_url(url: str) -> str:
     invalid. When in doubt, it hides too much rather than too little.
 
     Args:
-        url: a broker URL, valid or not, with or without a scheme; or several, separated by commas or semicolons.
+        url: A broker URL, valid or not, with or without a scheme; or several, separated by commas or semicolons.
     """
     scheme, mark, rest = url.partition("://")
     if not _SCHEME.fullmatch(scheme):  # not a scheme: it is part of the password
@@ -169,8 +169,8 @@ def redact_text(text: str, *, json: bool = False) -> str:
     """Return ``text`` with the passwords of all URLs in it redacted, as by :func:`redact_url`.
 
     Args:
-        text: an error, a traceback, a log line; without a URL in it the call takes a tenth of a microsecond.
-        json: a quote ends a URL, so that a line of JSON stays valid; in other texts, a password may contain quotes.
+        text: An error, a traceback, a log line; without a URL in it the call takes a tenth of a microsecond.
+        json: A quote ends a URL, so that a line of JSON stays valid; in other texts, a password may contain quotes.
     """
     if "://" not in text:
         return text

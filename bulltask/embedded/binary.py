@@ -32,9 +32,9 @@ class ServerBinary:
     """A server program that replied to ``--version``.
 
     Attributes:
-        path: absolute path of the program.
+        path: Absolute path of the program.
         flavour: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
-        version: major, minor, patch.
+        version: Major, minor, patch.
     """
 
     path: Path
@@ -60,13 +60,13 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
     is never used.
 
     Args:
-        flavour: accept only this one; ``None`` accepts the first that is new enough.
+        flavour: Accept only this one; ``None`` accepts the first that is new enough.
 
     Returns:
         The first program that starts and is 6.2 or newer.
 
     Raises:
-        BrokerUnavailableError: there is none; the message names the three solutions.
+        BrokerUnavailableError: There is none; the message names the three solutions.
     """
     refused: list[str] = []
     for path in _candidates():

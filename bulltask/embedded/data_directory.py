@@ -25,8 +25,8 @@ class DataDirectory:
     A line is a flavour and a major version. Each has its own directory, because Redis refuses the files of Valkey.
 
     Attributes:
-        root: absolute path.
-        name: last part of the path; may be empty.
+        root: Absolute path.
+        name: Last part of the path; may be empty.
     """
 
     root: Path
@@ -37,7 +37,7 @@ class DataDirectory:
         """Return the user's own data of that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
-            ConfigError: the name has other characters than letters, digits, ``_``, ``.`` and ``-``.
+            ConfigError: The name has other characters than letters, digits, ``_``, ``.`` and ``-``.
         """
         if name and not _NAME.fullmatch(name):
             raise ConfigError(
@@ -84,7 +84,7 @@ class ServerRecord:
     """Content of ``server.json``; trusted only if the server itself reports the same.
 
     Attributes:
-        pid: process id.
+        pid: Process id.
         port: TCP port on 127.0.0.1.
         run_id: 40 hexadecimal digits, which a server draws when it starts; no other server has them.
     """

@@ -45,11 +45,11 @@ def server_command(
     The paths are absolute, because the server changes into its directory before it opens its log.
 
     Args:
-        binary: the program.
-        data_dir: absolute path of the directory, which exists.
+        binary: The program.
+        data_dir: Absolute path of the directory, which exists.
         port: TCP port on 127.0.0.1.
         appendonly: False keeps everything in memory only.
-        extra: further arguments; they come last, so they take precedence.
+        extra: Further arguments; they come last, so they take precedence.
     """
     settings = {
         "--port": str(port),
@@ -86,7 +86,7 @@ def pick_port() -> int:
     from coming back.
 
     Raises:
-        BrokerUnavailableError: no port is free.
+        BrokerUnavailableError: No port is free.
     """
     try:
         below = int(_EPHEMERAL.read_text().split()[0])
@@ -123,7 +123,7 @@ def open_lock(path: Path) -> int:
     """Open a lock file; create it and its directory, for their owner only, if missing.
 
     Raises:
-        BrokerUnavailableError: the directory cannot be created or written.
+        BrokerUnavailableError: The directory cannot be created or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -139,11 +139,11 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     started it and however it ended. Two servers on one append-only file would destroy it.
 
     Args:
-        data_dir: the directory.
-        timeout: seconds to wait for a server that is stopping.
+        data_dir: The directory.
+        timeout: Seconds to wait for a server that is stopping.
 
     Raises:
-        BrokerUnavailableError: a running server uses the directory, or it cannot be written.
+        BrokerUnavailableError: A running server uses the directory, or it cannot be written.
     """
     fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
@@ -192,16 +192,16 @@ def wait_until_ready(
 
     Args:
         port: TCP port on 127.0.0.1.
-        pid: process id of the server; another server on that port may also reply ``PONG``.
-        ended: waits up to the given seconds for the end of the server, and returns whether it has ended.
-        password: the server's password.
-        timeout: seconds; a large append-only file takes a while to load.
+        pid: Process id of the server; another server on that port may also reply ``PONG``.
+        ended: Waits up to the given seconds for the end of the server, and returns whether it has ended.
+        password: The server's password.
+        timeout: Seconds; a large append-only file takes a while to load.
 
     Returns:
         The 40 hexadecimal digits of ``run_id``; empty if the server has ended.
 
     Raises:
-        BrokerUnavailableError: neither happened in time.
+        BrokerUnavailableError: Neither happened in time.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

@@ -19,7 +19,7 @@ class Listener:
     """The program that listens on a port.
 
     Attributes:
-        text: such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (python -m http.server)``.
+        text: Such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (python -m http.server)``.
         is_server: True for a Redis or Valkey server that requires no password.
     """
 

@@ -14,16 +14,16 @@ def send_command(port: int, *words: str, password: str | None = None, timeout: f
     """Send one command to 127.0.0.1 and return its reply as text.
 
     Args:
-        port: the server's TCP port.
-        words: the command and its arguments.
-        password: sent with ``AUTH`` before the command.
-        timeout: seconds for connecting and for each read.
+        port: The server's TCP port.
+        words: The command and its arguments.
+        password: Sent with ``AUTH`` before the command.
+        timeout: Seconds for connecting and for each read.
 
     Returns:
         A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
 
     Raises:
-        OSError: no reply, not in time, or not in Redis' protocol.
+        OSError: No reply, not in time, or not in Redis' protocol.
     """
     with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
         if password is not None:
@@ -37,7 +37,7 @@ def server_info(port: int, *, password: str | None = None, timeout: float = 1.0)
     """Return the fields of ``INFO server``; none if the server refuses the command.
 
     Raises:
-        OSError: no reply, not in time, or not in Redis' protocol.
+        OSError: No reply, not in time, or not in Redis' protocol.
     """
     text = send_command(port, "INFO", "server", password=password, timeout=timeout)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))

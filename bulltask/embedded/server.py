@@ -39,13 +39,13 @@ class EmbeddedServer:
     started it, however that ends; a forked child of that process neither stops it nor touches its files.
 
     Args:
-        data_dir: directory of the server's files, created if missing; for one server at a time, and for one flavour and
+        data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and
             major version (`DataDirectory` separates those).
         port: TCP port on 127.0.0.1; ``None`` chooses a free one.
-        binary: the program; ``None`` calls `find_binary`.
+        binary: The program; ``None`` calls `find_binary`.
         appendonly: False keeps everything in memory only.
-        password: required from clients; ``None`` for none.
-        extra: further arguments of the server, such as ``["--maxmemory", "50mb"]``.
+        password: Required from clients; ``None`` for none.
+        extra: Further arguments of the server, such as ``["--maxmemory", "50mb"]``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EmbeddedServer:
         """The TCP port on 127.0.0.1, which a later `start` uses again.
 
         Raises:
-            BrokerUnavailableError: the server was not started yet.
+            BrokerUnavailableError: The server was not started yet.
         """
         if self._port is None:
             raise BrokerUnavailableError("the server was not started yet: call start() first")
@@ -90,7 +90,7 @@ class EmbeddedServer:
         """Process id of the server, also after it has ended.
 
         Raises:
-            BrokerUnavailableError: the server was not started yet.
+            BrokerUnavailableError: The server was not started yet.
         """
         if self._process is None:
             raise BrokerUnavailableError("the server was not started yet: call start() first")
@@ -105,13 +105,13 @@ class EmbeddedServer:
         """Start the server and wait until it accepts commands; do nothing if it runs already.
 
         Args:
-            timeout: seconds; a large append-only file takes a while to load.
+            timeout: Seconds; a large append-only file takes a while to load.
 
         Returns:
             The URL for clients.
 
         Raises:
-            BrokerUnavailableError: the port is taken, the directory is in use or not writable, or the server ended; the
+            BrokerUnavailableError: The port is taken, the directory is in use or not writable, or the server ended; the
                 message says which, with the last lines of its log.
         """
         if self.running:

@@ -49,12 +49,12 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
     """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others unchanged.
 
     Args:
-        broker_url: any broker URL. ``NAME`` names one of the user's data directories (``default``), ``DB`` a database
+        broker_url: Any broker URL. ``NAME`` names one of the user's data directories (``default``), ``DB`` a database
             (0).
 
     Raises:
-        ConfigError: the URL starts with ``embedded:`` but is invalid.
-        BrokerUnavailableError: as `start_or_join`.
+        ConfigError: The URL starts with ``embedded:`` but is invalid.
+        BrokerUnavailableError: As `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
     if not broker_url.scheme.startswith("embedded"):
@@ -76,14 +76,14 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     server has died: it is started again, on the same port if that is still free.
 
     Args:
-        data_dir: the directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files are in a
+        data_dir: The directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files are in a
             subdirectory that is named after the server's line, such as ``valkey-9``.
 
     Returns:
         Its URL, ``redis://127.0.0.1:PORT/0``.
 
     Raises:
-        BrokerUnavailableError: there is no server program, the directory cannot be used, or the server did not start.
+        BrokerUnavailableError: There is no server program, the directory cannot be used, or the server did not start.
     """
     return _start_or_join(DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir))
 
@@ -92,7 +92,7 @@ def start_announced(server: EmbeddedServer, data: DataDirectory) -> None:
     """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
 
     Raises:
-        BrokerUnavailableError: as `EmbeddedServer.start`; immediately if a server runs there already.
+        BrokerUnavailableError: As `EmbeddedServer.start`; immediately if a server runs there already.
     """
     with _start_lock(data):
         other = data.running()

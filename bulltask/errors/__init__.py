@@ -189,8 +189,8 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
     """The broker does not answer, or not in time.
 
     Attributes:
-        refused: the machine refused the connection, because nothing listens on the port; a quick retry is cheap.
-        answered: something answers, but not in Redis' protocol.
+        refused: The machine refused the connection, because nothing listens on the port; a quick retry is cheap.
+        answered: Something answers, but not in Redis' protocol.
     """
 
     refused = False
@@ -227,8 +227,8 @@ class JobError(BulltaskError):
     """A script refused an operation on a job.
 
     Attributes:
-        job_id: the job's id.
-        queue: the queue's name as BullMQ spells it.
+        job_id: The job's id.
+        queue: The queue's name as BullMQ spells it.
     """
 
     def __init__(self, job_id: str = "", queue: str = "", detail: str = "") -> None:
@@ -290,7 +290,7 @@ class QueueError(BulltaskError):
     """A script refused an operation on a whole queue.
 
     Attributes:
-        queue: the queue's name as BullMQ spells it.
+        queue: The queue's name as BullMQ spells it.
     """
 
     def __init__(self, queue: str = "") -> None:
@@ -337,9 +337,9 @@ class TaskError(BulltaskError):
     Raised by ``AsyncResult.get()`` when the original exception cannot be rebuilt in this process.
 
     Attributes:
-        job_id: the job that failed.
-        reason: its ``failedReason``.
-        remote_traceback: the traceback of the last failed attempt as text, ``""`` if none was stored.
+        job_id: The job that failed.
+        reason: Its ``failedReason``.
+        remote_traceback: The traceback of the last failed attempt as text, ``""`` if none was stored.
     """
 
     def __init__(self, reason: str, *, job_id: str = "", remote_traceback: str = "") -> None:
@@ -360,8 +360,8 @@ class TransientError(BulltaskError):
     """The attempt failed for a temporary reason: retry the job.
 
     Args:
-        message: what failed.
-        retry_after: minimum delay before the next attempt (seconds or ``timedelta``); the job's own backoff applies
+        message: What failed.
+        retry_after: Minimum delay before the next attempt (seconds or ``timedelta``); the job's own backoff applies
             if it is longer.
     """
 

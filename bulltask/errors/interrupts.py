@@ -27,9 +27,9 @@ class Retry(Interrupt):
     """Asks the worker to retry the job; raised by ``Context.retry()``.
 
     Attributes:
-        delay_ms: delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
-        exc: the exception with which the job fails if no attempt is left.
-        max_retries: maximum number of retries for this job, ``None`` for the job's own ``attempts``.
+        delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
+        exc: The exception with which the job fails if no attempt is left.
+        max_retries: Maximum number of retries for this job, ``None`` for the job's own ``attempts``.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DelayJob(Interrupt):
     """Puts the job back to run later, without counting an attempt (BullMQ's ``DelayedError``).
 
     Args:
-        delay: seconds or ``timedelta`` until the job runs again.
+        delay: Seconds or ``timedelta`` until the job runs again.
     """
 
     def __init__(self, delay: float | timedelta) -> None:
@@ -65,7 +65,7 @@ class RateLimitQueue(Interrupt):
     limit or they have a ``limiter``; the child that ran the task always does.
 
     Args:
-        duration: seconds or ``timedelta`` during which no worker takes jobs from the queue.
+        duration: Seconds or ``timedelta`` during which no worker takes jobs from the queue.
     """
 
     def __init__(self, duration: float | timedelta) -> None:

@@ -50,14 +50,14 @@ class Backoff:
     Args:
         type: ``"fixed"`` (always ``delay_ms``), ``"exponential"`` (doubles each time), or the name of a registered
             custom strategy.
-        delay_ms: first delay in milliseconds, 0 or more.
-        jitter: random share of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in one that another
+        delay_ms: First delay in milliseconds, 0 or more.
+        jitter: Random share of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in one that another
             client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every fixed
             delay of bulltask) has no jitter, and 0 is stored, so that Node waits just as long.
-        max_delay_ms: maximum delay in milliseconds; ``None`` for none (as in BullMQ).
+        max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
 
     Raises:
-        ConfigError: a value has a wrong type or is out of range.
+        ConfigError: A value has a wrong type or is out of range.
     """
 
     type: str = "exponential"
@@ -96,7 +96,7 @@ class Backoff:
                 negative one count as 0; fractions of a millisecond are rounded.
 
         Raises:
-            DecodeError: the value has another form.
+            DecodeError: The value has another form.
         """
         if value is None:
             return None
@@ -123,11 +123,11 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
     A Node worker throws at an unknown one, and the job hangs; a bulltask worker would use exponential backoff.
 
     Args:
-        kind: name of the strategy.
-        registered: the setting ``backoff_strategies``.
+        kind: Name of the strategy.
+        registered: The setting ``backoff_strategies``.
 
     Raises:
-        ConfigError: it is neither built in nor registered.
+        ConfigError: It is neither built in nor registered.
     """
     known = (*_BUILT_IN, *registered)
     if kind not in known:
@@ -182,9 +182,9 @@ def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[],
     A fixed delay is constant. A custom type counts as exponential, as it is stored; the caller applies the strategy.
 
     Args:
-        backoff: the job's backoff.
-        attempts_made: failed attempts so far, including this one; below 1 the plain first delay is returned.
-        random: returns a number from 0 to below 1.
+        backoff: The job's backoff.
+        attempts_made: Failed attempts so far, including this one; below 1 the plain first delay is returned.
+        random: Returns a number from 0 to below 1.
 
     Returns:
         Milliseconds, 0 or more.
@@ -209,9 +209,9 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
     throws, and the job hangs until it stalls).
 
     Args:
-        backoff: the job's backoff.
-        attempts_made: failed attempts so far, including this one.
-        random: returns a number from 0 to below 1.
+        backoff: The job's backoff.
+        attempts_made: Failed attempts so far, including this one.
+        random: Returns a number from 0 to below 1.
 
     Returns:
         Milliseconds, 0 or more; 0 means retry at once.
@@ -235,9 +235,9 @@ def reconnect_delay_ms(
     same moment.
 
     Args:
-        attempt: failed attempts so far; 1 after the first.
-        random: returns a number from 0 to below 1.
-        first_ms: delay after the first failure, before jitter.
-        cap_ms: maximum delay, before jitter.
+        attempt: Failed attempts so far; 1 after the first.
+        random: Returns a number from 0 to below 1.
+        first_ms: Delay after the first failure, before jitter.
+        cap_ms: Maximum delay, before jitter.
     """
     return round(min(_doubled(first_ms, max(0, attempt - 1)), cap_ms) * _spread(0.2, random))

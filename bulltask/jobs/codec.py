@@ -43,12 +43,12 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
 
     Args:
         value: ``None``, ``bool``, ``int``, ``float``, ``str``, lists, tuples and string-keyed dicts of these.
-        what: name of the value in messages, such as ``"argument of task shop.add"``.
-        limit: maximum number of bytes; ``None`` for no limit.
+        what: Name of the value in messages, such as ``"argument of task shop.add"``.
+        limit: Maximum number of bytes; ``None`` for no limit.
 
     Raises:
-        EncodeError: it contains a value that JSON does not have, or that Node would read differently.
-        PayloadTooLargeError: it is longer than ``limit``.
+        EncodeError: It contains a value that JSON does not have, or that Node would read differently.
+        PayloadTooLargeError: It is longer than ``limit``.
     """
     try:
         problem = _problem(value)
@@ -75,7 +75,7 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
     """Return the value of a JSON text, ``None`` if ``data`` is ``None``.
 
     Raises:
-        DecodeError: it is not JSON (the message names ``what`` and the position), or nested too deeply.
+        DecodeError: It is not JSON (the message names ``what`` and the position), or nested too deeply.
     """
     if data is None:
         return None

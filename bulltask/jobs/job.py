@@ -54,18 +54,18 @@ class JobOptions:
     """Options of a job; :meth:`to_wire` translates them to BullMQ's names.
 
     Attributes:
-        attempts: maximum number of attempts, including the first.
-        backoff: delay between attempts; ``None`` retries at once.
-        delay_ms: delay before the job may run, counted from sending.
-        eta_ms: epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
+        attempts: Maximum number of attempts, including the first.
+        backoff: Delay between attempts; ``None`` retries at once.
+        delay_ms: Delay before the job may run, counted from sending.
+        eta_ms: Epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
         priority: 0 for none (runs before all others), else 1 (first) to 2,097,151 (last).
-        lifo: add the job to the front of the queue.
-        keep_completed_ms, keep_failed_ms: retention of the finished job, ``None`` for no limit.
-        expires_in_ms, expires_ms: time from sending, or epoch milliseconds, after which a worker fails the job
+        lifo: Add the job to the front of the queue.
+        keep_completed_ms, keep_failed_ms: Retention of the finished job, ``None`` for no limit.
+        expires_in_ms, expires_ms: Time from sending, or epoch milliseconds, after which a worker fails the job
             instead of running it.
-        time_limits: limits of one attempt, if the sender sets any.
-        headers: the sender's headers as JSON, ``""`` for none.
-        more: further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
+        time_limits: Limits of one attempt, if the sender sets any.
+        headers: The sender's headers as JSON, ``""`` for none.
+        more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
     """
 
@@ -110,7 +110,7 @@ class JobOptions:
         """Return the ``opts`` that a job scheduler stores for its jobs, without those that differ from job to job.
 
         Args:
-            own: further options of bulltask.
+            own: Further options of bulltask.
         """
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         mine: dict[str, object] = {**self._own_to_wire(0), **own}
@@ -148,7 +148,7 @@ class ParentLink:
     """A child's link to its parent, and what the child's failure does to the parent.
 
     Attributes:
-        key: full Redis key of the parent's hash.
+        key: Full Redis key of the parent's hash.
         data: BullMQ's parent map: ``id``, ``queueKey`` and at most one of ``fpof``, ``cpof``, ``idof``, ``rdof``.
     """
 
@@ -161,10 +161,10 @@ class NewJob:
     """A job to be sent: its options are checked and its data is JSON.
 
     Attributes:
-        parent: the parent job.
-        has_children: the job is sent together with children, for which it waits.
-        timestamp_ms: creation time to store, ``None`` for the time of sending.
-        chosen: the caller chose the id, so it is stored among the options.
+        parent: The parent job.
+        has_children: The job is sent together with children, for which it waits.
+        timestamp_ms: Creation time to store, ``None`` for the time of sending.
+        chosen: The caller chose the id, so it is stored among the options.
     """
 
     queue: str
@@ -199,12 +199,12 @@ class RunningJob:
     ``data`` is not decoded yet: that is part of the attempt, so that malformed data fails the job like any error.
 
     Attributes:
-        attempts_made: finished attempts before this one (BullMQ's ``atm``).
-        attempts_started: started attempts including this one (``ats``); larger than ``attempts_made`` + 1 after a
+        attempts_made: Finished attempts before this one (BullMQ's ``atm``).
+        attempts_started: Started attempts including this one (``ats``); larger than ``attempts_made`` + 1 after a
             stall or a crash.
-        deferred_failure: reason with which the job must fail instead of running (``defa``).
-        scheduler_id: the job scheduler that added it, ``""`` for none (``rjk``).
-        malformed: the job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
+        deferred_failure: Reason with which the job must fail instead of running (``defa``).
+        scheduler_id: The job scheduler that added it, ``""`` for none (``rjk``).
+        malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
             to process it (:mod:`bulltask.transport.scripts.quarantine`).
     """
 
@@ -237,7 +237,7 @@ class RunningJob:
         """Read the flat list of fields that ``moveToActive`` and ``moveToFinished`` return.
 
         Raises:
-            DecodeError: a field has an unexpected value; the message names job and field.
+            DecodeError: A field has an unexpected value; the message names job and field.
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         opts = _object(raw, b"opts", job_id)
@@ -318,7 +318,7 @@ class RunningJob:
         """The job's backoff, ``None`` for an immediate retry.
 
         Raises:
-            DecodeError: it is malformed.
+            DecodeError: It is malformed.
         """
         return Backoff.from_wire(self.opts.get("backoff"))
 
@@ -326,7 +326,7 @@ class RunningJob:
         """Return the delay that the job's backoff prescribes after ``made`` failed attempts.
 
         Raises:
-            DecodeError: the stored backoff is malformed.
+            DecodeError: The stored backoff is malformed.
         """
         backoff = self.backoff()
         if backoff is None:
@@ -343,8 +343,8 @@ class RunningJob:
         """Return BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail``.
 
         Args:
-            option: the stored name.
-            otherwise: the worker's option, which applies if the job has none; ``None`` keeps the job.
+            option: The stored name.
+            otherwise: The worker's option, which applies if the job has none; ``None`` keeps the job.
         """
         kept = stored_keep(self.opts.get(option))
         return (otherwise or KEEP_ALL) if kept is None else kept

@@ -51,7 +51,7 @@ def check_queue_name(name: str) -> str:
     """Return ``name`` if BullMQ's clients accept it as a queue name.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 characters, or has a ``:`` or control characters.
+        InvalidNameError: It is empty, longer than 255 characters, or has a ``:`` or control characters.
     """
     _check_text(name, "queue name")
     if ":" in name:
@@ -67,7 +67,7 @@ def check_job_name(name: str) -> str:
     """Return ``name`` if it is a valid task name.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 characters, or has control characters.
+        InvalidNameError: It is empty, longer than 255 characters, or has control characters.
     """
     return _check_text(name, "task name")
 
@@ -76,7 +76,7 @@ def check_job_id(job_id: str) -> str:
     """Return ``job_id`` if Node's client would accept it too.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 characters, a whole number (BullMQ's counter makes those),
+        InvalidNameError: It is empty, longer than 255 characters, a whole number (BullMQ's counter makes those),
             starts with ``0:``, has a ``:`` (unless exactly two, as the ids of repeated jobs), has control characters,
             or is the name of one of the queue's own keys (Node does not check that, and overwrites the key).
     """
@@ -101,7 +101,7 @@ def check_scheduler_id(scheduler_id: str) -> str:
     """Return ``scheduler_id`` if it is a valid id of a job scheduler.
 
     Raises:
-        InvalidNameError: it is empty, longer than 255 characters, has control characters or more than three ``:``.
+        InvalidNameError: It is empty, longer than 255 characters, has control characters or more than three ``:``.
     """
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):

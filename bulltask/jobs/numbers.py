@@ -30,7 +30,7 @@ def field_number(raw: bytes | str) -> int:
     """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
 
     Raises:
-        ValueError: it is not a finite number.
+        ValueError: It is not a finite number.
     """
     read = float(raw)
     if not math.isfinite(read):

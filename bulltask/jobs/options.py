@@ -59,10 +59,10 @@ class Deduplication:
     that is still delayed. ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
 
     Attributes:
-        id: jobs with the same id are duplicates.
-        ttl: seconds or ``timedelta``; ``None``: until the job has finished.
-        extend: restart ``ttl`` at every duplicate.
-        replace: keep the newest job while the first is delayed.
+        id: Jobs with the same id are duplicates.
+        ttl: Seconds or ``timedelta``; ``None``: until the job has finished.
+        extend: Restart ``ttl`` at every duplicate.
+        replace: Keep the newest job while the first is delayed.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Deduplication:
         """Return the stored option ``de``.
 
         Raises:
-            ConfigError: the id is empty or a value has a wrong type.
+            ConfigError: The id is empty or a value has a wrong type.
         """
         if not isinstance(self.id, str) or not self.id:
             raise ConfigError(f"the id of deduplication must be a non-empty string, not {self.id!r}")
@@ -106,11 +106,11 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
     """Return the options of :data:`STORED` under BullMQ's names, without those that are ``None``.
 
     Args:
-        given: the options.
-        strategies: the setting ``backoff_strategies``.
+        given: The options.
+        strategies: The setting ``backoff_strategies``.
 
     Raises:
-        ConfigError: a value is invalid, or two options exclude each other.
+        ConfigError: A value is invalid, or two options exclude each other.
     """
     flags = [name for name in FAILURE_FLAGS if given.get(name)]
     if len(flags) > 1:
@@ -134,11 +134,11 @@ def link_to_parent(
     """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
 
     Args:
-        parent: the parent job, ``None`` for none. If its ``queue`` contains a ``:``, it is BullMQ's qualified name
+        parent: The parent job, ``None`` for none. If its ``queue`` contains a ``:``, it is BullMQ's qualified name
             (``bull:orders``).
-        stored: the child's options as :func:`stored_options` returns them; the parent is added to them.
-        prefix: key prefix, for a parent whose ``queue`` is a plain name.
-        hash_tag: whether such a name gets braces.
+        stored: The child's options as :func:`stored_options` returns them; the parent is added to them.
+        prefix: Key prefix, for a parent whose ``queue`` is a plain name.
+        hash_tag: Whether such a name gets braces.
 
     Raises:
         ConfigError: ``parent`` is not a job.
@@ -159,7 +159,7 @@ def check_priority(value: object) -> int:
     """Return a valid priority; ``None`` is 0.
 
     Raises:
-        ConfigError: it is not an integer from 0 to :data:`bulltask.jobs.job.MAX_PRIORITY`.
+        ConfigError: It is not an integer from 0 to :data:`bulltask.jobs.job.MAX_PRIORITY`.
     """
     if value is None:
         return 0
@@ -181,13 +181,13 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
     """Check a job's data against its ``size_limit``, and data and options together against ``max_payload``.
 
     Args:
-        data: the encoded data; alone it is within ``limit``.
-        options: the job's options.
-        limit: the setting ``max_payload``; ``None`` for no limit.
-        what: name of the data in messages.
+        data: The encoded data; alone it is within ``limit``.
+        options: The job's options.
+        limit: The setting ``max_payload``; ``None`` for no limit.
+        what: Name of the data in messages.
 
     Raises:
-        PayloadTooLargeError: a limit is exceeded.
+        PayloadTooLargeError: A limit is exceeded.
     """
     most = options.more.get("sizeLimit")
     if isinstance(most, int) and len(data) > most:
@@ -203,7 +203,7 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
     """Check a job's encoded data and stored options together against ``max_payload``.
 
     Raises:
-        PayloadTooLargeError: they exceed it; the message calls the data ``what``.
+        PayloadTooLargeError: They exceed it; the message calls the data ``what``.
     """
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:

@@ -43,7 +43,7 @@ def stored_keep(wanted: object) -> Mapping[str, int] | None:
     A limit that is not a number does not limit anything, as in Node.
 
     Args:
-        wanted: the stored option, which any client may have written.
+        wanted: The stored option, which any client may have written.
 
     Returns:
         ``None`` if the job has no such option.

@@ -21,20 +21,20 @@ class StoredJob:
     Times are epoch milliseconds of the server, ``None`` if not set yet.
 
     Attributes:
-        queue: the queue as the user spells it.
-        data: the decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
-        opts: the stored options under BullMQ's stored names.
-        delay_ms: delay of the job, 0 once it is promoted.
-        attempts_made: finished attempts (``atm``).
-        attempts_started: started attempts (``ats``).
-        stalled_count: stalls (``stc``).
-        processed_by: name of the worker that last took it (``pb``).
-        deferred_failure: reason with which it fails when a worker takes it (``defa``).
-        parent: the stored parent map, with its failure flags.
-        parent_key: full Redis key of the parent's hash.
+        queue: The queue as the user spells it.
+        data: The decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
+        opts: The stored options under BullMQ's stored names.
+        delay_ms: Delay of the job, 0 once it is promoted.
+        attempts_made: Finished attempts (``atm``).
+        attempts_started: Started attempts (``ats``).
+        stalled_count: Stalls (``stc``).
+        processed_by: Name of the worker that last took it (``pb``).
+        deferred_failure: Reason with which it fails when a worker takes it (``defa``).
+        parent: The stored parent map, with its failure flags.
+        parent_key: Full Redis key of the parent's hash.
         deduplication_id: ``deid``.
-        scheduler_id: id of the job scheduler that added it (``rjk``).
-        next_iteration_id: id of the scheduler's next job (``nrjid``).
+        scheduler_id: Id of the job scheduler that added it (``rjk``).
+        next_iteration_id: Id of the scheduler's next job (``nrjid``).
     """
 
     queue: str

@@ -20,8 +20,8 @@ class TimeLimits:
     """Time limits of one attempt in milliseconds, ``None`` for no limit.
 
     Attributes:
-        soft_ms: after this time, the task is interrupted and may clean up.
-        hard_ms: after this time, the attempt is stopped.
+        soft_ms: After this time, the task is interrupted and may clean up.
+        hard_ms: After this time, the attempt is stopped.
     """
 
     soft_ms: int | None = None
@@ -32,7 +32,7 @@ class TimeLimits:
         """Return the limits for values in seconds or ``timedelta``.
 
         Raises:
-            ConfigError: a value is not a duration of 0.001 s or more.
+            ConfigError: A value is not a duration of 0.001 s or more.
         """
         return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
 
@@ -52,11 +52,11 @@ class TimeLimits:
         """Check that the soft limit is shorter than the hard one.
 
         Args:
-            whose: owner of the limits, for the message.
-            prefix: prefix of the settings' names, for the message.
+            whose: Owner of the limits, for the message.
+            prefix: Prefix of the settings' names, for the message.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: It is not.
         """
         if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
             raise ConfigError(

@@ -35,11 +35,11 @@ class BullJob:
     """A job's hash, read without validation.
 
     Attributes:
-        id: its id.
-        place: the suffix of the key that holds it: ``wait``, ``delayed`` …
-        score: its score in that key, ``""`` in lists and sets.
-        fields: its hash.
-        locked: whether a worker has it.
+        id: Its id.
+        place: The suffix of the key that holds it: ``wait``, ``delayed`` …
+        score: Its score in that key, ``""`` in lists and sets.
+        fields: Its hash.
+        locked: Whether a worker has it.
     """
 
     id: str
@@ -53,7 +53,7 @@ class BullJob:
         """Its options.
 
         Raises:
-            DecodeError: they are not a JSON object.
+            DecodeError: They are not a JSON object.
         """
         found = codec.decode(self.fields.get("opts", b"{}"), what="the text of its options")
         if not isinstance(found, dict):

@@ -30,15 +30,15 @@ class MigrationOptions:
     """Options of a migration.
 
     Attributes:
-        states: migrate only jobs in these states, some of :data:`STATES`.
-        limit: maximum number of jobs; ``None``: all.
-        id_prefix: prefix for the ids of migrated jobs.
-        default_name: name for jobs that were added to Bull without one.
-        recover_active: return active jobs without a lock, whose workers have died, to the waiting jobs.
-        force: migrate although workers seem to be connected.
+        states: Migrate only jobs in these states, some of :data:`STATES`.
+        limit: Maximum number of jobs; ``None``: all.
+        id_prefix: Prefix for the ids of migrated jobs.
+        default_name: Name for jobs that were added to Bull without one.
+        recover_active: Return active jobs without a lock, whose workers have died, to the waiting jobs.
+        force: Migrate although workers seem to be connected.
 
     Raises:
-        ConfigError, InvalidNameError: an option is invalid.
+        ConfigError, InvalidNameError: An option is invalid.
     """
 
     states: tuple[str, ...] = STATES
@@ -62,9 +62,9 @@ class JobCheck:
     """Decides about single jobs, and counts those that are skipped; the caller counts those that are migrated.
 
     Args:
-        options: the migration's options.
-        only_bulls: skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
-        outcome: where skipped jobs are counted.
+        options: The migration's options.
+        only_bulls: Skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
+        outcome: Where skipped jobs are counted.
     """
 
     def __init__(self, options: MigrationOptions, *, only_bulls: bool, outcome: MigrationOutcome) -> None:

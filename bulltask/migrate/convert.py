@@ -40,12 +40,12 @@ class Conversion:
     """The changes that turn a Bull job's hash into a BullMQ job's.
 
     Attributes:
-        fields: new and changed fields.
-        dropped: names of removed fields.
-        opts: the options as stored.
+        fields: New and changed fields.
+        dropped: Names of removed fields.
+        opts: The options as stored.
         priority: BullMQ's priority.
-        finished: when it ended, in epoch milliseconds as text; ``""`` if it has not ended.
-        notes: keys of :data:`NOTES`.
+        finished: When it ended, in epoch milliseconds as text; ``""`` if it has not ended.
+        notes: Keys of :data:`NOTES`.
     """
 
     fields: Mapping[str, bytes]
@@ -61,11 +61,11 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
 
     Args:
         job: Bull's job.
-        state: its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        default_name: name for jobs that were added without one.
+        state: Its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
+        default_name: Name for jobs that were added without one.
 
     Raises:
-        DecodeError: its data or options are not JSON, so no worker could read it.
+        DecodeError: Its data or options are not JSON, so no worker could read it.
     """
     notes: set[str] = set()
     codec.decode(job.fields.get("data"), what="its data")

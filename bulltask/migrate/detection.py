@@ -40,11 +40,11 @@ class QueueInfo:
     """A queue without its jobs.
 
     Attributes:
-        types: the Redis type of each key by suffix, ``none`` for a missing key.
-        sizes: how many jobs each of :data:`PLACES` has.
-        meta: the hash ``meta``.
-        repeats: keys of Bull's repeatable jobs, with the epoch milliseconds of the next run.
-        workers: names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
+        types: The Redis type of each key by suffix, ``none`` for a missing key.
+        sizes: How many jobs each of :data:`PLACES` has.
+        meta: The hash ``meta``.
+        repeats: Keys of Bull's repeatable jobs, with the epoch milliseconds of the next run.
+        workers: Names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
     """
 
     types: Mapping[str, str]
@@ -68,8 +68,8 @@ def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
     """Return the layout of a queue.
 
     Args:
-        info: its keys.
-        origins: how many of its jobs have which origin.
+        info: Its keys.
+        origins: How many of its jobs have which origin.
     """
     if not any(info.sizes.values()) and not info.repeats and not _is_bullmq(info):
         return QueueLayout.EMPTY

@@ -39,15 +39,15 @@ class BullMigration:
     """The migration of one Bull queue to BullMQ.
 
     Args:
-        queue: the target queue.
+        queue: The target queue.
         source: Bull's name of the source queue; default: that of ``queue``.
         source_prefix: Bull's key prefix; default: that of ``queue``.
-        options: those of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
+        options: Those of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
             ``default_name``, ``recover_active``, ``force``.
 
     Raises:
-        ConfigError, InvalidNameError: an option is invalid.
-        TypeError: an option does not exist.
+        ConfigError, InvalidNameError: An option is invalid.
+        TypeError: An option does not exist.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class BullMigration:
         """Read all jobs and return what a migration would do; a dry run.
 
         Args:
-            on_progress: called now and then with the number of jobs that were read, and of all jobs.
+            on_progress: Called now and then with the number of jobs that were read, and of all jobs.
 
         Raises:
-            MigrationRefusedError: the queues are in different slots of a Redis Cluster.
-            BrokerError: the server cannot be reached or rejects a command.
+            MigrationRefusedError: The queues are in different slots of a Redis Cluster.
+            BrokerError: The server cannot be reached or rejects a command.
         """
         with self._client() as client:
             if across_slots(client, self.source, self.target):
@@ -85,12 +85,12 @@ class BullMigration:
         If it ends early (an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's: run it again.
 
         Args:
-            plan: the result of :meth:`plan`, which is called if this is left out.
-            on_progress: called now and then with the number of migrated jobs, and of all jobs.
+            plan: The result of :meth:`plan`, which is called if this is left out.
+            on_progress: Called now and then with the number of migrated jobs, and of all jobs.
 
         Raises:
-            MigrationRefusedError: the plan has refusals; nothing was changed.
-            BrokerError: the server cannot be reached or rejects a command.
+            MigrationRefusedError: The plan has refusals; nothing was changed.
+            BrokerError: The server cannot be reached or rejects a command.
         """
         plan = plan or self.plan()
         if plan.refusals:

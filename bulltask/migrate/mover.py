@@ -38,12 +38,12 @@ class Mover:
     """Migrates jobs with one script call each, a page of calls per round trip.
 
     Args:
-        client: a connection to the server.
+        client: A connection to the server.
         source: Bull's queue.
         target: BullMQ's queue.
-        check: decides about each job, and counts skipped ones.
-        outcome: counts migrated jobs.
-        in_place: whether both queues have the same keys.
+        check: Decides about each job, and counts skipped ones.
+        outcome: Counts migrated jobs.
+        in_place: Whether both queues have the same keys.
     """
 
     def __init__(

@@ -37,10 +37,10 @@ class MigrationOutcome:
     """Counts of migrated and skipped jobs.
 
     Attributes:
-        moved: migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
-        skipped: ids of skipped jobs by reason.
-        notes: migrated jobs by note, a key of ``convert.NOTES``.
-        details: what is broken about the first few broken jobs.
+        moved: Migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
+        skipped: Ids of skipped jobs by reason.
+        notes: Migrated jobs by note, a key of ``convert.NOTES``.
+        details: What is broken about the first few broken jobs.
     """
 
     moved: Counter[str] = field(default_factory=Counter)
@@ -89,13 +89,13 @@ class BullRepeatable:
 
     Attributes:
         key: Bull's key.
-        scheduler_id: the scheduler's id.
-        rule: when its jobs run; ``None`` if that is unknown.
-        job_id: the id of its next job, ``""`` if there is none.
-        place: the suffix of the key that holds that job.
-        next_ms: when it runs next, in epoch milliseconds.
-        problem: why it is skipped, ``""`` if it is not.
-        manual: the Python call that creates the scheduler, for a skipped one.
+        scheduler_id: The scheduler's id.
+        rule: When its jobs run; ``None`` if that is unknown.
+        job_id: The id of its next job, ``""`` if there is none.
+        place: The suffix of the key that holds that job.
+        next_ms: When it runs next, in epoch milliseconds.
+        problem: Why it is skipped, ``""`` if it is not.
+        manual: The Python call that creates the scheduler, for a skipped one.
     """
 
     key: str
@@ -113,15 +113,15 @@ class MigrationPlan:
     """What a migration would do.
 
     Attributes:
-        source, target: the queues' keys with prefix: ``bull:emails``.
-        in_place: whether both have the same keys.
-        layout: the detected layout of the source.
-        info: the source without its jobs.
-        outcome: what would happen to the jobs; a limit is ignored.
-        repeatables: what would happen to repeatable jobs.
-        refusals: why the migration is refused, one sentence each; empty if it is not.
-        warnings: what to consider before.
-        pauses: whether the target will be paused because the source is.
+        source, target: The queues' keys with prefix: ``bull:emails``.
+        in_place: Whether both have the same keys.
+        layout: The detected layout of the source.
+        info: The source without its jobs.
+        outcome: What would happen to the jobs; a limit is ignored.
+        repeatables: What would happen to repeatable jobs.
+        refusals: Why the migration is refused, one sentence each; empty if it is not.
+        warnings: What to consider before.
+        pauses: Whether the target will be paused because the source is.
     """
 
     source: str
@@ -151,11 +151,11 @@ class MigrationReport:
     """The result of a migration.
 
     Attributes:
-        outcome: how many jobs were migrated, and which ones were skipped and why.
-        schedulers: ids of the job schedulers that replace repeatable jobs.
-        repeatables_skipped: the repeatable jobs that were skipped.
-        before, after: how many jobs Bull's queue had in each place. In place, that is BullMQ's queue too.
-        target_before, target_after: how many jobs the target had in total.
+        outcome: How many jobs were migrated, and which ones were skipped and why.
+        schedulers: Ids of the job schedulers that replace repeatable jobs.
+        repeatables_skipped: The repeatable jobs that were skipped.
+        before, after: How many jobs Bull's queue had in each place. In place, that is BullMQ's queue too.
+        target_before, target_after: How many jobs the target had in total.
     """
 
     outcome: MigrationOutcome

@@ -28,11 +28,11 @@ class _Found:
     """The result of reading all jobs.
 
     Attributes:
-        origins: how many jobs have which origin.
-        sure: the outcome for jobs whose origin is known.
-        unsure: the outcome for the others, in case they are Bull's.
-        unsure_ids: their ids.
-        repeating: next jobs of repeatable jobs, by id.
+        origins: How many jobs have which origin.
+        sure: The outcome for jobs whose origin is known.
+        unsure: The outcome for the others, in case they are Bull's.
+        unsure_ids: Their ids.
+        repeating: Next jobs of repeatable jobs, by id.
     """
 
     origins: Counter[JobOrigin] = field(default_factory=Counter)
@@ -46,11 +46,11 @@ class Planner:
     """Reads a queue once and plans its migration.
 
     Args:
-        client: a connection to the server.
+        client: A connection to the server.
         source: Bull's queue.
-        target: the target queue.
-        options: the migration's options.
-        in_place: whether both queues have the same keys.
+        target: The target queue.
+        options: The migration's options.
+        in_place: Whether both queues have the same keys.
     """
 
     def __init__(

@@ -31,10 +31,10 @@ class BullRepeatables:
     """Creates job schedulers.
 
     Args:
-        client: a connection to the server.
+        client: A connection to the server.
         source: Bull's queue.
         target: BullMQ's queue, which may have the same keys.
-        shown: the server's address for error messages.
+        shown: The server's address for error messages.
     """
 
     client: Client
@@ -92,10 +92,10 @@ def plan_repeatables(
 
     Args:
         repeats: Bull's keys, with the epoch milliseconds of the next run.
-        jobs: their next jobs by id.
-        queue: the target queue as users of bulltask spell it.
-        timezone: for patterns without one.
-        asked: whether the state ``delayed``, and with it repeatable jobs, is selected.
+        jobs: Their next jobs by id.
+        queue: The target queue as users of bulltask spell it.
+        timezone: For patterns without one.
+        asked: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
     found = []

@@ -37,28 +37,28 @@ class AddOptions(TypedDict, total=False):
     it means to retry at once.
 
     Attributes:
-        attempts: maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node it is 1).
-        backoff: delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+        attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node it is 1).
+        backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``. ``type`` may be the name of a strategy that the workers have. Default: the app's setting.
-        delay: time before the job may run.
+        delay: Time before the job may run.
         priority: 0 for none (runs before all that have one), otherwise 1 (first) to 2,097,151 (last).
-        lifo: put it in front of the waiting jobs.
-        timestamp: when the job was created: a ``datetime``, or seconds since the epoch.
-        job_id: its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
-        remove_on_complete, remove_on_fail: retention of the finished job: ``True`` removes it, ``False`` keeps it, a
+        lifo: Put it in front of the waiting jobs.
+        timestamp: When the job was created: a ``datetime``, or seconds since the epoch.
+        job_id: Its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
+        remove_on_complete, remove_on_fail: Retention of the finished job: ``True`` removes it, ``False`` keeps it, a
             number keeps the newest ones, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
             Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (for ever).
-        keep_logs: how many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
-        stack_trace_limit: how many tracebacks of failed attempts it keeps.
-        size_limit: maximum size of its data as JSON, in bytes; checked before anything is sent.
-        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`.
-        parent: the job that waits for this one.
+        keep_logs: How many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
+        stack_trace_limit: How many tracebacks of failed attempts it keeps.
+        size_limit: Maximum size of its data as JSON, in bytes; checked before anything is sent.
+        deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`.
+        parent: The job that waits for this one.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: how this job's failure affects its parent; at most one of them.
-        telemetry_metadata, omit_context: what bullmq-otel passes from producer to worker.
-        expires: duration, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
+        telemetry_metadata, omit_context: What bullmq-otel passes from producer to worker.
+        expires: Duration, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
         headers: JSON object for ``self.request.headers`` in bulltask tasks.
-        soft_time_limit, time_limit: time limits of an attempt in a bulltask worker.
+        soft_time_limit, time_limit: Time limits of an attempt in a bulltask worker.
     """
 
     attempts: int
@@ -102,7 +102,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Check that all options are known.
 
     Raises:
-        TypeError: one is not; the message lists the known options.
+        TypeError: One is not; the message lists the known options.
     """
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
@@ -113,15 +113,15 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     """Check a job's name, data and options and return the job as it will be sent; nothing is sent here.
 
     Args:
-        queue: the queue's name as the user spells it.
-        name: the job's name; a bulltask worker runs the task of that name.
-        data: plain JSON.
-        options: see :class:`AddOptions`.
-        config: supplies the defaults.
+        queue: The queue's name as the user spells it.
+        name: The job's name; a bulltask worker runs the task of that name.
+        data: Plain JSON.
+        options: See :class:`AddOptions`.
+        config: Supplies the defaults.
 
     Raises:
-        TypeError: an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: data, name or an option is invalid.
+        TypeError: An option is unknown.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: Data, name or an option is invalid.
     """
     check_options(options)
     stored = stored_options(options, config.backoff_strategies)
@@ -146,7 +146,7 @@ def check_positive(value: int, name: str) -> int:
     """Return ``value``.
 
     Raises:
-        ConfigError: it is not an integer of 1 or more.
+        ConfigError: It is not an integer of 1 or more.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name} must be 1 or more, not {value!r}")

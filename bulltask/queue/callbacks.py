@@ -45,8 +45,8 @@ class Callbacks:
         Args:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
                 ``bulltask.queue.events``; ``QueueEvent`` stands for all events.
-            callback: takes the event.
-            job_id: only events of this job.
+            callback: Takes the event.
+            job_id: Only events of this job.
 
         Returns:
             The callback itself, for :meth:`off`.

@@ -32,15 +32,15 @@ class QueueContext:
     Methods that reach Redis exist twice; the ones that start with ``a`` are for asyncio.
 
     Args:
-        queue: the queue's name as the user spells it.
-        broker: returns the connection to Redis. It is called for every use, so that a forked child gets its own, and
+        queue: The queue's name as the user spells it.
+        broker: Returns the connection to Redis. It is called for every use, so that a forked child gets its own, and
             not before the first use, so that an app's settings can still change.
-        defaults: options of every job that is added through this queue, unless the job has its own.
-        owned: the connection belongs to this context and is closed with it.
+        defaults: Options of every job that is added through this queue, unless the job has its own.
+        owned: The connection belongs to this context and is closed with it.
 
     Raises:
-        InvalidNameError: the queue's name is invalid.
-        TypeError: a default option is unknown.
+        InvalidNameError: The queue's name is invalid.
+        TypeError: A default option is unknown.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class QueueContext:
         """Make a context with a connection of its own; ``settings`` are those of ``bulltask.config.settings``.
 
         Raises:
-            ConfigError: a setting is unknown or has an invalid value.
+            ConfigError: A setting is unknown or has an invalid value.
         """
         config = Conf(settings if url is None else {**settings, "broker_url": url}).freeze()
         return cls(queue, cache(lambda: Broker(config, embedded.resolve_url(config.broker_url))), defaults, owned=True)
@@ -150,15 +150,15 @@ class QueueBase:
     """What ``Queue`` and ``AsyncQueue`` are without Redis: a name and a context.
 
     Args:
-        name: the queue's name, spelled as everywhere in bulltask: ``emails`` is Node's ``{emails}`` unless
+        name: The queue's name, spelled as everywhere in bulltask: ``emails`` is Node's ``{emails}`` unless
             ``queue_hash_tag`` is off.
-        broker_url: the server's URL, for a queue without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
-        default_job_options: options of every job that is added through this queue, unless the job has its own.
-        context: the context of an app's queue.
-        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
+        broker_url: The server's URL, for a queue without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
+        default_job_options: Options of every job that is added through this queue, unless the job has its own.
+        context: The context of an app's queue.
+        settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
-        ConfigError, InvalidNameError: a setting or the name is invalid.
+        ConfigError, InvalidNameError: A setting or the name is invalid.
     """
 
     def __init__(

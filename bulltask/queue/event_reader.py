@@ -36,16 +36,16 @@ class EventReaderBase(Callbacks):
     """A position in an event stream, and the events that were read but not returned yet.
 
     Args:
-        queue: the queue's name as the user spells it.
-        broker_url: the server's URL, for a listener without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
+        queue: The queue's name as the user spells it.
+        broker_url: The server's URL, for a listener without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call of :meth:`next`),
             ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
-        broker: returns the connection of an app's listener.
-        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
+        broker: Returns the connection of an app's listener.
+        settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
-        InvalidNameError: the queue's name is invalid.
-        ConfigError: a setting or ``start`` is invalid.
+        InvalidNameError: The queue's name is invalid.
+        ConfigError: A setting or ``start`` is invalid.
     """
 
     def __init__(

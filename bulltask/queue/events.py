@@ -51,8 +51,8 @@ class QueueEvent:
     """An event of a queue; a callback for this class receives all events.
 
     Attributes:
-        id: the entry's id in the stream, ``"<milliseconds>-<number>"``; later ones are larger.
-        queue: the queue's name as the user spells it.
+        id: The entry's id in the stream, ``"<milliseconds>-<number>"``; later ones are larger.
+        queue: The queue's name as the user spells it.
     """
 
     event: ClassVar[str] = ""
@@ -107,9 +107,9 @@ class Completed(JobEvent):
     """A job completed.
 
     Attributes:
-        returnvalue: the return value; also ``None`` if its JSON is malformed.
-        text: the return value as it is stored, JSON.
-        error: why the JSON cannot be decoded, ``None`` if it can.
+        returnvalue: The return value; also ``None`` if its JSON is malformed.
+        text: The return value as it is stored, JSON.
+        error: Why the JSON cannot be decoded, ``None`` if it can.
     """
 
     event: ClassVar[str] = "completed"
@@ -164,9 +164,9 @@ class Progress(JobEvent):
     """A job reported progress.
 
     Attributes:
-        data: the progress; also ``None`` if its JSON is malformed.
-        text: the progress as it is stored, JSON.
-        error: why the JSON cannot be decoded, ``None`` if it can.
+        data: The progress; also ``None`` if its JSON is malformed.
+        text: The progress as it is stored, JSON.
+        error: Why the JSON cannot be decoded, ``None`` if it can.
     """
 
     event: ClassVar[str] = "progress"
@@ -195,9 +195,9 @@ class Deduplicated(JobEvent):
     """Two jobs had the same deduplication id.
 
     Attributes:
-        job_id: the job that is kept.
-        deduplication_id: their common id.
-        deduplicated_job_id: the other job, which was not added, or (if debounced) was replaced.
+        job_id: The job that is kept.
+        deduplication_id: Their common id.
+        deduplicated_job_id: The other job, which was not added, or (if debounced) was replaced.
     """
 
     event: ClassVar[str] = "deduplicated"
@@ -247,9 +247,9 @@ class Custom(QueueEvent):
     """An event that BullMQ 5.62 does not have, or one that lacks fields.
 
     Attributes:
-        name: its name.
-        fields: its fields, as strings.
-        job_id: its field ``jobId``, ``""`` for none; callbacks for that job receive the event, too.
+        name: Its name.
+        fields: Its fields, as strings.
+        job_id: Its field ``jobId``, ``""`` for none; callbacks for that job receive the event, too.
     """
 
     event: ClassVar[str] = "custom"
@@ -265,9 +265,9 @@ class EventsLost(QueueEvent):
     Its ``id`` is that of the last event before the gap, so a later listener can start there.
 
     Attributes:
-        from_id: id of the last event that was read before the gap, or where the listener started.
-        to_id: id of the first event after the gap, ``None`` if there is none yet.
-        count: how many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
+        from_id: Id of the last event that was read before the gap, or where the listener started.
+        to_id: Id of the first event after the gap, ``None`` if there is none yet.
+        count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
             7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
             deleted (``obliterate``).
     """

@@ -28,12 +28,12 @@ class FlowBase:
     """Plans and rebuilds trees of jobs.
 
     Args:
-        broker_url: the server's URL, for a producer without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
-        broker: returns the connection of an app's producer.
-        settings: any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
+        broker_url: The server's URL, for a producer without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
+        broker: Returns the connection of an app's producer.
+        settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
-        ConfigError: a setting is unknown or has an invalid value.
+        ConfigError: A setting is unknown or has an invalid value.
     """
 
     def __init__(

@@ -28,11 +28,11 @@ class ChildOptions(TypedDict, total=False):
     Without any, the parent waits until the child is retried and completes.
 
     Attributes:
-        fail_parent_on_failure: the parent fails at once, too, and then its own parent, if the parent has this option.
-        continue_parent_on_failure: the parent runs at once; ``get_failed_children`` returns the reason.
-        ignore_dependency_on_failure: the parent runs after its other children; ``get_failed_children`` returns the
+        fail_parent_on_failure: The parent fails at once, too, and then its own parent, if the parent has this option.
+        continue_parent_on_failure: The parent runs at once; ``get_failed_children`` returns the reason.
+        ignore_dependency_on_failure: The parent runs after its other children; ``get_failed_children`` returns the
             reason.
-        remove_dependency_on_failure: the parent runs after its other children; the failure is not recorded in it.
+        remove_dependency_on_failure: The parent runs after its other children; the failure is not recorded in it.
     """
 
     fail_parent_on_failure: bool
@@ -46,13 +46,13 @@ class FlowJob:
     """A job of a flow, and its children, which must finish before it runs.
 
     Attributes:
-        name: the job's name; a bulltask worker runs the task of that name.
-        queue: its queue; the jobs of a flow may be in different queues.
-        data: plain JSON (default: ``{}``, as in Node).
-        options: as for ``Queue.add``, see :class:`bulltask.queue.add_options.AddOptions`. A child may also have
+        name: The job's name; a bulltask worker runs the task of that name.
+        queue: Its queue; the jobs of a flow may be in different queues.
+        data: Plain JSON (default: ``{}``, as in Node).
+        options: As for ``Queue.add``, see :class:`bulltask.queue.add_options.AddOptions`. A child may also have
             :class:`ChildOptions`.
-        children: jobs or calls of tasks (``add.s(1, 2)``).
-        call: the call of a task, instead of name, queue, data and options; set by :meth:`of`.
+        children: Jobs or calls of tasks (``add.s(1, 2)``).
+        call: The call of a task, instead of name, queue, data and options; set by :meth:`of`.
     """
 
     name: str
@@ -76,9 +76,9 @@ class FlowJob:
             FlowJob.of(total.s(), [price.s("a"), FlowJob.of(price.s("b"), ignore_dependency_on_failure=True)])
 
         Args:
-            call: the call.
-            children: jobs or calls that must finish before it runs.
-            failure: how its failure affects its own parent.
+            call: The call.
+            children: Jobs or calls that must finish before it runs.
+            failure: How its failure affects its own parent.
         """
         return cls(call.task.name, "", {}, cast("AddOptions", failure), children, call)
 
@@ -104,10 +104,10 @@ class Planned:
     """A job of a flow that is being sent.
 
     Attributes:
-        job: the job.
-        chosen: the caller chose its id, so a job with this id may exist already.
-        children: its children.
-        result: the id that is stored, or the error; ``None`` before it was sent.
+        job: The job.
+        chosen: The caller chose its id, so a job with this id may exist already.
+        children: Its children.
+        result: The id that is stored, or the error; ``None`` before it was sent.
     """
 
     job: NewJob
@@ -125,14 +125,14 @@ def plan(
     """Check flows and return the jobs that will be sent; nothing is sent here.
 
     Args:
-        flows: the trees.
-        parent: a job that waits for the roots of the trees.
-        defaults: options by queue, for jobs that do not set them.
-        config: the app's settings.
+        flows: The trees.
+        parent: A job that waits for the roots of the trees.
+        defaults: Options by queue, for jobs that do not set them.
+        config: The app's settings.
 
     Raises:
-        TypeError: a node is neither a ``FlowJob`` nor a call, or an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: data, name or an option of a job is invalid.
+        TypeError: A node is neither a ``FlowJob`` nor a call, or an option is unknown.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: Data, name or an option of a job is invalid.
     """
     roots: list[Planned] = []
     todo: list[tuple[FlowJob | Signature[Any], Planned | None]] = [(flow, None) for flow in flows]

@@ -23,11 +23,11 @@ class ReadNode:
     """A job of a stored flow.
 
     Attributes:
-        context: the context of its queue.
-        job_id: its id.
-        stored: the job; ``None`` if it was removed.
-        keys: full keys of its children, by outcome.
-        children: the children that were read.
+        context: The context of its queue.
+        job_id: Its id.
+        stored: The job; ``None`` if it was removed.
+        keys: Full keys of its children, by outcome.
+        children: The children that were read.
     """
 
     context: QueueContext
@@ -54,15 +54,15 @@ class FlowReader:
     """Reads one flow.
 
     Args:
-        broker: returns the connection to Redis.
-        queue: the queue of the root.
-        job_id: the root.
-        depth: maximum number of levels.
-        max_children: maximum number of children of each kind per job.
+        broker: Returns the connection to Redis.
+        queue: The queue of the root.
+        job_id: The root.
+        depth: Maximum number of levels.
+        max_children: Maximum number of children of each kind per job.
 
     Raises:
-        InvalidNameError: the queue's name is invalid.
-        ConfigError: a number is below 1.
+        InvalidNameError: The queue's name is invalid.
+        ConfigError: A number is below 1.
     """
 
     def __init__(self, broker: Callable[[], Broker], queue: str, job_id: str, depth: int, max_children: int) -> None:

@@ -43,8 +43,8 @@ class FlowMemory:
     """What one producer has learned about the server.
 
     Attributes:
-        cluster: whether it is a node of a Redis Cluster; ``None``: not known yet.
-        described: queues whose ``meta`` was written.
+        cluster: Whether it is a node of a Redis Cluster; ``None``: not known yet.
+        described: Queues whose ``meta`` was written.
     """
 
     cluster: bool | None = None
@@ -59,9 +59,9 @@ class FlowSending:
     parent that has counted them already.
 
     Args:
-        roots: the flows.
-        broker: keys, clock and settings.
-        memory: kept from one flow to the next.
+        roots: The flows.
+        broker: Keys, clock and settings.
+        memory: Kept from one flow to the next.
     """
 
     def __init__(self, roots: Sequence[Planned], broker: Broker, memory: FlowMemory) -> None:
@@ -75,10 +75,10 @@ class FlowSending:
         """Add the flows; then each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
 
         Raises:
-            ConfigError: the server is a Redis Cluster, and the queues are in more than one slot.
-            ParentNotFoundError, ParentConflictError: a root's parent does not exist, or an existing job belongs to
+            ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
+            ParentNotFoundError, ParentConflictError: A root's parent does not exist, or an existing job belongs to
                 another parent.
-            BrokerError: the server refused.
+            BrokerError: The server refused.
         """
         yield from self._check_slots()
         if (yield from self._check_existing()):

@@ -24,13 +24,13 @@ class JobPages:
     """A position in the jobs of some states; each :meth:`next` is one operation.
 
     Args:
-        context: the queue.
-        states: the states to iterate over (default: all).
-        size: jobs per page.
-        asc: within a state, the job that is next in line (or finished first) comes first; otherwise last.
+        context: The queue.
+        states: The states to iterate over (default: all).
+        size: Jobs per page.
+        asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
 
     Raises:
-        ConfigError: there is no such state, or ``size`` is below 1.
+        ConfigError: There is no such state, or ``size`` is below 1.
     """
 
     def __init__(self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool) -> None:

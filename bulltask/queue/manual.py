@@ -35,14 +35,14 @@ class Acquisition:
     """One wait for the next job.
 
     Args:
-        context: the queue.
-        token: locks the job.
-        timeout: how long to wait; 0: do not wait, ``None``: wait for ever.
-        lock: how long the lock lasts; ``None``: the setting ``lock_duration``.
-        worker: the worker's name to store in the job, ``""`` for none.
+        context: The queue.
+        token: Locks the job.
+        timeout: How long to wait; 0: do not wait, ``None``: wait for ever.
+        lock: How long the lock lasts; ``None``: the setting ``lock_duration``.
+        worker: The worker's name to store in the job, ``""`` for none.
 
     Raises:
-        ConfigError: the token is empty, or a duration is invalid.
+        ConfigError: The token is empty, or a duration is invalid.
     """
 
     def __init__(

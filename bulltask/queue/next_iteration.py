@@ -35,14 +35,14 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
     """Add the next job after ``job``, unless that was the last one or its scheduler was removed.
 
     Args:
-        keys: the queue.
-        job: made by a job scheduler, or a repeatable one of BullMQ before 5.10.
-        now_ms: the server's time.
-        zone: for a pattern without a time zone.
+        keys: The queue.
+        job: Made by a job scheduler, or a repeatable one of BullMQ before 5.10.
+        now_ms: The server's time.
+        zone: For a pattern without a time zone.
 
     Raises:
         BrokerError: Redis cannot be reached or refuses; trying again is safe.
-        DecodeError, ConfigError: its rule is malformed.
+        DecodeError, ConfigError: Its rule is malformed.
     """
     if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
         yield from add_next_repeat(keys, job, now_ms, zone)
@@ -56,12 +56,12 @@ def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | No
     """Return the next job after ``job``, ``None`` if that was the last one.
 
     Args:
-        job: made by a job scheduler.
-        now_ms: the server's time.
-        zone: for a pattern without a time zone.
+        job: Made by a job scheduler.
+        now_ms: The server's time.
+        zone: For a pattern without a time zone.
 
     Raises:
-        DecodeError, ConfigError: its rule is malformed.
+        DecodeError, ConfigError: Its rule is malformed.
     """
     stored = job.opts.get("repeat")
     repeat = Repeat.from_wire(stored)

@@ -47,7 +47,7 @@ def states_of(names: Iterable[str]) -> list[str]:
     """Return the named states, each once: all if none is named; ``waiting`` includes ``paused`` (as in Node).
 
     Raises:
-        ConfigError: there is no such state.
+        ConfigError: There is no such state.
     """
     found: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:

@@ -45,14 +45,14 @@ class Repeatable:
     """A repeatable job as it is stored.
 
     Attributes:
-        key: identifies it, for removing it.
-        name: name of its jobs.
-        next_ms: when it runs next, epoch milliseconds.
-        pattern: its cron pattern; ``None`` for an interval.
-        every_ms: its interval.
-        tz: the pattern's time zone.
-        end_ms: no job runs after this time.
-        id: the job id with which it was created; only keys in the oldest format contain it.
+        key: Identifies it, for removing it.
+        name: Name of its jobs.
+        next_ms: When it runs next, epoch milliseconds.
+        pattern: Its cron pattern; ``None`` for an interval.
+        every_ms: Its interval.
+        tz: The pattern's time zone.
+        end_ms: No job runs after this time.
+        id: The job id with which it was created; only keys in the oldest format contain it.
     """
 
     key: str
@@ -97,7 +97,7 @@ def repeatable_key(
     """Return the key, in the oldest format, of the repeatable job with these options.
 
     Raises:
-        ConfigError: neither or both of ``every`` and ``cron`` are given.
+        ConfigError: Neither or both of ``every`` and ``cron`` are given.
     """
     if (every is None) == (cron is None):
         raise ConfigError("a repeatable job has either every= or cron=")
@@ -132,9 +132,9 @@ class NextRepeat:
     """The next job of a series, without its key, which is read from Redis.
 
     Attributes:
-        next_ms: when it runs.
-        hashed_key: its key in BullMQ's current format.
-        key: its key in the oldest format.
+        next_ms: When it runs.
+        hashed_key: Its key in BullMQ's current format.
+        key: Its key in the oldest format.
         rule: ``opts.repeat`` of the next job.
     """
 
@@ -149,7 +149,7 @@ def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo)
 
     Raises:
         BrokerError: Redis cannot be reached or refuses. Trying again is safe: the id depends only on the time.
-        DecodeError, ConfigError: the rule is malformed.
+        DecodeError, ConfigError: The rule is malformed.
     """
     found = next_repeat(job, now_ms, zone)
     if found is None:
@@ -163,7 +163,7 @@ def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None
     """Return the next job in the series of ``job``, ``None`` if that was the last one.
 
     Raises:
-        DecodeError, ConfigError: the rule is malformed.
+        DecodeError, ConfigError: The rule is malformed.
     """
     stored = job.opts.get("repeat")
     if not isinstance(stored, Mapping):

@@ -23,11 +23,11 @@ class JobCounts:
     """How many jobs a queue has, in five groups.
 
     Attributes:
-        waiting: ready to run: ``waiting``, ``paused`` or ``prioritized``.
-        active: acquired by a worker.
-        completed: completed and still kept.
-        failed: failed and still kept.
-        delayed: due later.
+        waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.
+        active: Acquired by a worker.
+        completed: Completed and still kept.
+        failed: Failed and still kept.
+        delayed: Due later.
     """
 
     waiting: int
@@ -50,11 +50,11 @@ class Metrics:
     """How many jobs completed or failed, per minute; recorded by workers that have ``metrics`` turned on.
 
     Attributes:
-        count: jobs counted so far (by BullMQ: without the current minute).
-        previous_ms: when the last job was counted, epoch milliseconds.
-        previous_count: the count at the last full minute.
-        data: jobs per minute, newest first.
-        points: how many minutes are stored.
+        count: Jobs counted so far (by BullMQ: without the current minute).
+        previous_ms: When the last job was counted, epoch milliseconds.
+        previous_count: The count at the last full minute.
+        data: Jobs per minute, newest first.
+        points: How many minutes are stored.
     """
 
     count: int
@@ -69,12 +69,12 @@ class ClientInfo:
     """A connection of a worker or an event listener.
 
     Attributes:
-        name: the worker's name, ``""`` if it has none.
-        raw_name: the connection's name in ``CLIENT LIST``.
+        name: The worker's name, ``""`` if it has none.
+        raw_name: The connection's name in ``CLIENT LIST``.
         address: ``host:port`` of the connection.
-        age: seconds since it was opened.
-        idle: seconds since its last command.
-        fields: all columns of ``CLIENT LIST``, by its Redis name.
+        age: Seconds since it was opened.
+        idle: Seconds since its last command.
+        fields: All columns of ``CLIENT LIST``, by its Redis name.
     """
 
     name: str
@@ -98,10 +98,10 @@ class Dependencies:
     """A job's children by outcome; each is identified by its full key (``bull:{mail}:7``).
 
     Attributes:
-        processed: completed children, with their return values.
-        unprocessed: children that have not finished.
-        ignored: failed children whose failure is ignored, with the reasons.
-        failed: failed children whose failure fails the job.
+        processed: Completed children, with their return values.
+        unprocessed: Children that have not finished.
+        ignored: Failed children whose failure is ignored, with the reasons.
+        failed: Failed children whose failure fails the job.
     """
 
     processed: Mapping[str, Any]
@@ -115,8 +115,8 @@ class DependencyPage:
     """Some of a job's children.
 
     Attributes:
-        items: full keys of the children, each with its return value or failure reason, or ``None``.
-        total: how many children of this kind there are.
+        items: Full keys of the children, each with its return value or failure reason, or ``None``.
+        total: How many children of this kind there are.
     """
 
     items: Mapping[str, Any]
@@ -128,8 +128,8 @@ class ChildFailures:
     """A job's failed children, by full key.
 
     Attributes:
-        ignored: children whose failure is ignored, with the reasons.
-        failed: children whose failure fails the job.
+        ignored: Children whose failure is ignored, with the reasons.
+        failed: Children whose failure fails the job.
     """
 
     ignored: Mapping[str, str]

@@ -44,12 +44,12 @@ def put(
     """Create or update a scheduler and return the id of its next job, ``None`` if its rule allows no further job.
 
     Args:
-        keys: the queue.
-        scheduler_id: the scheduler.
-        rule: when its jobs run; a pattern needs a time zone.
-        job: the template: name, data and options of its jobs.
-        own: further options for the template that only bulltask reads.
-        now_ms: the server's time.
+        keys: The queue.
+        scheduler_id: The scheduler.
+        rule: When its jobs run; a pattern needs a time zone.
+        job: The template: name, data and options of its jobs.
+        own: Further options for the template that only bulltask reads.
+        now_ms: The server's time.
     """
     rule = _from_first_slot(rule, now_ms)
     first_ms = _first_ms(rule, now_ms)
@@ -93,7 +93,7 @@ class SchedulersBase:
     """What both classes of schedulers share.
 
     Args:
-        context: the queue's context.
+        context: The queue's context.
     """
 
     def __init__(self, context: QueueContext) -> None:

@@ -22,9 +22,9 @@ class Arguments:
     """The signature of a task's function.
 
     Args:
-        function: the function.
-        task: the task's name, for messages.
-        skip_first: the first parameter is the context (``bind=True``), not an argument.
+        function: The function.
+        task: The task's name, for messages.
+        skip_first: The first parameter is the context (``bind=True``), not an argument.
     """
 
     def __init__(self, function: Callable[..., Any], task: str, *, skip_first: bool) -> None:
@@ -47,7 +47,7 @@ class Arguments:
         """Return the call's arguments by parameter name, without those left at their default.
 
         Raises:
-            TypeError: the arguments do not match the signature, with Python's own message.
+            TypeError: The arguments do not match the signature, with Python's own message.
         """
         if self._by_name and not kwargs and len(args) <= len(self._either):
             data = dict(zip(self._either, args, strict=False))
@@ -66,7 +66,7 @@ class Arguments:
         """Return stored data as positional and keyword arguments that match the signature.
 
         Raises:
-            InvalidJobError: the data does not match; the message names task and argument.
+            InvalidJobError: The data does not match; the message names task and argument.
         """
         if self._by_name and type(data) is dict and self._needed <= data.keys() <= self._names:
             return (), data  # nearly every job; the full check costs several times as much

@@ -18,16 +18,16 @@ class Request:
     """The job that runs, in Celery's words.
 
     Attributes:
-        id: the job's id, ``""`` when the task was called directly.
-        task: the task's name.
-        queue: the queue as the user spells it.
-        args, kwargs: the call.
-        retries: finished attempts before this one (BullMQ's ``atm``).
-        attempts: maximum number of attempts of the job.
-        deliveries: how often a worker has acquired the job, including this time (``ats``).
-        headers: the sender's ``headers=``.
-        timestamp_ms: when the job was added, epoch milliseconds.
-        called_directly: no worker is involved; the task was called as a function.
+        id: The job's id, ``""`` when the task was called directly.
+        task: The task's name.
+        queue: The queue as the user spells it.
+        args, kwargs: The call.
+        retries: Finished attempts before this one (BullMQ's ``atm``).
+        attempts: Maximum number of attempts of the job.
+        deliveries: How often a worker has acquired the job, including this time (``ats``).
+        headers: The sender's ``headers=``.
+        timestamp_ms: When the job was added, epoch milliseconds.
+        called_directly: No worker is involved; the task was called as a function.
     """
 
     id: str = ""

@@ -36,11 +36,11 @@ def find_app(spec: str, kind: type[A]) -> A:
     ``bulltask``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as in Celery.
 
     Args:
-        spec: the value of ``-A``.
-        kind: the class of apps.
+        spec: The value of ``-A``.
+        kind: The class of apps.
 
     Raises:
-        AppNotFoundError: no app was found (the message lists what was tried), or several. Errors raised by the user's
+        AppNotFoundError: No app was found (the message lists what was tried), or several. Errors raised by the user's
             own modules are passed on.
     """
     tried: list[str] = []
@@ -59,8 +59,8 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     """Import ``package.related_name`` of each package that has it; return what was imported (Celery's autodiscover).
 
     Args:
-        packages: package names, or a function that returns them.
-        related_name: the submodule; ``None`` imports the packages themselves.
+        packages: Package names, or a function that returns them.
+        related_name: The submodule; ``None`` imports the packages themselves.
     """
     imported = []
     for package in packages() if callable(packages) else packages:

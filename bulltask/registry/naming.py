@@ -19,7 +19,7 @@ def task_name(function: Callable[..., Any]) -> str:
     which it would be imported. (Celery names such tasks ``__main__.f``, and no worker finds them.)
 
     Raises:
-        ConfigError: the function has no usable name (a lambda, or a function defined inside another).
+        ConfigError: The function has no usable name (a lambda, or a function defined inside another).
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:

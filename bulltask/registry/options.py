@@ -60,32 +60,32 @@ class TaskOptions:
     """Options of ``@app.task``, with Celery's names; ``None`` means the app's setting.
 
     Attributes:
-        queue: queue of the task's jobs.
+        queue: Queue of the task's jobs.
         priority: 1 (first) to 2,097,151 (last); jobs without a priority run before all others (BullMQ's order, not
             Celery's).
-        expires: seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
-        max_retries: maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
-        endless: retry without a limit.
-        retry_backoff: first delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
+        expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
+        max_retries: Maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
+        endless: Retry without a limit.
+        retry_backoff: First delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
             for the fixed ``default_retry_delay``, or a function from (attempts made, exception) to seconds.
-        retry_backoff_max: maximum delay.
-        retry_jitter: random variation of the delay, as a share; ``True`` is 0.2.
-        default_retry_delay: a fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
+        retry_backoff_max: Maximum delay.
+        retry_jitter: Random variation of the delay, as a share; ``True`` is 0.2.
+        default_retry_delay: A fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
             is ``False``.
-        autoretry_for: exceptions to retry although they are not transient.
-        dont_autoretry_for: exceptions never to retry.
-        result_expires, result_failure_expires: retention of completed and failed jobs.
-        lifo: run a job before those that are already waiting.
-        remove_on_complete, remove_on_fail: retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
+        autoretry_for: Exceptions to retry although they are not transient.
+        dont_autoretry_for: Exceptions never to retry.
+        result_expires, result_failure_expires: Retention of completed and failed jobs.
+        lifo: Run a job before those that are already waiting.
+        remove_on_complete, remove_on_fail: Retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
             number of jobs, or ``{"age": seconds, "count": n}``.
-        keep_logs, stack_trace_limit: maximum number of log lines (0: no limit) and tracebacks of a job.
-        size_limit: maximum size of a job's arguments in bytes of JSON.
+        keep_logs, stack_trace_limit: Maximum number of log lines (0: no limit) and tracebacks of a job.
+        size_limit: Maximum size of a job's arguments in bytes of JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: what a job's failure does to its parent; at most one of them.
-        soft_time_limit: seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
+        soft_time_limit: Seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
             async task is cancelled).
-        time_limit: seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
-        spark: give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
+        time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
+        spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
     """
 
     queue: str | None = None
@@ -148,7 +148,7 @@ class TaskOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: a name is unknown; the message has a suggestion, or the alternative to Celery's option.
+            TypeError: A name is unknown; the message has a suggestion, or the alternative to Celery's option.
         """
         known = {field.name for field in fields(cls)}
         for name in given:
@@ -202,21 +202,21 @@ class CallOptions:
     """Options of a call (``apply_async``, ``send_task``), which override the task's.
 
     Attributes:
-        countdown: seconds or ``timedelta`` before the job may run.
+        countdown: Seconds or ``timedelta`` before the job may run.
         eta: ``datetime`` before which the job may not run; a naive one is UTC.
-        expires: seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
-        priority, queue, max_retries: as in :class:`TaskOptions`.
-        job_id: the job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
+        expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
+        priority, queue, max_retries: As in :class:`TaskOptions`.
+        job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
         headers: JSON value for ``self.request.headers`` in the worker.
-        lifo: run the job before those that are already waiting.
+        lifo: Run the job before those that are already waiting.
         remove_on_complete … time_limit: as in :class:`TaskOptions`.
-        backoff: delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
+        backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
-        timestamp: creation time of the job: a ``datetime``, or seconds since the epoch.
-        deduplication: an id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
+        timestamp: Creation time of the job: a ``datetime``, or seconds since the epoch.
+        deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
             existing job if this one is a duplicate.
-        parent: the parent job; in a task, ``parent=self.request``.
-        telemetry_metadata, omit_context: context that bullmq-otel passes from producer to worker.
+        parent: The parent job; in a task, ``parent=self.request``.
+        telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
     """
 
     countdown: Duration | None = None
@@ -251,7 +251,7 @@ class CallOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: a name is unknown; the message lists the known ones.
+            TypeError: A name is unknown; the message lists the known ones.
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
@@ -264,7 +264,7 @@ class JobPlan:
     """Everything about a call except its arguments; it can build any number of jobs.
 
     Attributes:
-        max_payload: maximum size of data and options in bytes, ``None`` for no limit.
+        max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
     """
 
     name: str
@@ -278,11 +278,11 @@ class JobPlan:
         """Return the job to send.
 
         Args:
-            data: the arguments.
-            job_id: the job's id, default: a new UUIDv7.
+            data: The arguments.
+            job_id: The job's id, default: a new UUIDv7.
 
         Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: the arguments have no JSON form or are too large, or
+            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments have no JSON form or are too large, or
                 the id is invalid.
         """
         what = f"the arguments of task {self.name}"
@@ -305,7 +305,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     """Merge the options of a call, its task and the app.
 
     Raises:
-        EncodeError, InvalidNameError, ConfigError: an option is invalid; the message names the task.
+        EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
     """
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")

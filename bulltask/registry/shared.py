@@ -32,7 +32,7 @@ def current_sender() -> Sender:
     """Return the app that sends shared tasks.
 
     Raises:
-        ConfigError: this process has no app.
+        ConfigError: This process has no app.
     """
     sender: Sender | None = None if _current is None else _current()
     if sender is None:

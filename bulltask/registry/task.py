@@ -54,11 +54,11 @@ class AnyTask(Generic[P, R]):
     """Base class of sync and async tasks.
 
     Args:
-        function: the function.
-        name: the task's name, which is the job's name in BullMQ.
-        options: the options of the decorator.
-        sender: returns the app that sends; called at every send, because shared tasks get their app late.
-        bind: pass a :class:`Context` as the first argument.
+        function: The function.
+        name: The task's name, which is the job's name in BullMQ.
+        options: The options of the decorator.
+        sender: Returns the app that sends; called at every send, because shared tasks get their app late.
+        bind: Pass a :class:`Context` as the first argument.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class AnyTask(Generic[P, R]):
         """Send a call to a worker, with the task's own options; return once Redis has stored the job.
 
         Raises:
-            TypeError: the arguments do not match the function. Nothing was sent.
-            EncodeError, PayloadTooLargeError: the arguments have no JSON form or are too large. Nothing was sent.
+            TypeError: The arguments do not match the function. Nothing was sent.
+            EncodeError, PayloadTooLargeError: The arguments have no JSON form or are too large. Nothing was sent.
             BrokerError: Redis could not be reached within ``broker_publish_timeout``, or refused the job.
         """
         return self._send(self._plan().job(self.arguments.bind(args, kwargs)))
@@ -113,14 +113,14 @@ class AnyTask(Generic[P, R]):
         """Send a call with options (Celery's name; this is not a coroutine, see :meth:`aapply_async`).
 
         Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
                 ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
                 :class:`bulltask.registry.options.CallOptions`.
 
         Raises:
-            TypeError: an option is unknown. Also raises what :meth:`delay` raises.
+            TypeError: An option is unknown. Also raises what :meth:`delay` raises.
         """
         return self._send(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
 
@@ -147,8 +147,8 @@ class AnyTask(Generic[P, R]):
         It needs the extra ``spark``. :func:`bulltask.spark.map_dataframe` describes all options.
 
         Args:
-            df: the rows.
-            columns: the columns with the arguments; default: all columns of ``df``.
+            df: The rows.
+            columns: The columns with the arguments; default: all columns of ``df``.
             more: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``, ``batch``,
                 ``fence_ttl``.
 
@@ -156,8 +156,8 @@ class AnyTask(Generic[P, R]):
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.
 
         Raises:
-            TypeError: the columns do not match the function, or an option is unknown.
-            ConfigError: an option is invalid, a column of ``df`` has the name of a result column, or the task keeps no
+            TypeError: The columns do not match the function, or an option is unknown.
+            ConfigError: An option is invalid, a column of ``df`` has the name of a result column, or the task keeps no
                 results.
         """
         mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_HOME, "spark", SPARK)

@@ -15,7 +15,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     """The tasks of an app by name.
 
     Args:
-        shared: tasks of ``shared_task``, which every app includes.
+        shared: Tasks of ``shared_task``, which every app includes.
     """
 
     def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
@@ -29,7 +29,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         notebook cell that runs twice, a file imported under two names.
 
         Raises:
-            DuplicateTaskError: another function has the name; the message has the location of both.
+            DuplicateTaskError: Another function has the name; the message has the location of both.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):

@@ -69,10 +69,10 @@ class _Field:
     """The values of one field.
 
     Attributes:
-        values: the values, sorted.
-        count: number of values in the pattern, repetitions included: cron-parser uses it to decide whether a field
+        values: The values, sorted.
+        count: Number of values in the pattern, repetitions included: cron-parser uses it to decide whether a field
             restricts anything.
-        last: values with ``L``: weekdays, or 0 for the day of the month.
+        last: Values with ``L``: weekdays, or 0 for the day of the month.
     """
 
     values: tuple[int, ...]
@@ -93,8 +93,8 @@ class Cron:
     """A parsed pattern; use :meth:`parse`.
 
     Attributes:
-        pattern: the pattern as text.
-        nth: the number behind ``#``: which such weekday of the month, 0 for all.
+        pattern: The pattern as text.
+        nth: The number behind ``#``: which such weekday of the month, 0 for all.
     """
 
     pattern: str
@@ -114,7 +114,7 @@ class Cron:
         Fewer than 5 fields are read as in cron-parser: missing fields at the front mean "every", and second 0.
 
         Raises:
-            ConfigError: the pattern is invalid; the message names the part.
+            ConfigError: The pattern is invalid; the message names the part.
         """
         words = ALIASES.get(pattern, pattern).split()
         if not 1 <= len(words) <= 6:
@@ -131,8 +131,8 @@ class Cron:
         """Return the first time after ``after_ms`` at which the pattern fires.
 
         Args:
-            after_ms: epoch milliseconds.
-            zone: time zone of the pattern.
+            after_ms: Epoch milliseconds.
+            zone: Time zone of the pattern.
 
         Returns:
             Epoch milliseconds, ``None`` if it never fires (the 31st of February).

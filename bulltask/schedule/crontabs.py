@@ -35,7 +35,7 @@ class crontab:
     only accepted combination is one weekday in one week of the month (``"mon"`` and ``"1-7"``: the first Monday).
 
     Raises:
-        ConfigError: a field is malformed, or both day fields are restricted in another way.
+        ConfigError: A field is malformed, or both day fields are restricted in another way.
     """
 
     __slots__ = ("pattern",)

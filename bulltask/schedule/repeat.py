@@ -22,15 +22,15 @@ class Rule(TypedDict, total=False):
     """Schedule of a job scheduler, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
 
     Attributes:
-        every: seconds or ``timedelta`` between jobs. The first one runs at once, or at ``start``.
-        cron: a pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
-        tz: time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
-        start: no job runs before this time; a naive ``datetime`` is UTC.
-        end: no job runs after this time.
-        limit: maximum number of jobs.
-        offset: with ``every``: run this long after each multiple of ``every``, counted from 1 January 1970 UTC. It
+        every: Seconds or ``timedelta`` between jobs. The first one runs at once, or at ``start``.
+        cron: A pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
+        tz: Time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
+        start: No job runs before this time; a naive ``datetime`` is UTC.
+        end: No job runs after this time.
+        limit: Maximum number of jobs.
+        offset: With ``every``: run this long after each multiple of ``every``, counted from 1 January 1970 UTC. It
             takes effect if the scheduler is new or its ``every`` changes.
-        immediately: with ``cron``: run the first job at once.
+        immediately: With ``cron``: run the first job at once.
     """
 
     every: Duration | None
@@ -48,15 +48,15 @@ class Repeat:
     """BullMQ's repeat options: a cron pattern or an interval.
 
     Attributes:
-        pattern: a cron pattern, ``None`` for an interval.
-        every_ms: the interval, ``None`` for a pattern.
-        tz: the pattern's time zone by name, ``None`` if not given.
-        start_ms: epoch milliseconds before which no job runs.
-        end_ms: epoch milliseconds after which no job runs.
-        limit: maximum number of jobs.
-        offset_ms: offset from a multiple of the interval; ``None``: intervals count from the first job.
-        immediately: the first job of a pattern runs at once.
-        count: number of jobs so far, including the one that stores this.
+        pattern: A cron pattern, ``None`` for an interval.
+        every_ms: The interval, ``None`` for a pattern.
+        tz: The pattern's time zone by name, ``None`` if not given.
+        start_ms: Epoch milliseconds before which no job runs.
+        end_ms: Epoch milliseconds after which no job runs.
+        limit: Maximum number of jobs.
+        offset_ms: Offset from a multiple of the interval; ``None``: intervals count from the first job.
+        immediately: The first job of a pattern runs at once.
+        count: Number of jobs so far, including the one that stores this.
     """
 
     pattern: str | None = None
@@ -74,7 +74,7 @@ class Repeat:
         """Validate a user's schedule.
 
         Raises:
-            ConfigError: an option is invalid, or options contradict each other.
+            ConfigError: An option is invalid, or options contradict each other.
         """
         _check_rule(rule)
         every, cron, tz, offset = rule.get("every"), rule.get("cron"), rule.get("tz"), rule.get("offset")
@@ -97,7 +97,7 @@ class Repeat:
         """Read ``opts.repeat`` of a job.
 
         Raises:
-            DecodeError: it is invalid; the message says why.
+            DecodeError: It is invalid; the message says why.
         """
         if not isinstance(wire, Mapping):
             raise DecodeError("it has no repeat options (opts.repeat)")
@@ -138,11 +138,11 @@ class Repeat:
         """Return when the pattern fires next, ``None`` if not before ``end_ms``.
 
         Args:
-            after_ms: epoch milliseconds; ``start_ms`` applies if it is later.
-            default_zone: for a pattern without a time zone.
+            after_ms: Epoch milliseconds; ``start_ms`` applies if it is later.
+            default_zone: For a pattern without a time zone.
 
         Raises:
-            ConfigError: the pattern or the time zone is invalid.
+            ConfigError: The pattern or the time zone is invalid.
         """
         assert self.pattern is not None
         zone = default_zone if self.tz is None else zone_of(self.tz, "tz")
@@ -155,13 +155,13 @@ class Scheduler:
     """A stored job scheduler. Times are epoch milliseconds of the server.
 
     Attributes:
-        id: the scheduler's id.
-        name: name of its jobs; a bulltask worker runs the task of that name.
-        next_ms: when its next job runs.
-        iterations: number of jobs added so far, including the next one.
-        every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: its schedule, see :class:`Repeat`.
-        data: data of its jobs.
-        opts: options of its jobs under BullMQ's stored names.
+        id: The scheduler's id.
+        name: Name of its jobs; a bulltask worker runs the task of that name.
+        next_ms: When its next job runs.
+        iterations: Number of jobs added so far, including the next one.
+        every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: Its schedule, see :class:`Repeat`.
+        data: Data of its jobs.
+        opts: Options of its jobs under BullMQ's stored names.
     """
 
     id: str
@@ -210,7 +210,7 @@ def _check_rule(rule: Rule) -> None:
     """Reject unknown options of a schedule.
 
     Raises:
-        TypeError: an option is unknown; the message lists the known ones.
+        TypeError: An option is unknown; the message lists the known ones.
     """
     known = Rule.__annotations__
     if unknown := sorted(set(rule) - set(known)):
@@ -233,11 +233,11 @@ def iteration_options(
     """Return the options of the next iteration's job.
 
     Args:
-        options: options of the scheduler's template, or of the previous iteration's job.
-        repeat: the stored repeat options, with the new job's ``count``.
-        scheduler_id: the scheduler's id.
-        next_ms: when the pattern fires next; for an interval the script computes it and sets ``delay``.
-        now_ms: the server's time.
+        options: Options of the scheduler's template, or of the previous iteration's job.
+        repeat: The stored repeat options, with the new job's ``count``.
+        scheduler_id: The scheduler's id.
+        next_ms: When the pattern fires next; for an interval the script computes it and sets ``delay``.
+        now_ms: The server's time.
     """
     new = {**options, "repeat": {**repeat}, "timestamp": now_ms, "repeatJobKey": scheduler_id}
     new.pop("prevMillis", None)

@@ -47,13 +47,13 @@ class FlakyProxy:
     process ends too: fork before the start, or start workers as programs.
 
     Args:
-        host: the server's address.
-        port: the server's port.
-        seed: for ``drop_replies(probability=…)``; the same seed makes the same choices.
+        host: The server's address.
+        port: The server's port.
+        seed: For ``drop_replies(probability=…)``; the same seed makes the same choices.
 
     Attributes:
-        host: address that the proxy listens on, 127.0.0.1.
-        port: its port, chosen by the operating system; kept while connections are refused.
+        host: Address that the proxy listens on, 127.0.0.1.
+        port: Its port, chosen by the operating system; kept while connections are refused.
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 0) -> None:
@@ -111,8 +111,8 @@ class FlakyProxy:
         """Limit the bytes per second, per connection and direction.
 
         Args:
-            bytes_per_second: the limit.
-            replies_only: do not slow down commands.
+            bytes_per_second: The limit.
+            replies_only: Do not slow down commands.
         """
         limit = _at_least_one("bytes_per_second", bytes_per_second)
         self._change(partial(self._faults.throttle, limit, replies_only))
@@ -164,15 +164,15 @@ class FlakyProxy:
         of a pipeline) is executed and lost as well: the connection ends when no more data is in transit.
 
         Args:
-            count: number of replies to lose, ``None`` for no limit.
-            every: lose only each n-th reply.
-            probability: lose this share of them, chosen by the proxy's ``seed``.
-            match: consider only commands that contain this text in their first 4 KiB, in any case. Without it the
+            count: Number of replies to lose, ``None`` for no limit.
+            every: Lose only each n-th reply.
+            probability: Lose this share of them, chosen by the proxy's ``seed``.
+            match: Consider only commands that contain this text in their first 4 KiB, in any case. Without it the
                 handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
             then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
 
         Raises:
-            ConfigError: a number is out of range.
+            ConfigError: A number is out of range.
         """
         if not 0 <= probability <= 1:
             raise ConfigError(f"probability must be from 0 to 1, not {probability!r}")
@@ -185,12 +185,12 @@ class FlakyProxy:
         The command was executed; it is undefined whether those after it in a pipeline were.
 
         Args:
-            n_bytes: number of bytes that the client receives.
-            count: number of replies to cut, ``None`` for no limit.
-            match: as in ``drop_replies``.
+            n_bytes: Number of bytes that the client receives.
+            count: Number of replies to cut, ``None`` for no limit.
+            match: As in ``drop_replies``.
 
         Raises:
-            ConfigError: a number is out of range.
+            ConfigError: A number is out of range.
         """
         pick = Pick(_limit(count), match=match)
         _at_least_one("n_bytes", n_bytes)
@@ -200,10 +200,10 @@ class FlakyProxy:
         """Reply to commands with an error instead of passing them to the server.
 
         Args:
-            message: the error, as in ``"READONLY You can't write against a read only replica."``; a leading ``-`` is
+            message: The error, as in ``"READONLY You can't write against a read only replica."``; a leading ``-`` is
                 allowed.
-            count: number of commands, ``None`` for no limit.
-            match: as in ``drop_replies``.
+            count: Number of commands, ``None`` for no limit.
+            match: As in ``drop_replies``.
 
         Raises:
             ConfigError: ``message`` is empty or has several lines, or ``count`` is out of range.
@@ -217,9 +217,9 @@ class FlakyProxy:
         """Reply to commands with any bytes instead of passing them on: an error page of a proxy, another protocol.
 
         Args:
-            reply: what the client receives.
-            count: number of commands, ``None`` for no limit.
-            match: as in ``drop_replies``.
+            reply: What the client receives.
+            count: Number of commands, ``None`` for no limit.
+            match: As in ``drop_replies``.
 
         Raises:
             ConfigError: ``count`` is out of range.
@@ -248,7 +248,7 @@ class FlakyProxy:
         """Wait until ``condition(proxy)`` is true; it is checked whenever one of the counters changes.
 
         Raises:
-            TimeoutError: it did not become true in time.
+            TimeoutError: It did not become true in time.
         """
         self._counts.wait_for(lambda: condition(self), to_ms(timeout, "timeout"))
 

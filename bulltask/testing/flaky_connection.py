@@ -34,9 +34,9 @@ class ProxiedConnection:
 
     Attributes:
         frozen: True if bytes vanish and nothing is closed any more.
-        doomed: what to do once all outstanding replies were swallowed; ``None`` while replies pass.
-        due: commands without a reply so far (their first 4 KiB), and the proxy's own replies in their places.
-        task: runs until both connections have ended, and closes them.
+        doomed: What to do once all outstanding replies were swallowed; ``None`` while replies pass.
+        due: Commands without a reply so far (their first 4 KiB), and the proxy's own replies in their places.
+        task: Runs until both connections have ended, and closes them.
     """
 
     def __init__(self, client: socket.socket, upstream: tuple[str, int], faults: Faults, counts: Counts) -> None:
@@ -60,8 +60,8 @@ class ProxiedConnection:
         """Return the command to which ``reply`` belongs; ``None`` for a push or pub/sub message.
 
         Args:
-            reply: a whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.
-            opaque: the stream of replies is not RESP.
+            reply: A whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.
+            opaque: The stream of replies is not RESP.
         """
         if not self.due or isinstance(self.due[0], Canned):
             return None
@@ -155,7 +155,7 @@ class Lane(ABC):
         """Pass the bytes on as the faults allow, and then the end of the stream.
 
         Raises:
-            OSError: the connection must end with RST.
+            OSError: The connection must end with RST.
         """
         item: bytes | End = b""
         while item is not End.CLOSED or self.connection.frozen:

@@ -41,7 +41,7 @@ class Counts:
         """Wait until ``condition()`` is true; it is checked after each change.
 
         Raises:
-            TimeoutError: it did not become true in time.
+            TimeoutError: It did not become true in time.
         """
         with self._changed:
             if not self._changed.wait_for(condition, timeout_ms / 1000):
@@ -53,12 +53,12 @@ class Pick:
     """Which commands a fault hits: each n-th of those that contain ``match``, by chance, until ``left`` is used up.
 
     Attributes:
-        left: how many more to hit; the default hits none.
-        every: hit only each n-th.
-        probability: hit that share of them.
-        match: text that the command's first 4 KiB must contain, in any case.
-        chance: random numbers for ``probability``.
-        seen: number of commands that matched so far.
+        left: How many more to hit; the default hits none.
+        every: Hit only each n-th.
+        probability: Hit that share of them.
+        match: Text that the command's first 4 KiB must contain, in any case.
+        chance: Random numbers for ``probability``.
+        seen: Number of commands that matched so far.
     """
 
     left: int = 0

@@ -57,7 +57,7 @@ class Frames:
         """Skip one header and its text; False if it has not arrived completely.
 
         Raises:
-            ValueError: this is not RESP.
+            ValueError: This is not RESP.
         """
         if self._at == len(self._buffer):
             return False

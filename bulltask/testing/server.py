@@ -43,18 +43,18 @@ class RedisServer:
         """Start a server and wait until it is ready.
 
         Args:
-            directory: directory for its files; a separate one for each server.
+            directory: Directory for its files; a separate one for each server.
             flavour: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
-            appendonly: write every change to a file first, so that the data survives `kill`.
-            extra: further arguments, such as ``["--maxmemory", "50mb"]``.
+            appendonly: Write every change to a file first, so that the data survives `kill`.
+            extra: Further arguments, such as ``["--maxmemory", "50mb"]``.
             port: TCP port on 127.0.0.1; ``None`` chooses a free one.
-            password: required from clients (``requirepass``).
+            password: Required from clients (``requirepass``).
 
         Returns:
             The running server; also a context manager that stops it.
 
         Raises:
-            BrokerUnavailableError: there is no such program, or it did not start; the message says why.
+            BrokerUnavailableError: There is no such program, or it did not start; the message says why.
         """
         process = EmbeddedServer(
             directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
@@ -99,7 +99,7 @@ class RedisServer:
         """Stop the server if it runs, start it again on the same port and data, and wait until it is ready.
 
         Raises:
-            BrokerUnavailableError: it did not start; the message says why.
+            BrokerUnavailableError: It did not start; the message says why.
         """
         self._process.stop()
         self._process.start()

@@ -18,12 +18,12 @@ def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str 
     Prefer an event if there is one: ``wait()`` for a process, ``BLPOP`` for a list, ``XREAD BLOCK`` for a stream.
 
     Args:
-        condition: called without arguments; an exception ends the wait.
-        timeout: seconds.
-        what: name of the condition, for the error.
+        condition: Called without arguments; an exception ends the wait.
+        timeout: Seconds.
+        what: Name of the condition, for the error.
 
     Raises:
-        TimeoutError: it was never true; the message has ``what`` and the last result.
+        TimeoutError: It was never true; the message has ``what`` and the last result.
     """
     deadline = time.monotonic() + timeout
     never = threading.Event()

@@ -34,7 +34,7 @@ class WorkerProcess:
                 assert result.get(timeout=10) == 3
 
     Attributes:
-        pid: of its supervisor.
+        pid: Of its supervisor.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
@@ -54,19 +54,19 @@ class WorkerProcess:
         """Start a worker and wait until it is ready.
 
         Args:
-            app: the value of ``-A``.
-            options: further flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
-            broker_url: address of Redis; the app's by default.
-            settings: other settings by name; they override the app's.
-            directory: working directory, in which the app is found; the current one by default.
-            timeout: seconds that the start may take.
+            app: The value of ``-A``.
+            options: Further flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
+            broker_url: Address of Redis; the app's by default.
+            settings: Other settings by name; they override the app's.
+            directory: Working directory, in which the app is found; the current one by default.
+            timeout: Seconds that the start may take.
 
         Returns:
             The worker; also a context manager that stops it.
 
         Raises:
-            BulltaskError: it ended; the message has the end of its log.
-            TimeoutError: it did not start in time.
+            BulltaskError: It ended; the message has the end of its log.
+            TimeoutError: It did not start in time.
         """
         given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
         environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in given.items()}
@@ -115,7 +115,7 @@ class WorkerProcess:
         """Pause the worker and wait until it confirms; running jobs go on and are not waited for.
 
         Raises:
-            BulltaskError, TimeoutError: as `start`.
+            BulltaskError, TimeoutError: As `start`.
         """
         if not self.is_paused:
             self._signal(signal.SIGTSTP, "Worker paused", timeout)
@@ -124,7 +124,7 @@ class WorkerProcess:
         """Let the worker acquire jobs again, and wait until it confirms.
 
         Raises:
-            BulltaskError, TimeoutError: as `start`.
+            BulltaskError, TimeoutError: As `start`.
         """
         if self.is_paused:
             self._signal(signal.SIGCONT, "Worker resumed", timeout)
@@ -133,14 +133,14 @@ class WorkerProcess:
         """Stop the worker and wait for its end, even if it has ended already.
 
         Args:
-            force: do not wait for running jobs: they are released. Otherwise they have ``shutdown_timeout``.
-            timeout: maximum wait in seconds.
+            force: Do not wait for running jobs: they are released. Otherwise they have ``shutdown_timeout``.
+            timeout: Maximum wait in seconds.
 
         Returns:
             Its exit code.
 
         Raises:
-            TimeoutError: it still runs.
+            TimeoutError: It still runs.
         """
         if self.is_running:
             self._process.send_signal(signal.SIGQUIT if force else signal.SIGTERM)

@@ -23,9 +23,9 @@ def page(job_id: str, found: FoundJob | None, history: JobHistory | None) -> Ite
     """Yield the lines about a job.
 
     Args:
-        job_id: its id.
-        found: the job in Redis; ``None`` only where there is a history.
-        history: the job in the lake.
+        job_id: Its id.
+        found: The job in Redis; ``None`` only where there is a history.
+        history: The job in the lake.
     """
     name, state, moment = _head(found, history)
     queue = found.job.queue if found else history.queue if history else ""

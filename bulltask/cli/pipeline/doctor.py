@@ -40,9 +40,9 @@ class Requirement:
     """A program or package that the pipeline needs.
 
     Attributes:
-        name: its name.
-        found: its version; ``None`` if it is missing.
-        advice: what to do; ``""`` if it is fine.
+        name: Its name.
+        found: Its version; ``None`` if it is missing.
+        advice: What to do; ``""`` if it is fine.
     """
 
     name: str

@@ -41,10 +41,10 @@ class QueueSource:
     """Where the queues are: the command's options, else bulltask's settings.
 
     Attributes:
-        queues: comma-separated names as the user spells them, or ``*``.
-        url: of Redis.
-        prefix: of all keys.
-        hash_tag: whether queue ``emails`` is stored as BullMQ's ``{emails}``.
+        queues: Comma-separated names as the user spells them, or ``*``.
+        url: Of Redis.
+        prefix: Of all keys.
+        hash_tag: Whether queue ``emails`` is stored as BullMQ's ``{emails}``.
     """
 
     queues: str
@@ -99,7 +99,7 @@ def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
     """Return this process' ``pyspark.sql.SparkSession``: that of ``spark-submit``, or a new one.
 
     Raises:
-        click.UsageError: a setting is not ``NAME=VALUE``.
+        click.UsageError: A setting is not ``NAME=VALUE``.
         MissingExtraError: Spark or Java is not installed.
     """
     for text in conf:

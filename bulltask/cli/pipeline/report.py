@@ -118,7 +118,7 @@ def _kind(topic: str | None, kind: str | None, output: Path | None) -> str:
     """Return the output format.
 
     Raises:
-        click.UsageError: the report or topic does not have this format.
+        click.UsageError: The report or topic does not have this format.
     """
     found = kind or (_BY_ENDING.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
     if found not in (_TABLES if topic else _PAGES):

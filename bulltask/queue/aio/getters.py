@@ -33,9 +33,9 @@ class AsyncQueueGetters(QueueBase):
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
                 ``waiting-children``, ``active``, ``completed``, ``failed`` (default: all).
-            start: index of the first job of each state, from 0.
-            end: index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
-            asc: oldest first.
+            start: Index of the first job of each state, from 0.
+            end: Index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
+            asc: Oldest first.
         """
         found = await self._context.arun(read.get_jobs(self._context, states, start, end, asc=asc))
         return [AsyncJob(self._context, stored) for stored in found]
@@ -57,9 +57,9 @@ class AsyncQueueGetters(QueueBase):
         between two reads may some jobs be returned twice.
 
         Args:
-            states: as in :meth:`get_jobs`; in the order in which jobs pass through them.
-            asc: within a state, the job that is next in line (or finished first) comes first; otherwise last.
-            page_size: jobs in memory at a time.
+            states: As in :meth:`get_jobs`; in the order in which jobs pass through them.
+            asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
+            page_size: Jobs in memory at a time.
         """
         pages = JobPages(self._context, states, page_size, asc=asc)
         while (page := await self._context.arun(pages.next())) is not None:
@@ -106,11 +106,11 @@ class AsyncQueueGetters(QueueBase):
 
         Args:
             kind: ``completed`` or ``failed``.
-            start: first minute, from 0, the newest one.
-            end: last minute, -1 for all.
+            start: First minute, from 0, the newest one.
+            end: Last minute, -1 for all.
 
         Raises:
-            ConfigError: there is no such kind.
+            ConfigError: There is no such kind.
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
@@ -133,11 +133,11 @@ class AsyncQueueGetters(QueueBase):
         """Return children ``start`` to ``end`` of a job.
 
         Args:
-            parent_id: the job.
+            parent_id: The job.
             kind: ``"processed"``: completed, with return values; ``"pending"``: not finished; ``"ignored"``: failed,
                 with reasons, and the parent ignores it; ``"failed"``: failed, and the parent fails with it.
-            start: index of the first child, from 0, in Redis' own order.
-            end: index of the last child, -1 for all.
+            start: Index of the first child, from 0, in Redis' own order.
+            end: Index of the last child, -1 for all.
         """
         return await self._context.arun(read.get_dependency_page(self._context, parent_id, kind, start, end))
 
@@ -145,7 +145,7 @@ class AsyncQueueGetters(QueueBase):
         """Return the counts of all states in Prometheus' text format, as Node exports them.
 
         Args:
-            labels: added to each line.
+            labels: Added to each line.
         """
         counts = await self.get_job_counts()
         more = "".join(f', {name}="{value}"' for name, value in (labels or {}).items())

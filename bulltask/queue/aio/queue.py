@@ -45,17 +45,17 @@ class AsyncQueue(AsyncQueueGetters):
         """Add a job.
 
         Args:
-            name: the job's name; a bulltask worker runs the task of that name.
-            data: plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
-            options: see :class:`bulltask.queue.add_options.AddOptions`.
+            name: The job's name; a bulltask worker runs the task of that name.
+            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            options: See :class:`bulltask.queue.add_options.AddOptions`.
 
         Returns:
             The job as it was sent. If it is deduplicated, its id is that of the existing job (as in Node).
 
         Raises:
-            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
-            ParentNotFoundError: the parent does not exist.
-            ParentConflictError: the job exists already and belongs to another parent that is still waiting for it.
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
+            ParentNotFoundError: The parent does not exist.
+            ParentConflictError: The job exists already and belongs to another parent that is still waiting for it.
         """
         jobs = await self.add_bulk([{"name": name, "data": data, "options": options}])
         return jobs[0]
@@ -75,7 +75,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
 
         Raises:
-            SchedulerJobError: it is the next job of a job scheduler.
+            SchedulerJobError: It is the next job of a job scheduler.
         """
         return await self._context.arun(remove_job(self._context.keys, job_id, children=remove_children))
 
@@ -83,14 +83,14 @@ class AsyncQueue(AsyncQueueGetters):
         """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
 
         Args:
-            job_id: the job.
-            terminate: if the job is running, cancel it. Without this a running job continues.
+            job_id: The job.
+            terminate: If the job is running, cancel it. Without this a running job continues.
 
         Returns:
             The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
 
         Raises:
-            SchedulerJobError: it is the next job of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: It is the next job of a job scheduler: remove the scheduler instead.
         """
         return await self._context.arun(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
@@ -98,7 +98,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
 
         Args:
-            delayed: remove delayed jobs too. The next jobs of job schedulers always stay.
+            delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
         """
         await self._context.arun(scripts.drain(self._context.keys, delayed=delayed))
 
@@ -106,8 +106,8 @@ class AsyncQueue(AsyncQueueGetters):
         """Remove jobs of one state that are older than ``grace``.
 
         Args:
-            grace: minimum age, since the job finished, or since it was created if it has not.
-            limit: maximum number of jobs; 0 for all.
+            grace: Minimum age, since the job finished, or since it was created if it has not.
+            limit: Maximum number of jobs; 0 for all.
             state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
                 ``delayed`` or ``prioritized``.
 
@@ -120,12 +120,12 @@ class AsyncQueue(AsyncQueueGetters):
         """Pause the queue and remove it with all its jobs. This cannot be undone.
 
         Args:
-            force: also if jobs are active.
-            count: jobs per call.
+            force: Also if jobs are active.
+            count: Jobs per call.
 
         Raises:
-            QueueActiveError: jobs are active, and ``force`` is false; the queue stays paused.
-            QueueNotPausedError: another client has resumed the queue.
+            QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
+            QueueNotPausedError: Another client has resumed the queue.
         """
         await self._context.arun(bulk.obliterate(self._context, count, force=force))
 
@@ -138,9 +138,9 @@ class AsyncQueue(AsyncQueueGetters):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: jobs per call.
-            before_ms: only jobs that had finished at this time (epoch milliseconds; default: now).
-            revoked: retry revoked jobs, too.
+            count: Jobs per call.
+            before_ms: Only jobs that had finished at this time (epoch milliseconds; default: now).
+            revoked: Retry revoked jobs, too.
         """
         await self._context.arun(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
@@ -180,7 +180,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Return the seconds until the current rate limit ends, 0 if there is none.
 
         Args:
-            max_jobs: how many jobs the limit allows, if it is set at the workers.
+            max_jobs: How many jobs the limit allows, if it is set at the workers.
         """
         ttl_ms = await self._context.arun(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000
@@ -237,14 +237,14 @@ class AsyncQueue(AsyncQueueGetters):
         ``deferred_failure`` with that text instead of running it.
 
         Args:
-            token: locks the job; a text that no other client uses, such as a UUID.
-            timeout: how long to wait for a job; 0: do not wait, ``None``: wait for ever.
-            lock_duration: how long the lock lasts (default: the setting ``lock_duration``, 30 s).
-            worker: the name that is stored as :attr:`AsyncJob.processed_by`.
+            token: Locks the job; a text that no other client uses, such as a UUID.
+            timeout: How long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            lock_duration: How long the lock lasts (default: the setting ``lock_duration``, 30 s).
+            worker: The name that is stored as :attr:`AsyncJob.processed_by`.
 
         Raises:
-            DecodeError, ConfigError: the rule of a scheduler's job is malformed; the job is delayed.
-            BrokerUnavailableError: a job may have been acquired; it waits again when its lock has expired.
+            DecodeError, ConfigError: The rule of a scheduler's job is malformed; the job is delayed.
+            BrokerUnavailableError: A job may have been acquired; it waits again when its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
         while (stored := await self._context.arun(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
@@ -261,7 +261,7 @@ class AsyncQueue(AsyncQueueGetters):
         per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
-            max_stalled_count: a job that stalls more often fails when it is acquired next (default: the setting).
+            max_stalled_count: A job that stalls more often fails when it is acquired next (default: the setting).
         """
         return await self._context.arun(manual.check_stalled(self._context, max_stalled_count))
 
@@ -289,7 +289,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Store a job's progress and emit a ``progress`` event.
 
         Raises:
-            JobNotFoundError: the job does not exist.
+            JobNotFoundError: The job does not exist.
         """
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
         await self._context.arun(update_progress(self._context.keys, job_id, encoded))
@@ -298,9 +298,9 @@ class AsyncQueue(AsyncQueueGetters):
         """Append a line to a job's log and return how many lines the log has.
 
         Args:
-            job_id: the job.
-            line: the line.
-            keep_logs: how many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+            job_id: The job.
+            line: The line.
+            keep_logs: How many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
         """
         default = self._context.broker.config.max_logs
         return await self._context.arun(add_log(self._context.keys, job_id, line, keep_logs, default))

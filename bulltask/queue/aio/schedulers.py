@@ -35,10 +35,10 @@ class AsyncJobSchedulers(SchedulersBase):
         A changed rule or template applies from the next job on; a job that is running is not affected.
 
         Args:
-            scheduler_id: the scheduler's id, unique in the queue.
-            name: name of its jobs, for a bulltask worker the task's (default: the scheduler's id).
-            data: data of its jobs (default: ``{}``).
-            options: options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
+            scheduler_id: The scheduler's id, unique in the queue.
+            name: Name of its jobs, for a bulltask worker the task's (default: the scheduler's id).
+            data: Data of its jobs (default: ``{}``).
+            options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.
             rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
                 :class:`bulltask.schedule.repeat.Rule`.
@@ -47,9 +47,9 @@ class AsyncJobSchedulers(SchedulersBase):
             The scheduler; ``None`` if there are no further jobs, because the pattern does not fire before ``end``.
 
         Raises:
-            ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: nothing was changed.
-            SchedulerCollisionError: a job for the next time exists and cannot be replaced, because it has run.
-            SchedulerBusyError: the same for the next two times of an interval.
+            ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: Nothing was changed.
+            SchedulerCollisionError: A job for the next time exists and cannot be replaced, because it has run.
+            SchedulerBusyError: The same for the next two times of an interval.
         """
         return await self._context.arun(self._upsert(scheduler_id, rule, name, data, options))
 
@@ -61,8 +61,8 @@ class AsyncJobSchedulers(SchedulersBase):
         """Return schedulers in the order of their next jobs.
 
         Args:
-            start, end: first and last index, from 0; negative ones count from the end.
-            asc: the scheduler whose job is due next comes first; otherwise last.
+            start, end: First and last index, from 0; negative ones count from the end.
+            asc: The scheduler whose job is due next comes first; otherwise last.
         """
         return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
 

@@ -52,7 +52,7 @@ class QueueEvents(EventReader):
         """Return the next event after calling its callbacks; ``None`` if there is none in time.
 
         Args:
-            timeout: seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
+            timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
 
         Raises:
             BrokerError: Redis could not be reached the first time, or it refuses permanently.
@@ -89,15 +89,15 @@ class QueueEvents(EventReader):
         """Add an event of your own to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
 
         Args:
-            name: a name that BullMQ does not use for its events.
-            fields: strings and numbers; ``jobId`` says which job the event is about.
+            name: A name that BullMQ does not use for its events.
+            fields: Strings and numbers; ``jobId`` says which job the event is about.
 
         Returns:
             The event's id.
 
         Raises:
             InvalidNameError: BullMQ uses the name, or a field is called ``event``.
-            ConfigError: a field is neither a string nor a number.
+            ConfigError: A field is neither a string nor a number.
         """
         return self._context.run(self._publication(name, fields or {}))
 

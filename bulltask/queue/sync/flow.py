@@ -43,21 +43,21 @@ class FlowProducer(FlowBase):
         """Add a flow: all of its jobs, or none of them.
 
         Args:
-            flow: the tree.
-            parent: another job that waits for the tree's root. In a task, pass ``self.request`` to give the running
+            flow: The tree.
+            parent: Another job that waits for the tree's root. In a task, pass ``self.request`` to give the running
                 job children (then call ``self.move_to_waiting_children()``).
-            queue_defaults: options by queue, for jobs that do not set them (Node's ``queuesOptions``).
+            queue_defaults: Options by queue, for jobs that do not set them (Node's ``queuesOptions``).
 
         Returns:
             The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added: the tree is
             the existing job alone.
 
         Raises:
-            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
-            ConfigError: the server is a Redis Cluster, and the queues are in more than one slot.
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
+            ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError: ``parent`` does not exist.
-            ParentConflictError: a job with a chosen id exists and belongs to another parent, which still waits for it.
-            BrokerError: after the configured number of retries; it is not known whether the flow was added.
+            ParentConflictError: A job with a chosen id exists and belongs to another parent, which still waits for it.
+            BrokerError: After the configured number of retries; it is not known whether the flow was added.
         """
         nodes = self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)
         return nodes[0]
@@ -85,16 +85,16 @@ class FlowProducer(FlowBase):
         """Read a stored flow.
 
         Args:
-            queue: the queue of its root, which may be any job of a larger flow.
-            job_id: the root's id.
-            depth: number of levels, including the root's.
-            max_children: maximum number of children of each kind (completed, pending, failed, ignored) per job.
+            queue: The queue of its root, which may be any job of a larger flow.
+            job_id: The root's id.
+            depth: Number of levels, including the root's.
+            max_children: Maximum number of children of each kind (completed, pending, failed, ignored) per job.
 
         Returns:
             The tree, ``None`` if there is no such job. Children that were removed are left out.
 
         Raises:
-            InvalidNameError, ConfigError: the queue's name or a number is invalid.
+            InvalidNameError, ConfigError: The queue's name or a number is invalid.
         """
         reader = self._reader(queue, job_id, depth, max_children)
         return self._tree(self._context.run(reader.read()), Job)

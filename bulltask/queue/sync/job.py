@@ -36,7 +36,7 @@ class Job(JobFields):
         """Read all fields again.
 
         Raises:
-            JobNotFoundError: the job no longer exists.
+            JobNotFoundError: The job no longer exists.
         """
         stored = self._context.run(scripts.read_job(self._context.keys, self.id))
         if stored is None:
@@ -47,7 +47,7 @@ class Job(JobFields):
         """Replace the data (plain JSON); a worker that acquires the job later gets the new data.
 
         Raises:
-            EncodeError, PayloadTooLargeError: the data is no JSON, or is too large.
+            EncodeError, PayloadTooLargeError: The data is no JSON, or is too large.
         """
         limit = self._context.broker.config.max_payload
         encoded = codec.encode(data, what=f"the data of job {self.id}", limit=limit)
@@ -73,9 +73,9 @@ class Job(JobFields):
         """Return lines ``start`` to ``end`` (both included) of the log.
 
         Args:
-            start: index of the first line, from 0.
-            end: index of the last line, -1 for all.
-            asc: oldest first; otherwise newest first, and the indexes count from the newest line.
+            start: Index of the first line, from 0.
+            end: Index of the last line, -1 for all.
+            asc: Oldest first; otherwise newest first, and the indexes count from the newest line.
         """
         return self._context.run(read.get_job_logs(self._context, self.id, start, end, asc=asc))
 
@@ -127,11 +127,11 @@ class Job(JobFields):
         Attempts that were made stay counted: the next failure is final unless attempts are left.
 
         Args:
-            state: the job's current state, ``"failed"`` or ``"completed"``.
+            state: The job's current state, ``"failed"`` or ``"completed"``.
 
         Raises:
-            ConfigError: it is neither of these.
-            JobStateError: the job is not in that state.
+            ConfigError: It is neither of these.
+            JobStateError: The job is not in that state.
         """
         if state not in _OUTCOMES:
             raise ConfigError(f"state must be failed or completed, not {state!r}")
@@ -146,11 +146,11 @@ class Job(JobFields):
         """Remove the job, in any state.
 
         Args:
-            children: remove its children too.
+            children: Remove its children too.
 
         Raises:
-            LockMismatchError: the job, or one of these children, is active.
-            SchedulerJobError: it is the next job of a job scheduler.
+            LockMismatchError: The job, or one of these children, is active.
+            SchedulerJobError: It is the next job of a job scheduler.
         """
         keys = self._context.keys
         if not self._context.run(scripts.remove_job(keys, self.id, children=children)):
@@ -160,7 +160,7 @@ class Job(JobFields):
         """Move a delayed job to the waiting ones.
 
         Raises:
-            JobStateError: the job is not delayed.
+            JobStateError: The job is not delayed.
         """
         self._context.run(scripts.promote(self._context.keys, self.id))
         self.change(delay_ms=0)
@@ -169,7 +169,7 @@ class Job(JobFields):
         """Make a delayed job due ``delay`` (seconds or ``timedelta``) from now.
 
         Raises:
-            JobStateError: the job is not delayed.
+            JobStateError: The job is not delayed.
         """
         delay_ms = to_ms(delay, "delay")
         self._context.connect()  # sets the clock
@@ -182,7 +182,7 @@ class Job(JobFields):
 
         Args:
             priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
-            lifo: before the other jobs of that priority; otherwise behind them.
+            lifo: Before the other jobs of that priority; otherwise behind them.
         """
         wanted = check_priority(priority)
         self._context.run(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))
@@ -203,18 +203,18 @@ class Job(JobFields):
         """Complete the job, which :meth:`Queue.get_next_job` acquired.
 
         Args:
-            value: the return value, plain JSON.
-            token: the token of its lock (default: the one with which it was acquired).
-            fetch_next: acquire the next job in the same step, with the same token.
+            value: The return value, plain JSON.
+            token: The token of its lock (default: the one with which it was acquired).
+            fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
             The next job; ``None`` without ``fetch_next``, and if there is none.
 
         Raises:
-            EncodeError, PayloadTooLargeError: the value is no JSON, or is too large; the job is still active.
-            ConfigError: no token is known.
-            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
-            PendingChildrenError, FailedChildrenError: it cannot complete because of its children.
+            EncodeError, PayloadTooLargeError: The value is no JSON, or is too large; the job is still active.
+            ConfigError: No token is known.
+            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
+            PendingChildrenError, FailedChildrenError: It cannot complete because of its children.
         """
         stored = self._context.run(manual.complete(self, value, token, fetch_next=fetch_next))
         return None if stored is None else Job(self._context, stored, self.token if token is None else token)
@@ -233,20 +233,20 @@ class Job(JobFields):
         decides by the error's category whether to retry; this method does not.
 
         Args:
-            error: the reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
+            error: The reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
                 ``TransientError(retry_after=…)`` can say when the job is retried.
-            token: the token of its lock (default: the one with which it was acquired).
-            countdown: seconds or ``timedelta`` before the next attempt, instead of the job's backoff and of what the
+            token: The token of its lock (default: the one with which it was acquired).
+            countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and of what the
                 error says; 0: at once. It does not give the job another attempt.
-            fetch_next: acquire the next job in the same step, with the same token; not if the job is retried.
+            fetch_next: Acquire the next job in the same step, with the same token; not if the job is retried.
 
         Returns:
             The next job; ``None`` without ``fetch_next``, and if there is none.
 
         Raises:
-            DecodeError: the job's ``backoff`` is malformed.
-            ConfigError: no token is known, or ``countdown`` is invalid.
-            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+            DecodeError: The job's ``backoff`` is malformed.
+            ConfigError: No token is known, or ``countdown`` is invalid.
+            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         stored = self._context.run(manual.fail(self, error, token, countdown=countdown, fetch_next=fetch_next))
         return None if stored is None else Job(self._context, stored, self.token if token is None else token)
@@ -255,8 +255,8 @@ class Job(JobFields):
         """Delay the job, which :meth:`Queue.get_next_job` acquired, by ``delay``; no attempt is counted.
 
         Raises:
-            ConfigError: no token is known.
-            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+            ConfigError: No token is known.
+            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         self._context.run(manual.delay(self, delay, token))
 
@@ -264,8 +264,8 @@ class Job(JobFields):
         """Release the job, which :meth:`Queue.get_next_job` acquired; it is next in line, no attempt is counted.
 
         Raises:
-            ConfigError: no token is known.
-            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+            ConfigError: No token is known.
+            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         self._context.run(manual.release(self, token))
 
@@ -273,9 +273,9 @@ class Job(JobFields):
         """Let the job, which :meth:`Queue.get_next_job` acquired, wait for its children; false if none is pending.
 
         Raises:
-            FailedChildrenError: a child has failed with which its parent fails.
-            ConfigError: no token is known.
-            LockMissingError, LockMismatchError: the lock has expired, or another client has the job.
+            FailedChildrenError: A child has failed with which its parent fails.
+            ConfigError: No token is known.
+            LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
         return self._context.run(manual.wait_for_children(self, token))
 
@@ -294,7 +294,7 @@ class Job(JobFields):
         """Count the children of each kind: ``processed``, ``unprocessed``, ``ignored``, ``failed`` (default: all).
 
         Raises:
-            ConfigError: there is no such kind.
+            ConfigError: There is no such kind.
         """
         wanted = list(dict.fromkeys(kinds)) or list(flow_scripts.DEPENDENCY_KINDS)
         for kind in wanted:
@@ -310,7 +310,7 @@ class Job(JobFields):
         """Make the parent no longer wait for this job; it runs if this was its last child. False without a parent.
 
         Raises:
-            ParentNotFoundError: the parent does not exist.
+            ParentNotFoundError: The parent does not exist.
         """
         if self.parent_key is None:
             return False
@@ -334,11 +334,11 @@ class Job(JobFields):
         """Wait for the job to finish and return its return value.
 
         Args:
-            timeout: seconds or ``timedelta``; ``None`` waits for ever.
+            timeout: Seconds or ``timedelta``; ``None`` waits for ever.
 
         Raises:
-            ResultTimeoutError: the job has not finished in time; it continues.
-            JobNotFoundError: the job no longer exists, and no event says how it ended.
-            Exception: the job failed: see :meth:`bulltask.result.AsyncResult.get`.
+            ResultTimeoutError: The job has not finished in time; it continues.
+            JobNotFoundError: The job no longer exists, and no event says how it ended.
+            Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return self.result().get(timeout)

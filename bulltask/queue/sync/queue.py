@@ -46,17 +46,17 @@ class Queue(QueueGetters):
         """Add a job.
 
         Args:
-            name: the job's name; a bulltask worker runs the task of that name.
-            data: plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
-            options: see :class:`bulltask.queue.add_options.AddOptions`.
+            name: The job's name; a bulltask worker runs the task of that name.
+            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            options: See :class:`bulltask.queue.add_options.AddOptions`.
 
         Returns:
             The job as it was sent. If it is deduplicated, its id is that of the existing job (as in Node).
 
         Raises:
-            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: nothing was sent.
-            ParentNotFoundError: the parent does not exist.
-            ParentConflictError: the job exists already and belongs to another parent that is still waiting for it.
+            TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
+            ParentNotFoundError: The parent does not exist.
+            ParentConflictError: The job exists already and belongs to another parent that is still waiting for it.
         """
         jobs = self.add_bulk([{"name": name, "data": data, "options": options}])
         return jobs[0]
@@ -76,7 +76,7 @@ class Queue(QueueGetters):
         """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
 
         Raises:
-            SchedulerJobError: it is the next job of a job scheduler.
+            SchedulerJobError: It is the next job of a job scheduler.
         """
         return self._context.run(remove_job(self._context.keys, job_id, children=remove_children))
 
@@ -84,14 +84,14 @@ class Queue(QueueGetters):
         """Prevent a job from running: it fails now, as ``revoked``, and is not retried.
 
         Args:
-            job_id: the job.
-            terminate: if the job is running, cancel it. Without this a running job continues.
+            job_id: The job.
+            terminate: If the job is running, cancel it. Without this a running job continues.
 
         Returns:
             The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
 
         Raises:
-            SchedulerJobError: it is the next job of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: It is the next job of a job scheduler: remove the scheduler instead.
         """
         return self._context.run(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 
@@ -99,7 +99,7 @@ class Queue(QueueGetters):
         """Remove all waiting jobs, with or without a priority; active and finished jobs stay.
 
         Args:
-            delayed: remove delayed jobs too. The next jobs of job schedulers always stay.
+            delayed: Remove delayed jobs too. The next jobs of job schedulers always stay.
         """
         self._context.run(scripts.drain(self._context.keys, delayed=delayed))
 
@@ -107,8 +107,8 @@ class Queue(QueueGetters):
         """Remove jobs of one state that are older than ``grace``.
 
         Args:
-            grace: minimum age, since the job finished, or since it was created if it has not.
-            limit: maximum number of jobs; 0 for all.
+            grace: Minimum age, since the job finished, or since it was created if it has not.
+            limit: Maximum number of jobs; 0 for all.
             state: ``completed``, ``failed``, ``wait``, ``active`` (only jobs without a lock), ``paused``,
                 ``delayed`` or ``prioritized``.
 
@@ -121,12 +121,12 @@ class Queue(QueueGetters):
         """Pause the queue and remove it with all its jobs. This cannot be undone.
 
         Args:
-            force: also if jobs are active.
-            count: jobs per call.
+            force: Also if jobs are active.
+            count: Jobs per call.
 
         Raises:
-            QueueActiveError: jobs are active, and ``force`` is false; the queue stays paused.
-            QueueNotPausedError: another client has resumed the queue.
+            QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
+            QueueNotPausedError: Another client has resumed the queue.
         """
         self._context.run(bulk.obliterate(self._context, count, force=force))
 
@@ -139,9 +139,9 @@ class Queue(QueueGetters):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: jobs per call.
-            before_ms: only jobs that had finished at this time (epoch milliseconds; default: now).
-            revoked: retry revoked jobs, too.
+            count: Jobs per call.
+            before_ms: Only jobs that had finished at this time (epoch milliseconds; default: now).
+            revoked: Retry revoked jobs, too.
         """
         self._context.run(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
@@ -181,7 +181,7 @@ class Queue(QueueGetters):
         """Return the seconds until the current rate limit ends, 0 if there is none.
 
         Args:
-            max_jobs: how many jobs the limit allows, if it is set at the workers.
+            max_jobs: How many jobs the limit allows, if it is set at the workers.
         """
         ttl_ms = self._context.run(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000
@@ -236,14 +236,14 @@ class Queue(QueueGetters):
         ``deferred_failure`` with that text instead of running it.
 
         Args:
-            token: locks the job; a text that no other client uses, such as a UUID.
-            timeout: how long to wait for a job; 0: do not wait, ``None``: wait for ever.
-            lock_duration: how long the lock lasts (default: the setting ``lock_duration``, 30 s).
-            worker: the name that is stored as :attr:`Job.processed_by`.
+            token: Locks the job; a text that no other client uses, such as a UUID.
+            timeout: How long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            lock_duration: How long the lock lasts (default: the setting ``lock_duration``, 30 s).
+            worker: The name that is stored as :attr:`Job.processed_by`.
 
         Raises:
-            DecodeError, ConfigError: the rule of a scheduler's job is malformed; the job is delayed.
-            BrokerUnavailableError: a job may have been acquired; it waits again when its lock has expired.
+            DecodeError, ConfigError: The rule of a scheduler's job is malformed; the job is delayed.
+            BrokerUnavailableError: A job may have been acquired; it waits again when its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
         while (stored := self._context.run(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
@@ -260,7 +260,7 @@ class Queue(QueueGetters):
         per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
-            max_stalled_count: a job that stalls more often fails when it is acquired next (default: the setting).
+            max_stalled_count: A job that stalls more often fails when it is acquired next (default: the setting).
         """
         return self._context.run(manual.check_stalled(self._context, max_stalled_count))
 
@@ -288,7 +288,7 @@ class Queue(QueueGetters):
         """Store a job's progress and emit a ``progress`` event.
 
         Raises:
-            JobNotFoundError: the job does not exist.
+            JobNotFoundError: The job does not exist.
         """
         encoded = codec.encode(progress, what=f"progress of job {job_id}")
         self._context.run(update_progress(self._context.keys, job_id, encoded))
@@ -297,9 +297,9 @@ class Queue(QueueGetters):
         """Append a line to a job's log and return how many lines the log has.
 
         Args:
-            job_id: the job.
-            line: the line.
-            keep_logs: how many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+            job_id: The job.
+            line: The line.
+            keep_logs: How many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
         """
         default = self._context.broker.config.max_logs
         return self._context.run(add_log(self._context.keys, job_id, line, keep_logs, default))

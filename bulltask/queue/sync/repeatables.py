@@ -19,7 +19,7 @@ class Repeatables:
     New ones cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing ones.
 
     Args:
-        context: the queue's context.
+        context: The queue's context.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -46,16 +46,16 @@ class Repeatables:
         """Remove the repeatable job with these options, and its next job if that is delayed.
 
         Args:
-            name: name of its jobs.
-            every: its interval, seconds or ``timedelta``.
-            cron: its pattern, letter for letter.
-            tz, end, job_id: the options with which it was created.
+            name: Name of its jobs.
+            every: Its interval, seconds or ``timedelta``.
+            cron: Its pattern, letter for letter.
+            tz, end, job_id: The options with which it was created.
 
         Returns:
             False if there is none.
 
         Raises:
-            ConfigError: neither or both of ``every`` and ``cron`` are given.
+            ConfigError: Neither or both of ``every`` and ``cron`` are given.
         """
         key = repeatable_key(name, every, cron, tz, end, job_id)
         return self._context.run(remove(self._context.keys, name, key, job_id))
