@@ -74,7 +74,7 @@ SETTINGS: Final = {
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(
-    "--shutdown-timeout", type=float, help="Seconds that running jobs have to finish at a warm stop (default: 30)."
+    "--shutdown-timeout", type=float, help="Seconds that running jobs have to finish at a warm shutdown (default: 30)."
 )
 @click.option("--soft-time-limit", type=float, help="Soft time limit of tasks in seconds (default: none).")
 @click.option("--time-limit", type=float, help="Hard time limit of tasks in seconds (default: none).")

@@ -196,7 +196,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "shutdown_timeout_ms",
             duration(),
             30,
-            "time that running jobs have to finish at a warm stop",
+            "time that running jobs have to finish at a warm shutdown",
         ),
         _S("worker_name", "worker_name", worker_name, "", "name of the worker; none: host-pid-random6"),
         _S("limiter", "limits", optional(rate_limits), None, "rate limit of job starts, per queue; none: no limit"),

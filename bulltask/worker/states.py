@@ -30,6 +30,6 @@ class ProcessState(IntEnum):
 
     INIT = 0
     RUN = 1
-    CLOSE = 2  # warm stop: no new jobs, running ones may finish
-    TERMINATE = 3  # cold stop: children are killed, their jobs are released
+    CLOSE = 2  # warm shutdown: no new jobs, running ones may finish
+    TERMINATE = 3  # cold shutdown: children are killed, their jobs are released
     CLOSED = 4

@@ -52,8 +52,8 @@ DOCS = ("tutorial", "how-to", "reference", "explanation")
 NODE_URL = "redis://localhost:6379"
 
 METHODS = {
-    "warm_shutdown": "warm stop",
-    "cold_shutdown": "cold stop",
+    "warm_shutdown": "warm shutdown",
+    "cold_shutdown": "cold shutdown",
     "restart": "restart",
     "pause": "pauses",
     "resume": "resumes",

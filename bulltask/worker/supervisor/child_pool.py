@@ -166,7 +166,7 @@ class ChildPool:
         return left
 
     def close(self) -> None:
-        """Ask every child to stop when its jobs are settled (warm stop)."""
+        """Ask every child to stop when its jobs are settled (warm shutdown)."""
         for child in self._children.values():
             _request_stop(child)
 

@@ -37,7 +37,7 @@ class Supervisor:
         ticker: The services, most urgent first.
         recovery: Recovers the jobs of dead children.
         process_spec: Has the signals, and knows whether the terminal is still open.
-        config: How long running jobs may take at a warm stop.
+        config: How long running jobs may take at a warm shutdown.
         bus: Receives an event for every command.
 
     Attributes:
@@ -79,7 +79,7 @@ class Supervisor:
         return self._exit
 
     def warm_shutdown(self) -> None:
-        """Acquire no more jobs; running jobs may finish until the deadline. The second call is a cold stop."""
+        """Acquire no more jobs; running jobs may finish until the deadline. The second call is a cold shutdown."""
         if self.restarting:
             self.restarting = False  # it is stopping already; only the restart is cancelled
         elif self._state is ProcessState.RUN:
