@@ -49,7 +49,7 @@ class AsyncResult(Generic[R]):
 
     Args:
         job_id: The job's id.
-        queue: The job's queue as the user spells it.
+        queue: The name of the job's queue in the app.
         reader: Reads jobs and waits for them.
         sent_ms: Server time at which this process sent the job, if it did.
     """
@@ -64,7 +64,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def queue(self) -> str:
-        """The job's queue as the user spells it."""
+        """The name of the job's queue in the app."""
         return self._ref.queue
 
     def get(self, timeout: Duration | None = None) -> R:

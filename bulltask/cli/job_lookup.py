@@ -157,7 +157,7 @@ def _every(client: Client, config: Config) -> set[str]:
 
 
 def _bare(wires: Iterable[str], config: Config) -> list[str]:
-    """Return queues' names in the app's spelling, without those that it cannot spell."""
+    """Return the queues' names in the app, without queues that the app cannot name."""
     named = []
     for wire in wires:
         bare = wire[1:-1] if config.queue_hash_tag and wire.startswith("{") and wire.endswith("}") else wire

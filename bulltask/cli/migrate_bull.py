@@ -113,7 +113,7 @@ def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
     click.echo(f"BullMQ queue  {plan.target}{' (the same keys: in place)' if plan.in_place else ''}")
     click.echo(f"Detected      {plan.layout.value}{', paused' if plan.info.paused else ''}")
     if plan.layout is QueueLayout.EMPTY:
-        click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} spelled as in Bull?")
+        click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} the queue's name in Bull?")
         return
     click.echo("\n" + "\n".join(f"  {place:<10}{plan.info.sizes[place]:>12,}" for place in PLACES) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")

@@ -94,7 +94,7 @@ class Config:
         return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
-        """Return BullMQ's ``limiter`` for a queue (as the user spells it), ``None`` for none."""
+        """Return BullMQ's ``limiter`` for a queue by its name in the app, ``None`` for none."""
         limits = self.limits
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 

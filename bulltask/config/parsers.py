@@ -229,7 +229,7 @@ def _check_place(value: SecretUrl, name: str) -> None:
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:
-    """Check the TLS options, because a misspelt one would otherwise show late, or never."""
+    """Check the TLS options, because a misspelled option would otherwise have no effect, without any error."""
     given = tls_options(value)
     if given and value.scheme != "rediss":
         raise ConfigError(f"{name} must start with rediss:// to use TLS and {min(given)}, not {value}")

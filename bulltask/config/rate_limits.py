@@ -16,7 +16,7 @@ EVERY_QUEUE: Final = "*"
 """Key for all queues that are not named."""
 
 Limits = Mapping[str, Mapping[str, int] | None]
-"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by queue as the user spells it."""
+"""BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""
 
 _MOST: Final = 2**53 - 1
 _PARTS: Final = {"max", "duration"}

@@ -228,7 +228,7 @@ class JobError(BulltaskError):
 
     Attributes:
         job_id: The job's id.
-        queue: The queue's name as BullMQ spells it.
+        queue: The queue's name in BullMQ: ``{emails}``.
     """
 
     def __init__(self, job_id: str = "", queue: str = "", detail: str = "") -> None:
@@ -290,7 +290,7 @@ class QueueError(BulltaskError):
     """A script refused an operation on a whole queue.
 
     Attributes:
-        queue: The queue's name as BullMQ spells it.
+        queue: The queue's name in BullMQ: ``{emails}``.
     """
 
     def __init__(self, queue: str = "") -> None:

@@ -2,7 +2,7 @@
 
 A worker emits events; its log, its metrics and an app's own listeners subscribe to them. The children emit those in
 :mod:`~bulltask.events.children`, the supervisor those in :mod:`~bulltask.events.supervisor`. In all of them ``queue``
-is the queue's name as the user spells it, durations end in ``_ms``, and ``attempt`` and ``attempts_made`` are BullMQ's
+is the queue's name in the app, durations end in ``_ms``, and ``attempt`` and ``attempts_made`` are BullMQ's
 ``ats`` and ``atm``.
 
 A bus belongs to one process. A child makes its own after the fork, so it has only the events of that child. Listeners

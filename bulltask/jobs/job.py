@@ -43,7 +43,7 @@ Progress = Json
 
 @value_class
 class JobRef:
-    """Address of a job: the queue as the user spells it, and the id."""
+    """Address of a job: its queue's name in the app, and its id."""
 
     queue: str
     id: str

@@ -46,7 +46,7 @@ class HasAddress(Protocol):
 
     @property
     def queue(self) -> str:
-        """The job's queue as the user spells it."""
+        """The name of the job's queue in the app."""
         ...
 
 

@@ -21,7 +21,7 @@ class StoredJob:
     Times are epoch milliseconds of the server, ``None`` if not set yet.
 
     Attributes:
-        queue: The queue as the user spells it.
+        queue: The queue's name in the app.
         data: The decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
         opts: The stored options under BullMQ's stored names.
         delay_ms: Delay of the job, 0 once it is promoted.

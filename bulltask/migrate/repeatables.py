@@ -93,7 +93,7 @@ def plan_repeatables(
     Args:
         repeats: Bull's keys, with the epoch milliseconds of the next run.
         jobs: Their next jobs by id.
-        queue: The target queue as users of bulltask spell it.
+        queue: The target queue's name in the app.
         timezone: For patterns without one.
         asked: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """

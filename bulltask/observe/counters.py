@@ -84,7 +84,7 @@ class MetricsMemory:
     """The shared memory of all counters of a worker; create it before the first fork.
 
     Args:
-        queues: The worker's queues, as the user spells them.
+        queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
         fd: A descriptor of a file for the counters (``os.memfd_create``), for children that are spawned; an empty file
             is enlarged. ``None`` for anonymous memory.

@@ -113,7 +113,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     """Check a job's name, data and options and return the job as it will be sent; nothing is sent here.
 
     Args:
-        queue: The queue's name as the user spells it.
+        queue: The queue's name in the app.
         name: The job's name; a bulltask worker runs the task of that name.
         data: Plain JSON.
         options: See :class:`AddOptions`.

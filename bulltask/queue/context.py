@@ -32,7 +32,7 @@ class QueueContext:
     Methods that reach Redis exist twice; the ones that start with ``a`` are for asyncio.
 
     Args:
-        queue: The queue's name as the user spells it.
+        queue: The queue's name in the app.
         broker: Returns the connection to Redis. It is called for every use, so that a forked child gets its own, and
             not before the first use, so that an app's settings can still change.
         defaults: Options of every job that is added through this queue, unless the job has its own.
@@ -150,7 +150,7 @@ class QueueBase:
     """What ``Queue`` and ``AsyncQueue`` are without Redis: a name and a context.
 
     Args:
-        name: The queue's name, spelled as everywhere in bulltask: ``emails`` is Node's ``{emails}`` unless
+        name: The queue's name in the app: ``emails`` is Node's ``{emails}`` unless
             ``queue_hash_tag`` is off.
         broker_url: The server's URL, for a queue without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
         default_job_options: Options of every job that is added through this queue, unless the job has its own.
@@ -175,7 +175,7 @@ class QueueBase:
 
     @property
     def name(self) -> str:
-        """The queue's name as the user spells it."""
+        """The queue's name in the app."""
         return self._context.queue
 
     @property

@@ -36,7 +36,7 @@ class EventReaderBase(Callbacks):
     """A position in an event stream, and the events that were read but not returned yet.
 
     Args:
-        queue: The queue's name as the user spells it.
+        queue: The queue's name in the app.
         broker_url: The server's URL, for a listener without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call of :meth:`next`),
             ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
@@ -75,7 +75,7 @@ class EventReaderBase(Callbacks):
 
     @property
     def queue(self) -> str:
-        """The queue's name as the user spells it."""
+        """The queue's name in the app."""
         return self._queue
 
     @property

@@ -52,7 +52,7 @@ class QueueEvent:
 
     Attributes:
         id: The entry's id in the stream, ``"<milliseconds>-<number>"``; later ones are larger.
-        queue: The queue's name as the user spells it.
+        queue: The queue's name in the app.
     """
 
     event: ClassVar[str] = ""

@@ -116,7 +116,7 @@ class FlowReader:
     def _context(self, prefix: str, name: str) -> QueueContext:
         broker = self._broker()
         bare = name[1:-1] if name.startswith("{") and name.endswith("}") else name
-        for spelling in (bare, name):
-            if broker.keys(spelling).base == f"{prefix}:{name}:":
-                return QueueContext(spelling, self._broker, None)
+        for queue in (bare, name):
+            if broker.keys(queue).base == f"{prefix}:{name}:":
+                return QueueContext(queue, self._broker, None)
         return _OtherNamingContext(QueueKeys(prefix, name), self._broker)

@@ -65,7 +65,7 @@ class JobFields:
 
     @property
     def queue(self) -> str:
-        """The name of its queue as the user spells it."""
+        """The name of its queue in the app."""
         return self._stored.queue
 
     @property

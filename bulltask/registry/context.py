@@ -20,7 +20,7 @@ class Request:
     Attributes:
         id: The job's id, ``""`` when the task was called directly.
         task: The task's name.
-        queue: The queue as the user spells it.
+        queue: The queue's name in the app.
         args, kwargs: The call.
         retries: Finished attempts before this one (BullMQ's ``atm``).
         attempts: Maximum number of attempts of the job.

@@ -77,7 +77,7 @@ class Broker:
         )
 
     def keys(self, queue: str) -> QueueKeys:
-        """Return the keys of a queue, by the user's spelling.
+        """Return the keys of a queue by its name in the app.
 
         Raises:
             InvalidNameError: the name is not valid for a queue.

@@ -41,7 +41,7 @@ def read_server_settings(client: Client) -> ServerSettings:
 
 
 def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
-    """Count the jobs of each queue in each state, by the user's spelling, in one round trip."""
+    """Count the jobs of each queue in each state in one round trip, by the queue's name in the app."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
     return {keys.queue: found for keys, found in zip(queues, counts, strict=True)}
 

@@ -49,7 +49,7 @@ class Producer:
     Args:
         pool: clients for sync sends, to one server or to a cluster.
         async_client: returns the running loop's client for async sends.
-        keys: returns a queue's keys by the user's spelling.
+        keys: returns a queue's keys by its name in the app.
         clock: the server's time.
         config: the app's settings.
     """

@@ -45,7 +45,7 @@ class Results:
         waiters: clients whose calls may block for :data:`RECHECK_MS`.
         async_client: returns the running loop's client for short calls.
         watcher: returns the running loop's watcher of a queue.
-        keys: returns a queue's keys by the user's spelling.
+        keys: returns a queue's keys by its name in the app.
         revocation: returns the operation that revokes a job, and cancels its run if the second argument is true.
     """
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Preflight"]
 
-OLDEST_REDIS: Final = (6, 2)
+MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
-OTHER_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", URL_FILE)
+NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", URL_FILE)
 """Prefixes of environment variables that are not settings."""
 
 
@@ -39,7 +39,7 @@ class Preflight:
         client: The supervisor's client.
         keys: The worker's queues.
         config: The settings.
-        logger: Receives warnings about what an operator should change.
+        logger: Logs warnings about settings that an operator should change.
         backoff: The delays between attempts to connect.
     """
 
@@ -69,8 +69,8 @@ class Preflight:
                 self._check_redis()
             except (BrokerAuthError, BrokerConfigError) as exc:
                 # One line for the operator; a traceback would not help.
-                refused = isinstance(exc, BrokerAuthError)
-                event = "Redis refused this worker" if refused else "This worker cannot use this Redis"
+                rejected = isinstance(exc, BrokerAuthError)
+                event = "Redis rejected this worker" if rejected else "This worker cannot use this Redis"
                 self._logger.error(event, error=str(exc))  # noqa: TRY400
                 return ExitCode.BROKER_REFUSED
             except BrokerError as exc:
@@ -86,7 +86,7 @@ class Preflight:
 
     def _check_redis(self) -> None:
         facts = read_server_settings(self._client)
-        if facts.version < OLDEST_REDIS:
+        if facts.version < MIN_REDIS_VERSION:
             self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
         if facts.eviction != "noeviction":
             self._logger.warning(
@@ -97,11 +97,11 @@ class Preflight:
         check_permissions(self._client, self._keys[0], needed)
         for queue in self._keys:
             self._client.run_many(write_queue_meta(queue, PROTOCOL_VERSION, self._config.max_events))
-            self._check_other_spelling(queue)
+            self._check_hash_tag(queue)
             self._check_other_versions(queue)
 
     def _check_scripts(self) -> bool:
-        """Whether all Lua scripts are intact: found later, an altered one would lose the outcomes of finished jobs."""
+        """Check all Lua scripts: an altered script that is noticed later would lose the outcomes of finished jobs."""
         try:
             loader.every()
         except ScriptIntegrityError as exc:
@@ -112,45 +112,46 @@ class Preflight:
     def _check_lock_settings(self) -> None:
         if self._config.renew_ms > self._config.lock_ms // 2:
             self._logger.warning(
-                "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail",
+                "lock_renew_time is over half of lock_duration: a lock may expire when two renewals in a row fail",
                 lock_renew_time=self._config.renew_ms / 1000,
                 lock_duration=self._config.lock_ms / 1000,
             )
 
     def _check_environment(self) -> None:
-        """Warn of misspelt environment variables, which would otherwise go unnoticed."""
+        """Warn about misspelled environment variables, which would otherwise go unnoticed."""
         for variable in sorted(os.environ):
             name = variable.removeprefix(ENV_PREFIX).lower()
-            if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(OTHER_VARIABLES):
+            if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(NON_SETTING_VARIABLES):
                 continue
             self._logger.warning(
                 f"An environment variable matches no setting and is ignored{did_you_mean(name, SETTINGS)}",
                 variable=variable,
             )
 
-    def _check_other_spelling(self, keys: QueueKeys) -> None:
-        """Warn of jobs in `{emails}` if this worker serves `emails`, and vice versa: BullMQ has two queues."""
+    def _check_hash_tag(self, keys: QueueKeys) -> None:
+        """Warn about jobs in ``{emails}`` if this worker serves ``emails``, and vice versa: these are two queues."""
         tagged = self._config.queue_hash_tag
         if "{" in keys.queue:
             return
         other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
-        if found := jobs_under(self._client, other):
+        if jobs := jobs_under(self._client, other):
             self._logger.warning(
-                "Jobs wait under the other spelling of this queue, which this worker does not serve; if another client "
-                f"spells it that way, set queue_hash_tag={not tagged} (BULLTASK_QUEUE_HASH_TAG)",
+                f"Jobs wait in the queue of this name {'without' if tagged else 'with'} a hash tag, which this "
+                f"worker does not serve; if other clients use that name, set queue_hash_tag={not tagged} "
+                "(BULLTASK_QUEUE_HASH_TAG)",
                 queue=keys.queue,
                 served=keys.base,
                 other=other.base,
-                jobs=found,
+                jobs=jobs,
             )
 
     def _check_other_versions(self, keys: QueueKeys) -> None:
-        """Warn of clients of BullMQ 6, which pauses queues in another way than 5: between the two, jobs can be lost."""
+        """Warn about clients of BullMQ 6, which pauses queues differently: in a mix with BullMQ 5, jobs can be lost."""
         version = described_by(self._client, keys)
-        if (found := _BULLMQ.match(version)) and int(found[1]) > 5:
+        if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
             self._logger.warning(
                 "A client of BullMQ 6 or newer uses this queue; resume it with bulltask or with that client, because "
-                "clients of BullMQ 5 may lose jobs when they do (docs/reference/mixed-versions.md)",
+                "jobs may be lost if a client of BullMQ 5 resumes it (docs/reference/mixed-versions.md)",
                 queue=keys.queue,
                 version=version,
             )

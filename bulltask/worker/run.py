@@ -54,7 +54,7 @@ def run_worker(
 
     Args:
         app: The app. Its settings are frozen and its tasks are imported now.
-        queues: The queues as the user spells them. If empty: the default queue and those that tasks name.
+        queues: The queues' names in the app. If empty: the default queue and those that tasks name.
         spec: The value of ``-A`` for this app, which children need that cannot be forked.
         process_spec: How the process was started. Create it before the app is imported, if possible.
 

@@ -32,5 +32,5 @@ def test_a_worker_warns_of_a_lock_that_few_failed_renewals_cost(stage: Stage) ->
     worker = stage.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
     worker.wait_for_line("Worker started")
     complaints = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.complaints()]
-    event = "lock_renew_time is over half of lock_duration: a lock may run out when two renewals in a row fail"
+    event = "lock_renew_time is over half of lock_duration: a lock may expire when two renewals in a row fail"
     assert complaints == [(event, 16, 30)]

@@ -67,7 +67,7 @@ def test_the_oldest_redis_that_serves_may_say_only_two_numbers(server: Server) -
     assert warnings(server) == []
 
 
-def test_jobs_under_the_other_spelling_of_a_queue_are_reported(server: Server) -> None:
+def test_jobs_in_the_queue_with_or_without_the_hash_tag_are_reported(server: Server) -> None:
     server.waiting = {"bull:mail:": 3, "bull:{mail}:": 5}
     (line,) = warnings(server)
     assert (line.served, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)

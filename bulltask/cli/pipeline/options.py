@@ -41,7 +41,7 @@ class QueueSource:
     """Where the queues are: the command's options, else bulltask's settings.
 
     Attributes:
-        queues: Comma-separated names as the user spells them, or ``*``.
+        queues: Comma-separated names in the app, or ``*``.
         url: Of Redis.
         prefix: Of all keys.
         hash_tag: Whether queue ``emails`` is stored as BullMQ's ``{emails}``.

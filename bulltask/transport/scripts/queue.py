@@ -337,7 +337,7 @@ def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
 
 
 def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Scan names of queues under a prefix, as BullMQ spells them. Returns the next cursor (``0`` at the end) and names.
+    """Scan BullMQ's names of queues under a prefix. Returns the next cursor (``0`` at the end) and names.
 
     Every queue that was ever used has a ``meta`` hash. The same name may come twice.
     """
@@ -352,7 +352,7 @@ def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
 
 
 def served_queues(prefix: str) -> Call[set[str]]:
-    """List the queues that connected workers serve, as BullMQ spells them, by the names of the connections."""
+    """List BullMQ's names of the queues that connected workers serve, from the names of the connections."""
     start = f"{prefix}:"
 
     def parse_reply(reply: Any) -> set[str]:

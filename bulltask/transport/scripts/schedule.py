@@ -247,7 +247,7 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
 
 
 def beat_queues(prefix: str, app: str) -> Call[set[str]]:
-    """List the queues in which the app has made schedulers, by the user's spelling."""
+    """List the queues in which the app has created schedulers, by their names in the app."""
     return command(
         "SMEMBERS", key_names.beat_queues(prefix, app), parse_reply=lambda reply: {text(name) for name in reply}
     )

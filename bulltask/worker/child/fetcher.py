@@ -71,7 +71,7 @@ class JobFetcher:
 
     Args:
         broker: Makes two connections: one for short calls, used only by the main thread, and one for blocking waits.
-        queues: The queues' names as the user spells them, in the given order.
+        queues: The queues' names in the app, in the given order.
         bus: Receives an event for every acquired job.
         worker_id: Stored in each job as the worker that processes it.
         wakeup_pipe: Ends a wait early.

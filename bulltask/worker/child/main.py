@@ -49,7 +49,7 @@ class ChildPlan:
 
     Attributes:
         app: The app, with its tasks loaded.
-        queues: The worker's queues as the user spells them.
+        queues: The names of the worker's queues in the app.
         worker_id: The worker's id.
         index: The child's index in the pool.
         block: The child's part of the shared memory.

@@ -26,7 +26,7 @@ class Presence:
 
     Args:
         broker: Makes the connections.
-        queues: The worker's queues as the user spells them.
+        queues: The names of the worker's queues in the app.
         worker_id: Shown as the worker's name.
         backoff: The supervisor's backoff.
     """

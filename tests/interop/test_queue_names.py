@@ -1,4 +1,4 @@
-"""What both sides call a queue."""
+"""The names of queues in bulltask and in BullMQ, with and without a hash tag."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 @pytest.mark.parametrize("queue", ["emails", "{emails}", "{a}-b", "e-mails.v2", "ünïcode 😀", "a/b#c"])
 @pytest.mark.parametrize("hash_tag", [True, False])
-def test_a_queue_has_braces_in_node_unless_it_has_some_already_or_we_say_no(
+def test_a_queue_has_a_hash_tag_in_node_unless_its_name_has_braces_or_it_is_off(
     mail: SideBySide, queue: str, hash_tag: bool
 ) -> None:
-    app = App("speller", mail.url, queue_hash_tag=hash_tag)
+    app = App("names", mail.url, queue_hash_tag=hash_tag)
     job = app.send_task("echo", queue=queue)
     name = f"{{{queue}}}" if hash_tag and "{" not in queue else queue
     assert mail.node.call("queue.getJob", queue=name, job=job.id)["name"] == "echo"
@@ -25,20 +25,20 @@ def test_a_queue_has_braces_in_node_unless_it_has_some_already_or_we_say_no(
     app.close()
 
 
-def test_with_and_without_braces_are_two_queues(mail: SideBySide) -> None:
+def test_a_name_with_and_without_a_hash_tag_names_two_queues(mail: SideBySide) -> None:
     mail.worker()
     mail.node.call("queue.add", queue="mail", name="echo", data={})
     assert mail.finished(mail.add("echo", {"value": 1})) == 1
     assert mail.node.call("queue.getJobCounts", queue="mail")["waiting"] == 1
 
 
-def test_a_worker_says_when_jobs_wait_under_the_spelling_that_it_does_not_serve(either: SideBySide) -> None:
+def test_a_worker_warns_about_jobs_in_the_queue_with_or_without_the_hash_tag(either: SideBySide) -> None:
     other = "mail" if either.name == "{mail}" else "{mail}"
     for opts in ({}, {"delay": 60_000}, {"priority": 1}):
         either.node.call("queue.add", queue=other, name="echo", data={}, opts=opts)
     either.worker().wait_for_line("Worker started")
     [warning] = either.workers[0].complaints()
-    assert "other spelling" in warning["event"]
+    assert "hash tag" in warning["event"]
     assert f"queue_hash_tag={other == '{mail}'}" in warning["event"]
     assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{either.name}:", f"bull:{other}:", 3)
 
