@@ -1,4 +1,4 @@
-"""Columns are made of whole pages at once; each row is what it would be if it were made alone."""
+"""Columns are built from a whole page of entries; each row equals the row built from its entry alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.schemas import EVENT_FIELDS, EVENTS, JOBS, arrow_schema
 
 KNOWN = [name.encode() for name in EVENT_FIELDS.values()]
-DAY = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NUMBERS = ["0", "7", "-3", "1500.5", "1e3", "", " 5 ", "+5", "1_0", "0x1F", "0X1f", "soon", "nan", "9" * 30, "-" * 2]
 TEXTS = st.one_of(
     st.sampled_from([number.encode() for number in NUMBERS]),
@@ -32,7 +32,7 @@ TIMES = st.integers(0, 2**64 - 1)
 
 @st.composite
 def pages(draw: st.DrawFn) -> list[tuple[bytes, list[bytes]]]:
-    """Entries of a few kinds that take turns, as those of a stream do."""
+    """Draw entries of a few kinds in mixed order, as in a real stream."""
     kinds = draw(KINDS)
     page = []
     for ms, seq, kind in draw(st.lists(st.tuples(TIMES, TIMES, st.integers(0, len(kinds) - 1)), max_size=12)):
@@ -40,48 +40,48 @@ def pages(draw: st.DrawFn) -> list[tuple[bytes, list[bytes]]]:
     return page
 
 
-def shown(raw: bytes) -> str:
+def as_text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def number(raw: bytes | None, bits: int) -> int | None:
-    """What Python takes for a number, if the column has room for it."""
-    for read in (int, lambda value: int(float(value))):
+def parse_number(raw: bytes | None, bits: int) -> int | None:
+    """Parse a parse_number as Python does; return None if it does not fit into the column."""
+    for parse in (int, lambda value: int(float(value))):
         try:
-            found: int = read(raw)  # type: ignore[arg-type]
+            parsed: int = parse(raw)  # type: ignore[arg-type]
         except (ValueError, OverflowError, TypeError):
             continue
-        return found if -(2 ** (bits - 1)) <= found < 2 ** (bits - 1) else None
+        return parsed if -(2 ** (bits - 1)) <= parsed < 2 ** (bits - 1) else None
     return None
 
 
-def time(raw: bytes | None) -> datetime | None:
-    found = number(raw, 64)
+def parse_time(raw: bytes | None) -> datetime | None:
+    ms = parse_number(raw, 64)
     try:
-        return None if found is None else DAY + timedelta(milliseconds=found)
+        return None if ms is None else EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         return None
 
 
 def row_of(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
-    """The oracle: one entry alone."""
+    """Return the expected row for a single entry: the oracle."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     ms, seq = entry_id.split(b"-")
-    row: dict[str, Any] = {"queue": "mail", "event_id": shown(entry_id), "event_at": time(ms)}
+    row: dict[str, Any] = {"queue": "mail", "event_id": as_text(entry_id), "event_at": parse_time(ms)}
     row |= {"event_ms": min(int(ms), 2**63 - 1), "event_seq": min(int(seq), 2**63 - 1)}
     for column, name in EVENT_FIELDS.items():
         raw = fields.pop(name.encode(), None)
-        row[column] = None if raw is None else shown(raw)
+        row[column] = None if raw is None else as_text(raw)
         if column == "delay_until":
-            row[column] = time(raw)
+            row[column] = parse_time(raw)
         elif column == "attempts_made":
-            row[column] = number(raw, 32)
-    more = {shown(name): shown(value) for name, value in fields.items()}
-    return {**row, "extra": json.dumps(more, sort_keys=True) if more else None}
+            row[column] = parse_number(raw, 32)
+    extra = {as_text(name): as_text(value) for name, value in fields.items()}
+    return {**row, "extra": json.dumps(extra, sort_keys=True) if extra else None}
 
 
 @given(pages())
-def test_a_row_of_events_is_what_its_entry_says(page: list[tuple[bytes, list[bytes]]]) -> None:
+def test_event_rows_equal_the_rows_of_single_entries(page: list[tuple[bytes, list[bytes]]]) -> None:
     batch = event_batch(arrow_schema(EVENTS), "mail", page)
 
     assert batch.to_pylist() == [row_of(*entry) for entry in page]
@@ -89,7 +89,7 @@ def test_a_row_of_events_is_what_its_entry_says(page: list[tuple[bytes, list[byt
 
 
 @given(st.lists(st.one_of(st.none(), TEXTS), max_size=6))
-def test_numbers_of_a_job_are_parsed_as_python_does(values: list[bytes | None]) -> None:
+def test_numbers_of_a_job_are_parsed_as_in_python(values: list[bytes | None]) -> None:
     names = hash_fields(JOBS.fieldNames())
     replies = [[b"send" if name == "name" else value for name in names] for value in values]
 
@@ -98,19 +98,19 @@ def test_numbers_of_a_job_are_parsed_as_python_does(values: list[bytes | None]) 
     )
 
     assert [(row["created_at"], row["delay_ms"], row["priority"]) for row in batch.to_pylist()] == [
-        (time(value), number(value, 64), number(value, 32)) for value in values
+        (parse_time(value), parse_number(value, 64), parse_number(value, 32)) for value in values
     ]
     batch.validate(full=True)
 
 
-@pytest.mark.parametrize("was_on", [True, False])
-def test_the_garbage_collector_is_on_again_if_it_was_on(was_on: bool) -> None:
-    on = gc.isenabled()
-    (gc.enable if was_on else gc.disable)()
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_gc_paused_restores_the_state_of_the_garbage_collector(was_enabled: bool) -> None:
+    enabled_before = gc.isenabled()
+    (gc.enable if was_enabled else gc.disable)()
     try:
         with suppress(ValueError), gc_paused():
             assert not gc.isenabled()
             raise ValueError
-        assert gc.isenabled() is was_on
+        assert gc.isenabled() is was_enabled
     finally:
-        (gc.enable if on else gc.disable)()
+        (gc.enable if enabled_before else gc.disable)()

@@ -1,4 +1,4 @@
-"""A batch beside the two offsets between which it lies; no JVM, no Redis."""
+"""A batch must have as many events as its start and end offsets announce; no JVM, no Redis."""
 
 from __future__ import annotations
 
@@ -22,58 +22,60 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path)
 
 
-def planned(layout: Layout, number: int, end: Offsets, begin: Offsets | None = None) -> None:
-    """What Spark stores before it reads a batch."""
-    place = layout.checkpoint / "offsets"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / str(number)).write_text(f"v1\n{{}}\n{json.dumps(encode_offsets(end, begin))}")
+def store_offsets(layout: Layout, number: int, end: Offsets, begin: Offsets | None = None) -> None:
+    """Store the store_offsets offsets of a batch, as Spark does before it reads the batch."""
+    directory = layout.checkpoint / "offsets"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / str(number)).write_text(f"v1\n{{}}\n{json.dumps(encode_offsets(end, begin))}")
 
 
-def check(layout: Layout, number: int, found: Mapping[str, QueueRecord], *, hash_tag: bool = True) -> None:
-    check_complete(layout, ingest_id("3f0c2a91", number), found, hash_tag=hash_tag)
+def check(layout: Layout, number: int, records: Mapping[str, QueueRecord], *, hash_tag: bool = True) -> None:
+    check_complete(layout, ingest_id("3f0c2a91", number), records, hash_tag=hash_tag)
 
 
-@pytest.mark.parametrize("found", [QueueRecord(4), QueueRecord(1, lost=3, gaps=1), QueueRecord(0, lost=4, gaps=2)])
-def test_rows_and_losses_together_are_what_the_offsets_say(layout: Layout, found: QueueRecord) -> None:
-    planned(layout, 0, {"{mail}": FIVE})
-    planned(layout, 1, {"{mail}": NINE, "{new}": START})
-    check(layout, 1, {"mail": found})
+@pytest.mark.parametrize("records", [QueueRecord(4), QueueRecord(1, lost=3, gaps=1), QueueRecord(0, lost=4, gaps=2)])
+def test_a_batch_is_complete_if_rows_and_losses_match_the_offsets(layout: Layout, records: QueueRecord) -> None:
+    store_offsets(layout, 0, {"{mail}": FIVE})
+    store_offsets(layout, 1, {"{mail}": NINE, "{new}": START})
+    check(layout, 1, {"mail": records})
 
 
-@pytest.mark.parametrize("found", [{}, {"mail": QueueRecord(3)}, {"mail": QueueRecord(5)}, {"other": QueueRecord(4)}])
-def test_a_batch_that_has_less_or_more_is_refused(layout: Layout, found: Mapping[str, QueueRecord]) -> None:
-    planned(layout, 0, {"{mail}": FIVE})
-    planned(layout, 1, {"{mail}": NINE})
+@pytest.mark.parametrize("records", [{}, {"mail": QueueRecord(3)}, {"mail": QueueRecord(5)}, {"other": QueueRecord(4)}])
+def test_a_batch_with_too_few_or_too_many_events_is_rejected(
+    layout: Layout, records: Mapping[str, QueueRecord]
+) -> None:
+    store_offsets(layout, 0, {"{mail}": FIVE})
+    store_offsets(layout, 1, {"{mail}": NINE})
     with pytest.raises(LakeError, match="must have 4 events of queue 'mail'"):
-        check(layout, 1, found)
+        check(layout, 1, records)
 
 
-def test_a_first_batch_records_where_it_began_and_one_of_an_older_version_is_not_checked(layout: Layout) -> None:
-    planned(layout, 0, {"{mail}": NINE}, {"{mail}": FIVE})
+def test_a_first_batch_is_checked_only_if_its_start_offset_was_stored(layout: Layout) -> None:
+    store_offsets(layout, 0, {"{mail}": NINE}, {"{mail}": FIVE})
     check(layout, 0, {"mail": QueueRecord(4)})
     with pytest.raises(LakeError, match="BULLTASK_BATCH_INCOMPLETE"):
         check(layout, 0, {})
-    planned(layout, 0, {"{mail}": NINE})
+    store_offsets(layout, 0, {"{mail}": NINE})
     check(layout, 0, {})
 
 
 @pytest.mark.parametrize(
     "end",
     [QueueOffset(StreamId(90, 0), None), QueueOffset(StreamId(0, 0), 0, generation=1)],
-    ids=["uncounted", "another life"],
+    ids=["uncounted", "recreated"],
 )
-def test_without_counts_there_must_be_at_least_one_row(layout: Layout, end: QueueOffset) -> None:
-    planned(layout, 0, {"{mail}": FIVE})
-    planned(layout, 1, {"{mail}": end})
+def test_a_batch_without_counts_has_at_least_one_row_or_gap(layout: Layout, end: QueueOffset) -> None:
+    store_offsets(layout, 0, {"{mail}": FIVE})
+    store_offsets(layout, 1, {"{mail}": end})
     check(layout, 1, {"mail": QueueRecord(0, gaps=1)})
     with pytest.raises(LakeError, match="of queue 'mail'"):
         check(layout, 1, {})
 
 
-def test_a_queue_that_was_skipped_for_another_of_its_name_does_not_count(layout: Layout) -> None:
-    """Node's ``mail`` was read, and then ``{mail}`` came up: the offset keeps the place of the first."""
-    planned(layout, 0, {"mail": FIVE, "{mail}": START})
-    planned(layout, 1, {"mail": FIVE, "{mail}": NINE})
+def test_a_queue_skipped_because_of_a_duplicate_name_is_not_checked(layout: Layout) -> None:
+    """Node's ``mail`` was read until ``{mail}`` appeared; the offsets still contain ``mail``."""
+    store_offsets(layout, 0, {"mail": FIVE, "{mail}": START})
+    store_offsets(layout, 1, {"mail": FIVE, "{mail}": NINE})
     check(layout, 1, {"mail": QueueRecord(9)})
     check(layout, 1, {"mail": QueueRecord(0), "{mail}": QueueRecord(9)}, hash_tag=False)
     with pytest.raises(LakeError, match="must have 9 events of queue 'mail'"):

@@ -1,4 +1,4 @@
-"""Reasons without their particulars, so that failures of one kind are counted together."""
+"""Error keys leave out the variable parts of a reason, so that failures of one kind are counted together."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from bulltask.spark.lifecycle.error_keys import KEY_LENGTH, error_key, plain_rea
         (r'"a \"b\" \\ \n \u0041 \ud83d\ude00"', 'a "b" \\ \n A \U0001f600'),
         ('"one" and "two"', '"one" and "two"'),
         ('"a" : "b"', '"a" : "b"'),
-        (r'"\ud83d"', r'"\ud83d"'),  # half a pair is no text that Java can keep
+        (r'"\ud83d"', r'"\ud83d"'),  # Java cannot store an unpaired surrogate
         (r'"\x"', r'"\x"'),
         ('"two\nlines"', '"two\nlines"'),
         (r'"ends in \"', r'"ends in \"'),
     ],
 )
-def test_a_reason_is_read_as_text_and_as_a_json_string(reason: str | None, plain: str | None) -> None:
+def test_a_reason_is_plain_text_or_a_json_string(reason: str | None, plain: str | None) -> None:
     assert plain_reason(reason) == plain
 
 
 @given(st.text(), st.booleans())
-def test_what_python_quoted_is_unquoted_to_the_letter(text: str, ascii_only: bool) -> None:
+def test_a_reason_quoted_by_python_is_unquoted_exactly(text: str, ascii_only: bool) -> None:
     assert plain_reason(json.dumps(text, ensure_ascii=ascii_only)) == text
 
 
@@ -55,10 +55,10 @@ def test_what_python_quoted_is_unquoted_to_the_letter(text: str, ascii_only: boo
         ("x" * 500, "x" * KEY_LENGTH),
     ],
 )
-def test_variable_parts_of_a_reason_are_left_out(reason: str | None, key: str | None) -> None:
+def test_an_error_key_leaves_out_the_variable_parts_of_a_reason(reason: str | None, key: str | None) -> None:
     assert error_key(reason) == key
 
 
 @given(st.integers(0), st.integers(0), st.uuids(), st.uuids())
-def test_failures_of_one_kind_have_one_key(a: int, b: int, x: object, y: object) -> None:
+def test_failures_of_one_kind_have_the_same_error_key(a: int, b: int, x: object, y: object) -> None:
     assert error_key(f"user {a} of {x} at 'h{a}'") == error_key(f"user {b} of {y} at 'h{b}'")

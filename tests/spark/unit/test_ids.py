@@ -1,4 +1,4 @@
-"""Derived ids: legal for every BullMQ, the same for the same row of the same write, another one for any other."""
+"""Derived job ids are valid in every BullMQ version, and equal only for the same row of the same write."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ ROWS = st.tuples(TEXTS, TEXTS, TEXTS, st.binary(max_size=8), st.integers(0, 3))
 
 
 @given(ROWS)
-def test_bullmq_accepts_derived_ids(row: tuple) -> None:
+def test_derived_ids_are_valid_bullmq_job_ids(row: tuple) -> None:
     assert check_job_id(derived_id(*row)).startswith("s")
 
 
 @given(ROWS, ROWS)
-def test_ids_are_equal_when_rows_are(one: tuple, other: tuple) -> None:
-    assert (derived_id(*one) == derived_id(*other)) == (one == other)
+def test_derived_ids_are_equal_only_if_the_rows_are_equal(row: tuple, other: tuple) -> None:
+    assert (derived_id(*row) == derived_id(*other)) == (row == other)
 
 
 @given(st.text("ab", min_size=2, max_size=6), st.data())
-def test_the_parts_of_a_row_do_not_run_into_each_other(text: str, data: st.DataObject) -> None:
+def test_derived_ids_depend_on_the_boundary_between_name_and_data(text: str, data: st.DataObject) -> None:
     cut, other = (data.draw(st.integers(1, len(text) - 1)) for _ in range(2))
     ids = {derived_id("w", "q", text[:at], text[at:].encode()) for at in (cut, other)}
     assert len(ids) == len({cut, other})
 
 
-def test_the_id_of_a_row_never_changes_between_versions() -> None:
-    """A write that is done again after an upgrade must find its jobs."""
+def test_the_derived_id_of_a_row_is_the_same_in_every_version() -> None:
+    """A write that is repeated after an upgrade must find its jobs."""
     assert derived_id("w1", "{mail}", "send", b'{"n":1}') == "se30dabebc3fdd7a11aeaa32b"
     assert derived_id("w1", "{mail}", "send", b'{"n":1}', 1) == "s3d365533beaedb6dd9bd7397"
 
 
-def test_new_write_ids_differ_and_are_legal() -> None:
+def test_new_write_ids_are_unique_and_valid() -> None:
     ids = [new_write_id() for _ in range(100)]
     assert len(set(ids)) == 100
-    assert ids == [check_write_id(one) for one in sorted(ids)]
+    assert ids == [check_write_id(write_id) for write_id in sorted(ids)]
 
 
-def test_each_batch_of_a_stream_has_a_write_id_of_its_own() -> None:
+def test_each_batch_of_a_stream_has_a_different_write_id() -> None:
     query = "5c2b1b6e-4f0c-4a3e-9d6a-2f7f7f0f3c11"
     ids = {write_id_of_batch(query, batch) for batch in range(50)}
     assert len(ids) == 50
-    assert all(check_write_id(one).startswith(query) for one in ids)
+    assert all(check_write_id(write_id).startswith(query) for write_id in ids)
 
 
 @pytest.mark.parametrize("wrong", ["", "a b", "a\nb", "{a}", "x" * 201, "\ud800", 7])
-def test_a_write_id_that_does_not_fit_into_a_key_is_refused(wrong: object) -> None:
+def test_a_write_id_that_is_unsafe_in_a_redis_key_is_rejected(wrong: object) -> None:
     with pytest.raises(ConfigError, match="write id"):
         check_write_id(wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Spark is imported where it is used, and only there; without it, one error says what to install."""
+"""Spark is imported only by code that uses it; if it is missing, the error names the package to install."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import pytest
 import bulltask.spark
 from tests.support.programs import ROOT
 
-pytestmark = pytest.mark.slow  # a process each
+pytestmark = pytest.mark.slow  # each test starts a process
 
 NEEDED = ("pyspark", "py4j", "pyarrow")
 HEAVY = (*NEEDED, "numpy")
-LATE = "current_session"
-"""It looks for Spark when it is called."""
+LAZY = "current_session"
+"""The only public name that imports Spark when it is called."""
 
 WITHOUT_SPARK = """
 import sys
 
-class Nothing:
+class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {heavy}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
-sys.meta_path.insert(0, Nothing())
+sys.meta_path.insert(0, Blocker())
 """
 
-TOLD_OF_EACH = """
+PRINT_EACH = """
 import bulltask.spark
 
 for name in {names}:
@@ -53,21 +53,21 @@ def output(program: str) -> str:
         "import bulltask",
         "import bulltask.cli.main",
         "import bulltask.cli.pipeline, click, importlib; "
-        "[importlib.import_module(one) for one in bulltask.cli.pipeline.COMMANDS.values()]",
+        "[importlib.import_module(module) for module in bulltask.cli.pipeline.COMMANDS.values()]",
         "import bulltask.spark",
-        "from bulltask.spark import current_session",  # by tasks: a worker forks, and NumPy starts threads
+        "from bulltask.spark import current_session",  # tasks do this: a worker forks, and NumPy starts threads
         "from bulltask.spark.source import offsets, options, planning, queues, ranges, status",
     ],
 )
-def test_what_needs_no_spark_imports_none(program: str) -> None:
+def test_modules_that_do_not_need_spark_do_not_import_it(program: str) -> None:
     assert output(f"{program}; import sys; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
 
 
 @pytest.mark.parametrize("missing", HEAVY)
-def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None:
+def test_every_public_name_reports_the_extra_to_install(missing: str) -> None:
     """One process looks up all names: a failed look-up has no effect on the next one."""
-    names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LATE]
-    program = WITHOUT_SPARK.format(heavy={missing}) + TOLD_OF_EACH.format(names=names)
+    names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LAZY]
+    program = WITHOUT_SPARK.format(heavy={missing}) + PRINT_EACH.format(names=names)
     assert output(program).splitlines() == [
         f"MissingExtraError bulltask.spark.{name} needs {missing}, which is not installed:"
         " pip install 'bulltask[spark]'"
@@ -76,16 +76,16 @@ def test_without_the_extra_every_name_says_what_to_install(missing: str) -> None
 
 
 @pytest.mark.parametrize("missing", NEEDED)
-def test_without_the_extra_a_task_that_asks_for_its_session_is_told_what_to_install(missing: str) -> None:
+def test_current_session_reports_the_extra_to_install(missing: str) -> None:
     program = WITHOUT_SPARK.format(heavy={missing}) + (
         "import bulltask.spark\ntry:\n    bulltask.spark.current_session()\nexcept ImportError as exc:\n    print(exc)"
     )
-    said = f"bulltask.spark.session needs {missing}, which is not installed: pip install 'bulltask[spark]'"
-    assert output(program) == said
+    message = f"bulltask.spark.session needs {missing}, which is not installed: pip install 'bulltask[spark]'"
+    assert output(program) == message
 
 
-def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # a file, because Spark takes `python -c` for tests of its own
+def test_missing_packages_of_spark_connect_are_reported_in_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"  # a file, because Spark mistakes `python -c` for its own tests
     program.write_text(
         WITHOUT_SPARK.format(heavy={"pandas"}) + "from bulltask.cli.main import main\n"
         "main('-b redis://127.0.0.1:1 pipeline snapshot --root /nowhere --master sc://127.0.0.1:1'.split())\n"
@@ -95,14 +95,14 @@ def test_without_the_packages_of_spark_connect_one_line_says_what_to_install(tmp
         [sys.executable, program], capture_output=True, text=True, check=False, timeout=50, env=environ
     )
     assert ran.returncode == 1
-    said = r"Error: Spark Connect: pip install 'pyspark\[connect\]' 'pandas<3' \(.*Pandas.*\)\n"
-    assert re.fullmatch(said, ran.stderr)
+    expected = r"Error: Spark Connect: pip install 'pyspark\[connect\]' 'pandas<3' \(.*Pandas.*\)\n"
+    assert re.fullmatch(expected, ran.stderr)
 
 
-def test_nodes_need_only_the_packages_that_the_docs_list() -> None:
+def test_cluster_nodes_need_only_the_packages_listed_in_the_docs() -> None:
     docs = (ROOT / "docs" / "how-to" / "spark.md").read_text()
-    (said,) = re.findall(r"the nodes\s+need\s+`pip install ([^`]*)`", docs)
-    needed = {re.split(r"\W", word.strip('"').replace("-", "_"))[0] for word in said.split()}
+    (packages,) = re.findall(r"the nodes\s+need\s+`pip install ([^`]*)`", docs)
+    needed = {re.split(r"\W", word.strip('"').replace("-", "_"))[0] for word in packages.split()}
     assert needed == {"cloudpickle", "msgpack", "pyarrow", "redis", "uuid_utils"}
     program = WITHOUT_SPARK.format(heavy={"click", "prometheus_client", "structlog", "tzdata"}) + (
         "before = set(sys.modules)\n"
@@ -114,7 +114,7 @@ def test_nodes_need_only_the_packages_that_the_docs_list() -> None:
     assert needed <= set(output(program).split())
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         bulltask.spark.nothing  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""The lifecycle on arrays equals the fold, for histories of every kind."""
+"""The lifecycle derived with Arrow arrays equals the fold over events, for histories of every kind."""
 
 from __future__ import annotations
 
@@ -32,62 +32,67 @@ ANY_EVENT = st.builds(
 
 
 def assert_arrays_are_fold(events: list[LifecycleEvent], table: pa.Table | None = None) -> tuple[int, int]:
+    """Compare both derivations; return the numbers of jobs and attempts."""
     table = events_table(events) if table is None else table
-    told = lifecycle(events)
-    tried = [attempt_row(one) for job in told for one in job.attempts]
-    assert_same(arrow_rows(attempts(table)), tried)
-    assert_same(arrow_rows(jobs(table)), [job_row(job) for job in told])
-    return len(told), len(tried)
+    job_rows = lifecycle(events)
+    attempt_rows = [attempt_row(attempt) for job in job_rows for attempt in job.attempts]
+    assert_same(arrow_rows(attempts(table)), attempt_rows)
+    assert_same(arrow_rows(jobs(table)), [job_row(job) for job in job_rows])
+    return len(job_rows), len(attempt_rows)
 
 
 @pytest.mark.slow
 def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callable[[str, object], None]) -> None:
     seeds = range(700)
-    events = [replace(one, queue=f"whole-{seed}") for seed in seeds for one in histories(seed, 2)]
+    events = [replace(event, queue=f"whole-{seed}") for seed in seeds for event in histories(seed, 2)]
     events += [
-        replace(one, queue=f"holes-{seed}") for seed in seeds for one in cut(histories(seed, 2), random.Random(seed))
+        replace(event, queue=f"gaps-{seed}") for seed in seeds for event in cut(histories(seed, 2), random.Random(seed))
     ]
-    events += [replace(one, queue=f"noise-{seed}") for seed in seeds for one in noise(seed, 24)]
+    events += [replace(event, queue=f"noise-{seed}") for seed in seeds for event in noise(seed, 24)]
     random.Random(0).shuffle(events)
-    told, tried = assert_arrays_are_fold(events)
-    record_property("jobs", told)
-    record_property("attempts", tried)
-    assert told > 5_000
-    assert tried > 10_000
+    job_count, attempt_count = assert_arrays_are_fold(events)
+    record_property("jobs", job_count)
+    record_property("attempts", attempt_count)
+    assert job_count > 5_000
+    assert attempt_count > 10_000
 
 
 @pytest.mark.slow
-@given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda one: (one.queue, one.event_ms, one.event_seq)))
+@given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda event: (event.queue, event.event_ms, event.event_seq)))
 def test_arrays_and_fold_agree_on_any_events(events: list[LifecycleEvent]) -> None:
     assert_arrays_are_fold(events)
 
 
-def test_times_after_the_year_9999_become_its_end() -> None:
-    events = [replace(one, queue=f"far-{seed}") for seed in range(100) for one in far(seed, 3)]
+def test_times_after_the_year_9999_become_the_end_of_that_year() -> None:
+    events = [replace(event, queue=f"far-{seed}") for seed in range(100) for event in far(seed, 3)]
     assert_arrays_are_fold(events)
-    told = jobs(events_table(events))
-    ended = [moment for moment in told["finished_at"].to_pylist() if moment is not None]
+    rows = jobs(events_table(events))
+    ended = [moment for moment in rows["finished_at"].to_pylist() if moment is not None]
     assert {moment.year for moment in ended} == {9999}
-    assert max(ended) == max(told["created_at"].drop_null().to_pylist())
-    assert max(told["total_ms"].drop_null().to_pylist()) < 10_000_000
-    assert any(life.startswith("9223372036854775") for life in told["life"].drop_null().to_pylist())
+    assert max(ended) == max(rows["created_at"].drop_null().to_pylist())
+    assert max(rows["total_ms"].drop_null().to_pylist()) < 10_000_000
+    assert any(life.startswith("9223372036854775") for life in rows["life"].drop_null().to_pylist())
 
 
-def test_events_may_come_in_pieces_and_an_id_of_two_queues_is_two_jobs() -> None:
-    events = [replace(one, queue=queue) for queue in ("a", "b") for one in histories(7, 6)]
-    pieces = [pa.Table.from_pylist([asdict(one) for one in events[at : at + 5]], COLUMNS) for at in range(0, 200, 5)]
-    assert_arrays_are_fold(events[:200], pa.concat_tables(pieces))
+def test_chunked_tables_and_equal_ids_of_two_queues_are_supported() -> None:
+    events = [replace(event, queue=queue) for queue in ("a", "b") for event in histories(7, 6)]
+    chunks = [
+        pa.Table.from_pylist([asdict(event) for event in events[at : at + 5]], COLUMNS) for at in range(0, 200, 5)
+    ]
+    assert_arrays_are_fold(events[:200], pa.concat_tables(chunks))
 
 
-def test_rows_without_a_job_and_gap_rows_are_no_incarnations() -> None:
-    odd = ("drained", "bulltask.gap", "paused", "added")
-    table = pa.Table.from_pylist([{"queue": "q", "event_ms": 1, "event_seq": 0, "event": one} for one in odd], COLUMNS)
+def test_events_without_a_job_and_gap_rows_derive_no_rows() -> None:
+    kinds = ("drained", "bulltask.gap", "paused", "added")
+    table = pa.Table.from_pylist(
+        [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": kind} for kind in kinds], COLUMNS
+    )
     assert (attempts(table).num_rows, jobs(table).num_rows) == (0, 0)
 
 
-def test_rows_have_the_types_of_the_lakes_tables() -> None:
+def test_derived_rows_have_the_schemas_of_the_lakes_tables() -> None:
     table = events_table(histories(1, 3))
-    for made, of in ((attempts(table), ATTEMPTS), (jobs(table), JOBS)):
-        expected = [field for field in arrow_schema(of) if field.name not in {"dt", "ingest_id"}]
-        assert list(made.schema) == expected
-        assert list(made.slice(0, 0).schema) == expected
+    for rows, table_name in ((attempts(table), ATTEMPTS), (jobs(table), JOBS)):
+        expected = [field for field in arrow_schema(table_name) if field.name not in {"dt", "ingest_id"}]
+        assert list(rows.schema) == expected
+        assert list(rows.slice(0, 0).schema) == expected

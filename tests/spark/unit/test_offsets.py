@@ -1,4 +1,4 @@
-"""Offsets of streams that were trimmed, deleted, recreated or rolled back."""
+"""Offsets are reconciled with streams that were trimmed, deleted, recreated or rolled back."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def stream(first: int | None, last: int, length: int, added: int | None) -> Stre
     return StreamState(None if first is None else at(first), at(last), length, added)
 
 
-READ = QueueOffset(at(50), 5, lost=1, generation=2)
-"""Five entries up to 50; one of them was lost, in the stream's third generation."""
+OFFSET = QueueOffset(at(50), 5, lost=1, generation=2)
+"""The offset after five entries up to 50, one of which was lost, in the stream's third generation."""
 
 
 def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:
@@ -47,12 +47,12 @@ def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5-", "-5", "5-x", "5-1-1", "5 -1", "5-1x"])
-def test_invalid_ids_are_refused(text: str) -> None:
+def test_invalid_ids_are_rejected(text: str) -> None:
     with pytest.raises(DecodeError, match="is not the id"):
         StreamId.parse(text)
 
 
-def test_nothing_comes_between_an_id_and_the_one_before_it() -> None:
+def test_before_is_the_immediately_preceding_id() -> None:
     assert at(5, 3).before == at(5, 2)
     assert at(5).before == StreamId(4, LAST_SEQ)
     assert BEGINNING.before == BEGINNING
@@ -69,18 +69,18 @@ def test_nothing_comes_between_an_id_and_the_one_before_it() -> None:
     ],
 )
 def test_an_offset_stays_while_nothing_after_it_is_trimmed(state: StreamState) -> None:
-    assert reconcile("emails", READ, state) == (READ, None)
+    assert reconcile("emails", OFFSET, state) == (OFFSET, None)
 
 
-def test_entries_trimmed_unread_are_counted_and_the_offset_moves_before_what_is_left() -> None:
-    settled, gap = reconcile("emails", READ, stream(80, 90, 2, 9))
-    assert settled == QueueOffset(StreamId(79, LAST_SEQ), 7, lost=3, generation=2)
+def test_entries_trimmed_before_they_were_read_are_counted_as_lost() -> None:
+    reconciled, gap = reconcile("emails", OFFSET, stream(80, 90, 2, 9))
+    assert reconciled == QueueOffset(StreamId(79, LAST_SEQ), 7, lost=3, generation=2)
     assert gap == EventGap("emails", at(50), at(80), 2, exact=True, reason=LossReason.TRIMMED)
 
 
-def test_an_emptied_stream_is_read_to_its_end() -> None:
-    settled, gap = reconcile("emails", READ, stream(None, 90, 0, 9))
-    assert settled == QueueOffset(at(90), 9, lost=5, generation=2)
+def test_the_offset_of_a_stream_trimmed_to_nothing_moves_to_its_end() -> None:
+    reconciled, gap = reconcile("emails", OFFSET, stream(None, 90, 0, 9))
+    assert reconciled == QueueOffset(at(90), 9, lost=5, generation=2)
     assert gap == EventGap("emails", at(50), None, 4, exact=True, reason=LossReason.TRIMMED)
 
 
@@ -89,30 +89,30 @@ def test_an_emptied_stream_is_read_to_its_end() -> None:
     [
         pytest.param(stream(60, 70, 2, 2), id="fewer were added than were read"),
         pytest.param(stream(60, 99, 5, 5), id="as many were added as were read"),
-        pytest.param(stream(60, 99, 20, 20), id="more were added, none of them is old enough"),
-        pytest.param(stream(80, 99, 16, 20), id="more were added, one less trimmed than read"),
-        pytest.param(stream(None, 40, 0, 4), id="it is empty and behind"),
+        pytest.param(stream(60, 99, 20, 20), id="more were added, but none is old enough"),
+        pytest.param(stream(80, 99, 16, 20), id="more were added, and one less was trimmed than read"),
+        pytest.param(stream(None, 40, 0, 4), id="the stream is empty and behind the offset"),
     ],
 )
-def test_another_stream_is_read_from_its_beginning_in_a_new_generation(state: StreamState) -> None:
-    settled, gap = reconcile("emails", READ, state)
-    assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
+def test_a_recreated_stream_is_read_from_its_beginning(state: StreamState) -> None:
+    reconciled, gap = reconcile("emails", OFFSET, state)
+    assert reconciled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
     assert gap == EventGap("emails", at(50), state.first, 0, exact=False, reason=LossReason.RECREATED)
 
 
 def test_a_deleted_stream_is_reported_once() -> None:
-    settled, gap = reconcile("emails", READ, None)
-    assert settled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
+    reconciled, gap = reconcile("emails", OFFSET, None)
+    assert reconciled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
     assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.GONE)
-    assert reconcile("emails", settled, None) == (settled, None)
+    assert reconcile("emails", reconciled, None) == (reconciled, None)
 
 
-def test_entries_seen_after_the_offset_are_lost_with_a_deleted_stream() -> None:
-    behind = with_stream_end(READ, stream(10, 90, 9, 9))
+def test_entries_seen_but_not_read_are_lost_with_a_deleted_stream() -> None:
+    behind = with_stream_end(OFFSET, stream(10, 90, 9, 9))
     assert (behind.seen, behind.pending) == (StreamEnd(at(90), 9), 4)
     for state, reason in ((None, LossReason.GONE), (stream(91, 95, 12, 12), LossReason.RECREATED)):
-        settled, gap = reconcile("emails", behind, state)
-        assert settled == QueueOffset(BEGINNING, 0, lost=5, generation=3)
+        reconciled, gap = reconcile("emails", behind, state)
+        assert reconciled == QueueOffset(BEGINNING, 0, lost=5, generation=3)
         assert gap == EventGap("emails", at(50), state.first if state else None, 4, exact=False, reason=reason)
     older, gap = reconcile("emails", behind, stream(10, 30, 3, 3))
     assert (older, gap and gap.lost) == (QueueOffset(at(30), 3, lost=5, generation=3), 4)
@@ -121,14 +121,14 @@ def test_entries_seen_after_the_offset_are_lost_with_a_deleted_stream() -> None:
 @pytest.mark.parametrize(
     "state", [stream(10, 90, 9, 9), stream(80, 99, 5, 12), stream(95, 99, 2, 12), stream(10, 90, 8, None)]
 )
-def test_a_trimmed_stream_is_not_taken_for_another_one(state: StreamState) -> None:
-    behind = with_stream_end(READ, stream(10, 90, 9, 9))
-    settled, gap = reconcile("emails", behind, state)
-    assert settled.generation == READ.generation
+def test_a_trimmed_stream_is_not_mistaken_for_a_recreated_one(state: StreamState) -> None:
+    behind = with_stream_end(OFFSET, stream(10, 90, 9, 9))
+    reconciled, gap = reconcile("emails", behind, state)
+    assert reconciled.generation == OFFSET.generation
     assert gap is None or gap.exact
 
 
-def test_an_unread_stream_is_recognised_by_the_end_that_was_seen() -> None:
+def test_an_unread_stream_is_recognised_by_its_stored_end() -> None:
     unread = with_stream_end(START, stream(10, 30, 3, 3))
     assert reconcile("emails", unread, None)[0] == QueueOffset(lost=3, generation=1)
     assert reconcile("emails", unread, stream(40, 90, 9, 9))[0] == QueueOffset(lost=3, generation=1)
@@ -137,45 +137,45 @@ def test_an_unread_stream_is_recognised_by_the_end_that_was_seen() -> None:
 
 
 @pytest.mark.parametrize("state", [None, stream(10, 50, 5, 5), stream(10, 90, 9, None), stream(10, 30, 3, 3)])
-def test_no_end_is_stored_at_the_end_of_a_stream_or_without_counts(state: StreamState | None) -> None:
-    assert with_stream_end(READ, state) == READ
+def test_the_stream_end_is_stored_only_if_entries_are_known_to_be_pending(state: StreamState | None) -> None:
+    assert with_stream_end(OFFSET, state) == OFFSET
     assert with_stream_end(QueueOffset(at(5), None), stream(10, 90, 9, 9)).seen is None
 
 
-def test_an_older_copy_of_the_stream_is_not_read_again() -> None:
-    settled, gap = reconcile("emails", READ, stream(10, 30, 3, 3))
-    assert settled == QueueOffset(at(30), 3, lost=1, generation=3)
+def test_a_stream_rolled_back_to_an_older_copy_is_not_read_again() -> None:
+    reconciled, gap = reconcile("emails", OFFSET, stream(10, 30, 3, 3))
+    assert reconciled == QueueOffset(at(30), 3, lost=1, generation=3)
     assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.ROLLED_BACK)
 
 
-def test_an_older_copy_that_has_grown_is_read_after_the_offset_without_a_count() -> None:
-    settled, gap = reconcile("emails", READ, stream(10, 60, 4, 4))
-    assert settled == QueueOffset(at(50), None, lost=1, generation=3)
+def test_an_older_copy_with_new_entries_is_read_without_a_count() -> None:
+    reconciled, gap = reconcile("emails", OFFSET, stream(10, 60, 4, 4))
+    assert reconciled == QueueOffset(at(50), None, lost=1, generation=3)
     assert gap is not None
     assert gap.reason is LossReason.ROLLED_BACK
 
 
 @pytest.mark.parametrize("state", [stream(10, 40, 9, 9), stream(10, 40, 4, None)])
-def test_a_stream_that_ends_before_the_offset_is_an_older_copy_whatever_its_count(state: StreamState) -> None:
-    settled, gap = reconcile("emails", READ, state)
-    assert settled == QueueOffset(at(40), state.added, lost=1, generation=3)
+def test_a_stream_that_ends_before_the_offset_was_rolled_back(state: StreamState) -> None:
+    reconciled, gap = reconcile("emails", OFFSET, state)
+    assert reconciled == QueueOffset(at(40), state.added, lost=1, generation=3)
     assert gap is not None
     assert gap.reason is LossReason.ROLLED_BACK
 
 
-def test_without_counts_a_loss_is_seen_but_no_number_is_given() -> None:
-    here = QueueOffset(at(50), None)
-    assert reconcile("emails", here, stream(40, 90, 5, None)) == (here, None)
-    settled, gap = reconcile("emails", here, stream(60, 90, 4, None))
-    assert settled == QueueOffset(StreamId(59, LAST_SEQ), None)
+def test_without_counts_a_loss_is_reported_with_an_unknown_number() -> None:
+    uncounted = QueueOffset(at(50), None)
+    assert reconcile("emails", uncounted, stream(40, 90, 5, None)) == (uncounted, None)
+    reconciled, gap = reconcile("emails", uncounted, stream(60, 90, 4, None))
+    assert reconciled == QueueOffset(StreamId(59, LAST_SEQ), None)
     assert gap == EventGap("emails", at(50), at(60), 0, exact=False, reason=LossReason.TRIMMED)
 
 
-def test_counting_begins_again_where_the_reader_has_caught_up() -> None:
+def test_counting_resumes_when_the_reader_has_caught_up() -> None:
     assert reconcile("emails", QueueOffset(at(90), None), stream(60, 90, 4, 9)) == (QueueOffset(at(90), 9), None)
 
 
-def test_a_reader_begins_with_the_oldest_entry_the_next_one_or_after_an_id() -> None:
+def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
     state = stream(60, 90, 4, 9)
     assert first_offset(state, "earliest") == QueueOffset(StreamId(59, LAST_SEQ), 5)
     assert first_offset(state, "latest") == QueueOffset(at(90), 9)
@@ -185,7 +185,7 @@ def test_a_reader_begins_with_the_oldest_entry_the_next_one_or_after_an_id() -> 
     assert first_offset(None, "latest") == first_offset(None, at(5)) == START
 
 
-def test_the_message_of_a_gap_says_where_what_how_much_and_what_to_do() -> None:
+def test_the_message_of_a_gap_names_queue_id_count_and_option() -> None:
     gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, reason=LossReason.TRIMMED)
     assert gap.message.startswith(
         "[BULLTASK_EVENTS_LOST] queue={emails} after=50-0: trimmed before they were read; 3155 events lost, "
@@ -207,13 +207,11 @@ positions = st.builds(
 
 
 @given(st.dictionaries(st.text(max_size=5), positions, max_size=5), st.randoms())
-def test_offsets_survive_sparks_json_and_are_the_same_text_in_any_order(
-    offsets: dict[str, QueueOffset], luck: Any
-) -> None:
+def test_offsets_round_trip_as_json_and_do_not_depend_on_order(offsets: dict[str, QueueOffset], rng: Any) -> None:
     text = json.dumps(encode_offsets(offsets))
     assert decode_offsets(json.loads(text)) == offsets
     names = list(offsets)
-    luck.shuffle(names)
+    rng.shuffle(names)
     assert json.dumps(encode_offsets({name: offsets[name] for name in names})) == text
 
 
@@ -230,26 +228,26 @@ def test_offsets_survive_sparks_json_and_are_the_same_text_in_any_order(
         {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "life": 0, "seen": {"id": "6-0"}}}},
     ],
 )
-def test_a_foreign_offset_is_refused(stored: dict[str, Any]) -> None:
+def test_an_invalid_stored_offset_is_rejected(stored: dict[str, Any]) -> None:
     with pytest.raises(DecodeError, match="offset"):
         decode_offsets(stored)
 
 
 def test_a_complete_batch_is_one_range() -> None:
     end = QueueOffset(at(90), 9, lost=1, generation=2)
-    assert split_range("emails", READ, end, stream(50, 95, 6, 10)) == ([], EntryRange("emails", at(50), at(90), 4))
+    assert split_range("emails", OFFSET, end, stream(50, 95, 6, 10)) == ([], EntryRange("emails", at(50), at(90), 4))
 
 
-def test_a_batch_that_adds_a_queue_or_has_nothing_of_it_has_no_range() -> None:
+def test_a_queue_without_new_entries_has_no_range() -> None:
     state = stream(50, 95, 6, 10)
-    assert split_range("emails", None, READ, state) == ([], None)
-    assert split_range("emails", READ, READ, state) == ([], None)
-    assert split_range("emails", READ, with_stream_end(READ, state), stream(80, 95, 2, None)) == ([], None)
+    assert split_range("emails", None, OFFSET, state) == ([], None)
+    assert split_range("emails", OFFSET, OFFSET, state) == ([], None)
+    assert split_range("emails", OFFSET, with_stream_end(OFFSET, state), stream(80, 95, 2, None)) == ([], None)
 
 
-def test_losses_since_the_plan_are_separate_from_those_it_knew() -> None:
+def test_losses_after_planning_are_separate_from_planned_losses() -> None:
     end = QueueOffset(at(90), 9, lost=2, generation=2)
-    gaps, span = split_range("emails", READ, end, stream(80, 95, 3, 10))
+    gaps, span = split_range("emails", OFFSET, end, stream(80, 95, 3, 10))
     assert [(gap.reason, gap.lost, gap.first) for gap in gaps] == [
         (LossReason.TRIMMED, 1, at(80)),
         (LossReason.AT_READ, 1, at(80)),
@@ -258,8 +256,8 @@ def test_losses_since_the_plan_are_separate_from_those_it_knew() -> None:
 
 
 @pytest.mark.parametrize("state", [None, stream(200, 300, 3, 3), stream(None, 95, 0, 10)])
-def test_all_of_a_stream_deleted_since_the_plan_is_lost(state: StreamState | None) -> None:
-    gaps, span = split_range("emails", READ, QueueOffset(at(90), 9, lost=1, generation=2), state)
+def test_a_stream_deleted_after_planning_is_lost_completely(state: StreamState | None) -> None:
+    gaps, span = split_range("emails", OFFSET, QueueOffset(at(90), 9, lost=1, generation=2), state)
     assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(LossReason.AT_READ, 4, True)]
     assert span is None
 
@@ -272,23 +270,23 @@ def test_all_of_a_stream_deleted_since_the_plan_is_lost(state: StreamState | Non
         (QueueOffset(at(30), 3, 1, 3), stream(10, 30, 3, 3), LossReason.ROLLED_BACK),
     ],
 )
-def test_the_batch_between_two_generations_is_a_gap_of_unknown_size(
+def test_a_batch_between_two_generations_is_a_gap_of_unknown_size(
     end: QueueOffset, state: StreamState | None, reason: LossReason
 ) -> None:
-    gaps, span = split_range("emails", READ, end, state)
+    gaps, span = split_range("emails", OFFSET, end, state)
     assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(reason, 0, False)]
     assert span is None
 
 
-def test_without_counts_a_range_expects_nothing() -> None:
+def test_a_range_without_counts_reports_no_loss() -> None:
     end = QueueOffset(at(90), None, lost=1, generation=2)
-    gaps, span = split_range("emails", READ, end, stream(50, 95, 6, None))
+    gaps, span = split_range("emails", OFFSET, end, stream(50, 95, 6, None))
     assert (gaps, span) == ([], EntryRange("emails", at(50), at(90), None))
     assert span is not None
     assert span.gap(0) is None
 
 
-def test_a_range_that_was_read_in_part_reports_the_rest_as_lost() -> None:
+def test_a_partly_read_range_reports_the_missing_entries_as_lost() -> None:
     span = EntryRange("emails", at(50), at(90), 4)
     assert span.gap(4) is span.gap(5) is None
     assert span.gap(1, at(80)) == EventGap("emails", at(50), at(80), 3, exact=True, reason=LossReason.AT_READ)

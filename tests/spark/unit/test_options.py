@@ -1,4 +1,4 @@
-"""The options of the source: what they become, and that a wrong one is refused before anything is read."""
+"""The options of the data source are parsed, and a wrong option is rejected before anything is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bulltask.spark.source.options import (
 KINDS = [JobsOptions, EventsOptions, CountsOptions, StreamOptions, WriteOptions]
 
 
-def refused(kind: type[SourceOptions], **options: str) -> str:
+def error_of(kind: type[SourceOptions], **options: str) -> str:
     with pytest.raises(ConfigError) as caught:
         read_options(kind, options, {})
     return str(caught.value)
@@ -46,7 +46,7 @@ def write(**options: str) -> WriteOptions:
     return read_options(WriteOptions, options, {})
 
 
-def test_a_queue_is_all_that_a_read_needs() -> None:
+def test_a_batch_read_requires_only_a_queue() -> None:
     options = jobs(queue="emails")
     assert (options.queues, options.every, options.table) == (("emails",), False, "jobs")
     assert options.states == ("completed", "failed")
@@ -54,13 +54,13 @@ def test_a_queue_is_all_that_a_read_needs() -> None:
     assert options.config.broker_url == "redis://localhost:6379/0"
 
 
-def test_a_stream_has_a_budget_keeps_queues_together_and_stops_at_a_loss() -> None:
+def test_a_stream_has_a_budget_aligns_queues_and_fails_on_data_loss() -> None:
     options = stream()
     assert (options.starting, options.max_events, options.per_partition) == ("earliest", 200_000, 100_000)
     assert (options.align, options.fail_on_loss, options.gap_rows, options.batch) == (True, True, False, 5_000)
 
 
-def test_a_write_needs_no_option_and_is_fenced_for_a_week() -> None:
+def test_a_write_requires_no_option_and_is_fenced_for_a_week() -> None:
     options = write()
     assert (options.queue, options.write_id, options.id_column, options.batch) == (None, None, None, 500)
     assert (options.fence, options.fence_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
@@ -73,14 +73,14 @@ def test_every_default_is_valid_for_its_own_parser() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_option_of_a_use_has_its_field(kind: type[SourceOptions]) -> None:
+def test_every_option_has_a_field_in_the_options_class_of_its_use(kind: type[SourceOptions]) -> None:
     names = {row.field for row in OPTIONS if kind.use in row.uses} - {"url", "prefix", "hash_tag"}
     assert names == {field.name for field in fields(kind)} - {"config", "every"}
 
 
-def test_the_case_of_names_does_not_matter_and_sparks_own_map_is_read_whole() -> None:
-    given = CaseInsensitiveDict({"QUEUE": "emails", "NumPartitions": "3", "minrowsperpartition": "7"})
-    options = read_options(JobsOptions, given, {})
+def test_option_names_are_case_insensitive_as_in_sparks_option_map() -> None:
+    values = CaseInsensitiveDict({"QUEUE": "emails", "NumPartitions": "3", "minrowsperpartition": "7"})
+    options = read_options(JobsOptions, values, {})
     assert (options.queues, options.partitions, options.min_rows) == (("emails",), 3, 7)
 
 
@@ -92,11 +92,11 @@ def test_the_case_of_names_does_not_matter_and_sparks_own_map_is_read_whole() ->
         ('["a,b", "c"]', ("a,b", "c")),
     ],
 )
-def test_queues_are_names_with_commas_or_a_json_list(text: str, queues: tuple[str, ...]) -> None:
+def test_queues_are_comma_separated_names_or_a_json_list(text: str, queues: tuple[str, ...]) -> None:
     assert jobs(queue=text).queues == queues
 
 
-def test_two_spellings_of_one_queue_are_one_queue() -> None:
+def test_a_queue_given_with_and_without_hash_tag_is_one_queue() -> None:
     assert len(jobs(queue="emails,{emails}").queues) == 1
     assert len(jobs(queue="emails,{emails}", queueHashTag="false").queues) == 2
 
@@ -107,31 +107,31 @@ def test_a_star_means_every_queue() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a,*", "a:b", "{a", "[1]", "[", "a\x00"])
-def test_what_names_no_queue_is_refused(text: str) -> None:
-    assert refused(JobsOptions, queue=text).startswith("[BULLTASK_OPTION_WRONG] option queue")
+def test_an_invalid_queue_option_is_rejected(text: str) -> None:
+    assert error_of(JobsOptions, queue=text).startswith("[BULLTASK_OPTION_WRONG] option queue")
 
 
 @pytest.mark.parametrize("kind", [JobsOptions, EventsOptions, CountsOptions, StreamOptions])
-def test_a_read_without_a_queue_is_refused_with_the_way_out_for_sql(kind: type[SourceOptions]) -> None:
-    text = refused(kind)
+def test_a_read_without_a_queue_is_rejected_with_advice_for_sql(kind: type[SourceOptions]) -> None:
+    text = error_of(kind)
     assert text.startswith("[BULLTASK_OPTION_MISSING] option queue is missing")
     assert "CREATE TEMPORARY VIEW" in text
 
 
-def test_an_unknown_option_is_refused_with_the_one_that_was_meant() -> None:
-    assert refused(JobsOptions, queue="a", numpartition="3") == (
+def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:
+    assert error_of(JobsOptions, queue="a", numpartition="3") == (
         "[BULLTASK_OPTION_UNKNOWN] a batch read of jobs has no option numpartition; did you mean 'numPartitions'?"
     )
-    assert refused(JobsOptions, queue="a", colour="red") == (
+    assert error_of(JobsOptions, queue="a", colour="red") == (
         "[BULLTASK_OPTION_UNKNOWN] a batch read of jobs has no option colour"
     )
 
 
-def test_an_option_of_another_use_is_refused_with_that_use() -> None:
-    text = refused(JobsOptions, queue="a", maxEventsPerTrigger="5")
+def test_an_option_of_another_use_is_rejected_with_the_name_of_that_use() -> None:
+    text = error_of(JobsOptions, queue="a", maxEventsPerTrigger="5")
     assert text.endswith("has no option maxEventsPerTrigger; it is one of: stream of events")
-    assert refused(StreamOptions, queue="a", state="failed").endswith("it is one of: batch read of jobs")
-    assert "batch read of events" in refused(WriteOptions, table="jobs")
+    assert error_of(StreamOptions, queue="a", state="failed").endswith("it is one of: batch read of jobs")
+    assert "batch read of events" in error_of(WriteOptions, table="jobs")
 
 
 def test_options_of_spark_itself_are_accepted() -> None:
@@ -167,9 +167,11 @@ def test_options_of_spark_itself_are_accepted() -> None:
         (WriteOptions, "jobOpts", "attempts=3"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_options_name(kind: type[SourceOptions], name: str, value: str) -> None:
-    given = {name: value} if kind is WriteOptions else {"queue": "a", name: value}
-    assert refused(kind, **given).startswith(f"[BULLTASK_OPTION_WRONG] option {name}")
+def test_a_wrong_value_is_rejected_with_the_name_of_its_option(
+    kind: type[SourceOptions], name: str, value: str
+) -> None:
+    values = {name: value} if kind is WriteOptions else {"queue": "a", name: value}
+    assert error_of(kind, **values).startswith(f"[BULLTASK_OPTION_WRONG] option {name}")
 
 
 @pytest.mark.parametrize(
@@ -179,24 +181,26 @@ def test_a_duration_is_seconds_or_has_a_unit(text: str, ms: int) -> None:
     assert write(fenceTtl=text).fence_ttl_ms == ms
 
 
-def test_states_are_bullmqs_and_waiting_is_both_of_its_lists() -> None:
+def test_states_are_bullmqs_and_waiting_includes_the_paused_list() -> None:
     assert jobs(queue="a", state="waiting, delayed,wait").states == ("wait", "paused", "delayed")
 
 
-def test_a_stream_may_begin_at_an_id_or_a_time_of_some_queues() -> None:
+def test_a_stream_starts_at_an_id_or_a_time_given_for_a_queue() -> None:
     options = stream(startingOffsets='{"emails": "1760010061025-3", "images": 1760010061025}')
     assert options.starts_at("{emails}") == StreamId(1760010061025, 3)
     assert options.starts_at("{images}") == StreamId(1760010061024, LAST_SEQ)
-    assert options.starts_at("emails") == StreamId(1760010061025, 3)  # of Node, found by *: its rows say emails
+    assert options.starts_at("emails") == StreamId(
+        1760010061025, 3
+    )  # a queue of Node, discovered by *: its rows have the name emails
     assert options.starts_at("{reports}") == "earliest"
     assert stream(startingOffsets="LATEST").starts_at("{emails}") == "latest"
 
 
-def test_a_budget_is_optional() -> None:
+def test_the_budget_of_a_stream_can_be_disabled() -> None:
     assert stream(maxEventsPerTrigger="none").max_events is None
 
 
-def test_queues_are_spelled_as_everywhere_in_bulltask() -> None:
+def test_redis_keys_follow_prefix_and_hash_tag_options() -> None:
     options = jobs(queue="emails", prefix="mine")
     assert options.keys("emails").events == "mine:{emails}:events"
     assert options.keys("emails").queue == "emails"
@@ -205,7 +209,7 @@ def test_queues_are_spelled_as_everywhere_in_bulltask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "tagged", "bare"),
+    ("redis_name", "tagged", "bare"),
     [
         ("{emails}", "emails", "{emails}"),
         ("emails", None, "emails"),
@@ -213,22 +217,22 @@ def test_queues_are_spelled_as_everywhere_in_bulltask() -> None:
         ("{a}-{b}", "{a}-{b}", "{a}-{b}"),
     ],
 )
-def test_a_discovered_queue_has_the_user_name_that_leads_to_it(found: str, tagged: str | None, bare: str) -> None:
-    assert jobs(queue="*").user_name(found) == tagged
-    assert jobs(queue="*", queueHashTag="false").user_name(found) == bare
+def test_a_discovered_queue_has_the_name_that_a_user_would_give(redis_name: str, tagged: str | None, bare: str) -> None:
+    assert jobs(queue="*").user_name(redis_name) == tagged
+    assert jobs(queue="*", queueHashTag="false").user_name(redis_name) == bare
 
 
-def test_an_option_wins_over_the_environment_which_wins_over_the_default() -> None:
-    around = {
+def test_options_override_the_environment_which_overrides_defaults() -> None:
+    environ = {
         "BULLTASK_BROKER_URL": "redis://primary:6379/0",
         "BULLTASK_QUEUE_HASH_TAG": "false",
         "BULLTASK_REDIS_SOCKET_TIMEOUT": "3",
     }
-    plain = read_options(JobsOptions, {"queue": "a"}, around)
+    plain = read_options(JobsOptions, {"queue": "a"}, environ)
     assert plain.config.broker_url == "redis://primary:6379/0"
     assert not plain.config.queue_hash_tag
     assert plain.config.command_timeout_ms == 3_000
-    replica = read_options(JobsOptions, {"queue": "a", "url": "redis://replica:6379/0"}, around)
+    replica = read_options(JobsOptions, {"queue": "a", "url": "redis://replica:6379/0"}, environ)
     assert replica.config.broker_url == "redis://replica:6379/0"
     assert not replica.config.queue_hash_tag
 
@@ -238,18 +242,18 @@ def test_an_invalid_environment_variable_is_reported_with_a_code() -> None:
         read_options(JobsOptions, {"queue": "a"}, {"BULLTASK_BROKER_URL": "http://x"})
 
 
-def test_no_message_and_no_text_of_options_shows_the_password() -> None:
-    assert "secret" not in refused(JobsOptions, queue="a", url="reddis://:secret@host")
-    assert "secret" not in refused(JobsOptions, queue="a", redisUrl="redis://:secret@host")
+def test_messages_and_repr_of_options_do_not_show_the_password() -> None:
+    assert "secret" not in error_of(JobsOptions, queue="a", url="reddis://:secret@host")
+    assert "secret" not in error_of(JobsOptions, queue="a", redisUrl="redis://:secret@host")
     options = jobs(queue="a", url="redis://:secret@host:6379/0")
     assert "secret" not in repr(options)
     assert options.config.broker_url == "redis://:secret@host:6379/0"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_options_travel_to_executors(kind: type[SourceOptions]) -> None:
-    given = {} if kind is WriteOptions else {"queue": "a,b"}
-    options: Any = read_options(kind, given, {})
+def test_options_can_be_pickled_for_executors(kind: type[SourceOptions]) -> None:
+    values = {} if kind is WriteOptions else {"queue": "a,b"}
+    options: Any = read_options(kind, values, {})
     assert cloudpickle.loads(cloudpickle.dumps(options)) == options
 
 

@@ -1,4 +1,4 @@
-"""Stopping a stream after its batch, without a JVM (with one: tests/spark/local/test_pipeline_commands.py)."""
+"""A stream is stopped after its batch; no JVM (with a JVM: tests/spark/local/test_pipeline_commands.py)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bulltask.spark import pipeline as module
 from bulltask.spark.pipeline import Pipeline, stop_after_batch
 
 
-class Query:
-    """Spark's query as far as it is asked: so many batches are done at each look, and one is made unless it is idle."""
+class FakeQuery:
+    """A fake of Spark's query; ``done`` are the batch numbers that ``lastProgress`` returns in turn."""
 
-    def __init__(self, done: list[int], *, idle: bool = False, looks: int = 99) -> None:
-        self._done, self._looks = iter([*done, *[done[-1]] * 99]), looks
+    def __init__(self, done: list[int], *, idle: bool = False, polls: int = 99) -> None:
+        self._done, self._polls = iter([*done, *[done[-1]] * 99]), polls
         self.status, self.stops = {"isTriggerActive": not idle}, 0
 
     @property
     def isActive(self) -> bool:
-        self._looks -= 1
-        return not self.stops and self._looks >= 0
+        self._polls -= 1
+        return not self.stops and self._polls >= 0
 
     @property
     def lastProgress(self) -> dict[str, int] | None:
@@ -39,65 +39,65 @@ class Query:
         self.stops += 1
 
 
-def looked(query: Query, *, hurried_at: int = 99) -> int:
-    """How often it was waited for before it was stopped."""
-    looks: Iterator[int] = iter(range(1, 200))
+def waits_before_stop(query: FakeQuery, *, urgent_at: int = 99) -> int:
+    """Return how often the stop waited before it stopped the query."""
+    waits: Iterator[int] = iter(range(1, 200))
     last = 0
 
-    def hurried(seconds: float) -> bool:
+    def urgent(seconds: float) -> bool:
         nonlocal last
         assert 0 < seconds <= 1
-        last = next(looks)
-        return last >= hurried_at
+        last = next(waits)
+        return last >= urgent_at
 
-    stop_after_batch(query, hurried)  # type: ignore[arg-type]
+    stop_after_batch(query, urgent)  # type: ignore[arg-type]
     assert query.stops == 1
     return last
 
 
-def test_a_batch_is_waited_for_and_the_next_one_is_not() -> None:
-    assert looked(Query([4, 4, 4, 5])) == 2
-    assert looked(Query([-1, -1, -1, -1, 0])) == 3  # the first one
+def test_a_stop_waits_for_the_current_batch_only() -> None:
+    assert waits_before_stop(FakeQuery([4, 4, 4, 5])) == 2
+    assert waits_before_stop(FakeQuery([-1, -1, -1, -1, 0])) == 3  # the first batch
 
 
-def test_a_stream_that_waits_for_its_trigger_is_stopped_at_once() -> None:
-    assert looked(Query([4], idle=True)) == 0
+def test_a_stream_that_waits_for_its_trigger_is_stopped_immediately() -> None:
+    assert waits_before_stop(FakeQuery([4], idle=True)) == 0
 
 
 def test_an_urgent_stop_does_not_wait() -> None:
-    assert looked(Query([4], looks=99), hurried_at=2) == 2
+    assert waits_before_stop(FakeQuery([4], polls=99), urgent_at=2) == 2
 
 
-def test_a_stop_does_not_wait_for_a_stream_that_has_ended() -> None:
-    assert looked(Query([4], looks=3)) == 3
+def test_a_stop_does_not_wait_for_an_ended_stream() -> None:
+    assert waits_before_stop(FakeQuery([4], polls=3)) == 3
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    return Pipeline(None, tmp_path)  # type: ignore[arg-type]  # no session is asked for anything
+    return Pipeline(None, tmp_path)  # type: ignore[arg-type]  # the session is not used
 
 
-def feeding(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query: Query) -> None:
-    fed: Any = {pipeline.layout.root: (query, None)}
-    monkeypatch.setattr(module, "_RUNNING", fed)
+def set_running_query(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query: FakeQuery) -> None:
+    running: Any = {pipeline.layout.root: (query, None)}
+    monkeypatch.setattr(module, "_RUNNING", running)
 
 
-def test_stop_ends_the_stream_of_its_lake_and_of_no_other(
+def test_stop_ends_only_the_stream_of_its_lake(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = Query([4, 4, 5])
-    feeding(monkeypatch, pipeline, query)
+    query = FakeQuery([4, 4, 5])
+    set_running_query(monkeypatch, pipeline, query)
     Pipeline(None, tmp_path / "other").stop()  # type: ignore[arg-type]
     assert query.stops == 0
     pipeline.stop()
     assert query.stops == 1
 
 
-def test_stop_waits_no_longer_than_it_may(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, began = Query([4], looks=1_000_000), mono_ms()
-    feeding(monkeypatch, pipeline, query)
+def test_stop_waits_no_longer_than_its_limit(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, start_ms = FakeQuery([4], polls=1_000_000), mono_ms()
+    set_running_query(monkeypatch, pipeline, query)
     pipeline.stop(within=0)
     assert query.stops == 1
-    assert mono_ms() - began < 10_000
+    assert mono_ms() - start_ms < 10_000
     with pytest.raises(ConfigError, match="within"):
         pipeline.stop(within=-1)

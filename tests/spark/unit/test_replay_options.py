@@ -1,4 +1,4 @@
-"""The options of a job that is sent again: those that belong to the original job only are dropped."""
+"""A replayed job keeps its options, except those that apply to the original job only."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from bulltask.errors import DecodeError
 from bulltask.spark.tables.replay import ReplaySelection, replay_options
 
 
-def test_options_of_how_a_job_runs_are_kept_as_stored() -> None:
+def test_options_that_control_how_a_job_runs_are_kept() -> None:
     stored = {
         "attempts": 5, "backoff": {"type": "custom", "delay": 250}, "priority": 7, "lifo": True, "kl": 3,
         "removeOnFail": {"age": 60}, "de": {"id": "same"}, "bulltask": {"v": 1, "headers": "{}"},
     }  # fmt: skip
-    found = replay_options(json.dumps(stored))
-    assert found.to_wire(1) == stored
-    assert (found.priority, found.delay_at(0), found.deduplication_id) == (7, 0, "same")
+    options = replay_options(json.dumps(stored))
+    assert options.to_wire(1) == stored
+    assert (options.priority, options.delay_at(0), options.deduplication_id) == (7, 0, "same")
 
 
-def test_options_of_the_original_job_only_are_dropped() -> None:
-    only = {
+def test_options_of_the_original_job_are_dropped() -> None:
+    stored = {
         "jobId": "x", "delay": 60_000, "timestamp": 5, "parent": {"id": "p", "queue": "bull:q"}, "fpof": True,
         "cpof": True, "idof": True, "rdof": True, "repeat": {"every": 5}, "repeatJobKey": "k", "prevMillis": 7,
         "bulltask": {"v": 1, "expires": 99},
     }  # fmt: skip
-    assert replay_options(json.dumps(only)).to_wire(1) == {"bulltask": {"v": 1}}
+    assert replay_options(json.dumps(stored)).to_wire(1) == {"bulltask": {"v": 1}}
 
 
 def test_a_job_of_another_client_gets_no_bulltask_options() -> None:
@@ -35,18 +35,18 @@ def test_a_job_of_another_client_gets_no_bulltask_options() -> None:
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", "7"])
-def test_unreadable_options_are_an_error(broken: str) -> None:
+def test_options_that_are_no_json_object_are_an_error(broken: str) -> None:
     with pytest.raises(DecodeError, match=r"not (a )?JSON"):
         replay_options(broken)
 
 
-def test_the_same_condition_is_the_same_write_however_it_is_spaced() -> None:
-    one = ReplaySelection("state = 'failed'  and\n name = 'x'").write_id
-    assert ReplaySelection("state = 'failed' and name = 'x'", limit=7).write_id == one
+def test_the_write_id_of_a_replay_does_not_depend_on_white_space() -> None:
+    write_id = ReplaySelection("state = 'failed'  and\n name = 'x'").write_id
+    assert ReplaySelection("state = 'failed' and name = 'x'", limit=7).write_id == write_id
     assert (
         len(
             {
-                one,
+                write_id,
                 ReplaySelection("state = 'failed' and name = 'x'", queue="mail").write_id,
                 ReplaySelection("true").write_id,
             }

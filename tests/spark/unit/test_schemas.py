@@ -1,4 +1,4 @@
-"""The columns of what Spark reads: the Arrow twin is Spark's own to the letter, and fewer columns may be asked for."""
+"""The Arrow schema of each table equals the one that Spark derives; a read may select columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bulltask.spark.source.schemas import EVENT_FIELDS, JOB_FIELDS, TABLES, arro
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_arrow_columns_are_those_that_spark_compares_with(table: str) -> None:
+def test_the_arrow_schema_equals_the_one_that_spark_derives(table: str) -> None:
     assert arrow_schema(TABLES[table]).equals(to_arrow_schema(TABLES[table], timezone="UTC"))
 
 
@@ -21,38 +21,38 @@ def test_times_are_microseconds_in_utc() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_has_the_queue_of_a_row(table: str) -> None:
+def test_the_first_column_of_every_table_is_the_queue(table: str) -> None:
     assert TABLES[table].fieldNames()[0] == "queue"
 
 
 def test_every_column_has_a_source() -> None:
     assert ["queue", "state", "id", *JOB_FIELDS] == TABLES["jobs"].fieldNames()
-    ours = ["queue", "event_id", "event_ms", "event_seq", "event_at"]
-    assert [*ours, *EVENT_FIELDS, "extra"] == TABLES["events"].fieldNames()
+    computed = ["queue", "event_id", "event_ms", "event_seq", "event_at"]
+    assert [*computed, *EVENT_FIELDS, "extra"] == TABLES["events"].fieldNames()
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_without_a_schema_all_columns_are_read(table: str) -> None:
+def test_all_columns_are_read_without_a_schema(table: str) -> None:
     assert select_columns(table, None) is TABLES[table]
 
 
 def test_a_user_schema_selects_columns_and_their_order() -> None:
-    wanted = StructType([StructField("id", StringType(), nullable=False), StructField("delay_ms", LongType())])
-    found = select_columns("jobs", wanted)
-    assert found.fieldNames() == ["id", "delay_ms"]
-    assert arrow_schema(found).equals(to_arrow_schema(found, timezone="UTC"))
+    schema = StructType([StructField("id", StringType(), nullable=False), StructField("delay_ms", LongType())])
+    selected = select_columns("jobs", schema)
+    assert selected.fieldNames() == ["id", "delay_ms"]
+    assert arrow_schema(selected).equals(to_arrow_schema(selected, timezone="UTC"))
 
 
-def test_an_unknown_column_is_refused_with_a_suggestion() -> None:
+def test_an_unknown_column_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] jobs have no column 'job_name'; did you mean 'name'"):
         select_columns("jobs", StructType([StructField("job_name", StringType())]))
 
 
-def test_a_column_of_another_type_is_refused() -> None:
+def test_a_column_of_another_type_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"column event_ms of events is of type bigint, not string"):
         select_columns("events", StructType([StructField("event_ms", StringType())]))
 
 
-def test_a_schema_without_columns_is_refused() -> None:
+def test_a_schema_without_columns_is_rejected() -> None:
     with pytest.raises(ConfigError, match="names no column"):
         select_columns("counts", StructType([]))

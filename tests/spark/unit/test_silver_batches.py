@@ -1,4 +1,4 @@
-"""Silver derived batch by batch equals silver derived at once, wherever the batches are cut."""
+"""Silver derived batch by batch equals silver derived from all events together, for any batch boundaries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.job_histories import cut, histories, noise
 from tests.support.silver_rows import arrow_rows, assert_same, attempt_row, job_row
 
 
-def tell_in_batches(told: list[list[LifecycleEvent]], pieces: int, dice: random.Random) -> BatchLake:
-    """Cut each history into pieces; a batch has one of each, and may give jobs up."""
+def derive_in_batches(event_lists: list[list[LifecycleEvent]], pieces: int, dice: random.Random) -> BatchLake:
+    """Split each history into pieces; a batch has one piece of each, and may write inactive open jobs."""
     lake = BatchLake()
-    for batch in zip(*(slices(events, pieces, dice) for events in told), strict=True):
+    for batch in zip(*(slices(events, pieces, dice) for events in event_lists), strict=True):
         events = [event for part in batch for event in part]
         dice.shuffle(events)
         newest_ms = max((event.event_ms for event in events), default=0)
@@ -30,59 +30,59 @@ def tell_in_batches(told: list[list[LifecycleEvent]], pieces: int, dice: random.
 
 
 def assert_is_fold(lake: BatchLake, events: list[LifecycleEvent]) -> tuple[int, int]:
-    """Assert that the rows that count are those of all events; return how many they are."""
+    """Assert that the latest rows equal those derived from all events; return the numbers of jobs and attempts."""
     assert lake.carried == 0
-    told = lifecycle(events)
-    tried = [attempt_row(one) for job in told for one in job.attempts]
-    assert_same(arrow_rows(lake.latest_attempts()), tried)
-    assert_same(arrow_rows(lake.latest_jobs()), [job_row(job) for job in told])
-    return len(told), len(tried)
+    job_rows = lifecycle(events)
+    attempt_rows = [attempt_row(attempt) for job in job_rows for attempt in job.attempts]
+    assert_same(arrow_rows(lake.latest_attempts()), attempt_rows)
+    assert_same(arrow_rows(lake.latest_jobs()), [job_row(job) for job in job_rows])
+    return len(job_rows), len(attempt_rows)
 
 
 @pytest.mark.slow
-def test_batches_derive_what_all_events_at_once_do_in_600_random_histories(
+def test_batches_derive_the_rows_of_all_events_in_600_random_histories(
     record_property: Callable[[str, object], None],
 ) -> None:
     dice = random.Random(11)
-    told = many("whole", 200, lambda seed: histories(seed, 3))
-    told += many("holes", 200, lambda seed: cut(histories(seed, 3), random.Random(seed)))
-    told += many("noise", 200, lambda seed: noise(seed, 30))
-    lake = tell_in_batches(told, 8, dice)
-    jobs, tried = assert_is_fold(lake, [event for events in told for event in events])
-    for name, count in {"jobs": jobs, "attempts": tried, "looked_up": lake.looked_up}.items():
+    event_lists = many("whole", 200, lambda seed: histories(seed, 3))
+    event_lists += many("gaps", 200, lambda seed: cut(histories(seed, 3), random.Random(seed)))
+    event_lists += many("noise", 200, lambda seed: noise(seed, 30))
+    lake = derive_in_batches(event_lists, 8, dice)
+    jobs, attempts = assert_is_fold(lake, [event for events in event_lists for event in events])
+    for name, count in {"jobs": jobs, "attempts": attempts, "looked_up": lake.looked_up}.items():
         record_property(name, count)
     assert jobs > 2000
-    assert tried > 4000
+    assert attempts > 4000
     assert lake.looked_up > 500
 
 
 @pytest.mark.slow
-def test_batches_of_one_event_or_none_derive_the_same() -> None:
+def test_batches_of_at_most_one_event_derive_the_same_rows() -> None:
     for seed in range(3):
         events = [*histories(seed, 2), *noise(seed, 12)]
-        lake = tell_in_batches([events], 2 * len(events), random.Random(seed))
+        lake = derive_in_batches([events], 2 * len(events), random.Random(seed))
         assert_is_fold(lake, events)
 
 
-def test_a_lakes_first_batch_may_have_no_lifecycle_events() -> None:
+def test_the_first_batch_of_a_lake_may_have_no_lifecycle_events() -> None:
     lake = BatchLake()
     lake.take([])
-    lake.take([replace(one, event="progress") for one in story("added", "waiting")])
+    lake.take([replace(event, event="progress") for event in history("added", "waiting")])
     assert (lake.carried, lake.looked_up) == (0, 0)
     assert (lake.latest_attempts().num_rows, lake.latest_jobs().num_rows) == (0, 0)
 
 
-def story(*steps: str) -> list[LifecycleEvent]:
-    """The events of one job: a step is ``event`` or ``event<prev``, 10 ms after the one before."""
-    told = []
+def history(*steps: str) -> list[LifecycleEvent]:
+    """Return the events of one job; a step is ``event`` or ``event<prev``, 10 ms after the previous step."""
+    events = []
     for number, step in enumerate(steps):
         event, _, prev = step.partition("<")
         reason = "boom" if event == "failed" else None
-        told.append(LifecycleEvent("q", "a", 1_000 + 10 * number, 0, event, prev=prev or None, failed_reason=reason))
-    return told
+        events.append(LifecycleEvent("q", "a", 1_000 + 10 * number, 0, event, prev=prev or None, failed_reason=reason))
+    return events
 
 
-STORY = story(
+HISTORY = history(
     "added", "waiting", "active", "waiting<active", "stalled", "active", "failed<active",
     "waiting<failed", "active", "completed<active", "removed<completed", "added", "waiting", "removed<waiting",
 )  # fmt: skip
@@ -93,10 +93,10 @@ def columns(rows: pa.Table | None, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in names), strict=True))
 
 
-def test_each_ended_attempt_and_finished_job_is_written_once_wherever_batches_end() -> None:
+def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
     lake = BatchLake()
-    for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(STORY)]):
-        lake.take(STORY[first:last])
+    for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(HISTORY)]):
+        lake.take(HISTORY[first:last])
     assert columns(lake.attempts, "life", "attempt", "outcome") == [
         ("1000-0", 1, "stalled"),
         ("1000-0", 2, "failed"),
@@ -108,18 +108,18 @@ def test_each_ended_attempt_and_finished_job_is_written_once_wherever_batches_en
         ("1110-0", "removed", 0, 0),
     ]
     assert lake.carried == 0
-    assert lake.looked_up == 1, "the retry by hand"
+    assert lake.looked_up == 1, "the manual retry"
     assert columns(lake.latest_jobs(), "life") == [("1000-0",), ("1110-0",)]
 
 
-def test_a_job_that_is_given_up_is_written_in_its_last_state_and_again_when_it_reappears() -> None:
+def test_a_job_that_is_given_up_is_rewritten_when_it_reappears() -> None:
     lake = BatchLake()
-    events = story("added", "waiting", "active", "completed<active")
+    events = history("added", "waiting", "active", "completed<active")
     lake.take(events[:3])
     assert lake.carried == 3
     other = replace(events[0], job_id="b", event_ms=9_000)
     lake.take([other], give_up_ms=1_020)
-    assert lake.carried == 4, "its last event is not older"
+    assert lake.carried == 4, "the last event of job a is not older"
     lake.take([replace(other, event="waiting", event_seq=1)], give_up_ms=1_021)
     assert lake.carried == 2
     assert columns(lake.attempts, "outcome", "ended_at") == [("open", None)]
@@ -130,9 +130,9 @@ def test_a_job_that_is_given_up_is_written_in_its_last_state_and_again_when_it_r
     assert columns(lake.latest_jobs(), "state", "total_ms") == [("completed", 30)]
 
 
-def test_a_row_is_of_the_day_in_which_it_ended_or_of_its_last_event() -> None:
-    steps = story("added", "active", "waiting<active", "active", "completed<active")
-    events = [replace(one, event_ms=86_400_000 * (20_000 + day)) for day, one in enumerate(steps)]
+def test_the_date_of_a_row_is_the_day_of_its_end_or_last_event() -> None:
+    steps = history("added", "active", "waiting<active", "active", "completed<active")
+    events = [replace(event, event_ms=86_400_000 * (20_000 + day)) for day, event in enumerate(steps)]
     lake = BatchLake()
     lake.take(events)
     assert columns(lake.attempts, "attempt", "dt") == [(1, "2024-10-06"), (2, "2024-10-08")]
@@ -142,35 +142,35 @@ def test_a_row_is_of_the_day_in_which_it_ended_or_of_its_last_event() -> None:
     assert columns(lake.attempts, "dt") == columns(lake.jobs, "dt") == [("2024-10-05",)]
 
 
-def test_only_the_last_incarnation_of_a_job_is_left_for_the_next_batch() -> None:
+def test_only_the_last_incarnation_of_a_job_remains_open() -> None:
     lake = BatchLake()
-    lake.take(story("added", "waiting", "active", "added", "waiting"))
+    lake.take(history("added", "waiting", "active", "added", "waiting"))
     assert columns(lake.open_events, "event_ms") == [(1_030,), (1_040,)]
 
 
-def test_a_manual_retry_rewrites_no_earlier_incarnation() -> None:
-    once = ["added", "waiting", "active", "completed<active"]
+def test_a_manual_retry_does_not_rewrite_earlier_incarnations() -> None:
+    steps = ["added", "waiting", "active", "completed<active"]
     lake = BatchLake()
-    lake.take(story(*once, *once))
+    lake.take(history(*steps, *steps))
     assert columns(lake.jobs, "life") == [("1000-0",), ("1040-0",)]
-    lake.take(story(*once, *once, "waiting<completed", "active", "completed<active")[8:])
+    lake.take(history(*steps, *steps, "waiting<completed", "active", "completed<active")[8:])
     assert columns(lake.jobs, "life", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
 
 
 def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:
     lake = BatchLake()
-    events = story("added", "waiting", "active", "completed<active", "removed<completed")
+    events = history("added", "waiting", "active", "completed<active", "removed<completed")
     lake.take(events[:4])
     lake.take(events[4:])
     assert lake.looked_up == 0
     assert columns(lake.jobs, "state") == [("completed",)]
 
 
-def test_an_open_job_without_new_events_is_passed_on_unchanged() -> None:
+def test_an_open_job_without_new_events_stays_unchanged() -> None:
     lake = BatchLake()
-    events = story("added", "waiting", "active")
+    events = history("added", "waiting", "active")
     lake.take(events)
     before = lake.open_events
-    lake.take([replace(one, job_id="b") for one in story("added", "waiting", "active", "completed<active")])
+    lake.take([replace(event, job_id="b") for event in history("added", "waiting", "active", "completed<active")])
     assert lake.open_events is not None
     assert lake.open_events.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it

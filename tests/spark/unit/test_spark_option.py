@@ -1,4 +1,4 @@
-"""``@app.task(spark=True)`` and its settings, without Spark: what is accepted and refused."""
+"""``@app.task(spark=True)`` and its settings are checked without Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def app() -> App:
     return App("tested")
 
 
-def test_a_task_that_wants_spark_is_a_task_like_any_other(app: App) -> None:
+def test_a_task_with_spark_is_called_and_sent_like_any_other(app: App) -> None:
     @app.task(spark=True, queue="reports")
     def count(table: str) -> int:
         return len(table)
@@ -29,7 +29,7 @@ def test_a_task_that_wants_spark_is_a_task_like_any_other(app: App) -> None:
     assert "spark" not in str(count.s("abc").job().opts(0))
 
 
-def test_an_async_task_cannot_have_spark_and_the_message_says_why(app: App) -> None:
+def test_an_async_task_with_spark_is_rejected_with_an_explanation(app: App) -> None:
     async def count() -> int:
         return 1
 
@@ -38,15 +38,15 @@ def test_an_async_task_cannot_have_spark_and_the_message_says_why(app: App) -> N
     assert len(app.tasks) == 0
 
 
-def test_spark_settings_in_the_wrong_place_get_advice(app: App) -> None:
+def test_settings_given_as_the_spark_option_are_rejected_with_advice(app: App) -> None:
     with pytest.raises(ConfigError, match=r"spark must be True or False.*spark_conf"):
         app.task(spark={"spark.executor.memory": "2g"})
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) -> None:
-    said = {"spark.executor.memory": "2g", "spark.ui.port": 4050, "spark.ui.enabled": True}
-    app = App("tested", spark_conf=json.dumps(said) if as_text else said, spark_master="spark://one:7077")
+def test_spark_conf_is_a_dictionary_or_json_and_becomes_strings(as_text: bool) -> None:
+    conf = {"spark.executor.memory": "2g", "spark.ui.port": 4050, "spark.ui.enabled": True}
+    app = App("tested", spark_conf=json.dumps(conf) if as_text else conf, spark_master="spark://one:7077")
     assert app.config.spark_conf == {
         "spark.executor.memory": "2g",
         "spark.ui.port": "4050",
@@ -56,7 +56,7 @@ def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) 
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("conf", "message"),
     [
         ("spark.password=secret", "must be a dictionary or a JSON object as a string, not str"),
         (["secret"], "must be a dictionary or a JSON object as a string, not list"),
@@ -64,13 +64,13 @@ def test_sparks_settings_come_from_code_or_as_json_and_are_texts(as_text: bool) 
         ({"spark.jars": ["secret"]}, "spark.jars in spark_conf must be a string, a number, true or false, not list"),
     ],
 )
-def test_wrong_settings_of_spark_are_refused_without_a_word_of_their_values(said: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        App("tested", spark_conf=said)
-    assert "secret" not in str(refused.value)
+def test_an_invalid_spark_conf_is_rejected_without_showing_its_values(conf: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        App("tested", spark_conf=conf)
+    assert "secret" not in str(caught.value)
 
 
-def test_sparks_settings_are_not_shown_because_there_may_be_passwords_among_them() -> None:
+def test_spark_conf_is_masked_in_the_repr_of_settings() -> None:
     assert "secret" not in repr(App("tested", spark_conf={"spark.hadoop.fs.s3a.secret.key": "secret"}).conf)
 
 
@@ -80,18 +80,18 @@ def test_a_missing_extra_is_reported_with_the_install_command(module: str, monke
     assert missing_dependencies() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
 
 
-def test_a_server_of_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
     assert missing_dependencies().startswith("SPARK_REMOTE is set, but tasks cannot use Spark Connect")
 
 
-def test_a_worker_with_nothing_but_the_thin_client_of_spark_connect_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_only_the_spark_connect_client_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", ModuleType("pyspark"))
-    nothing: Any = None
-    SparkTasks(App("tested"), nothing, nothing, nothing).close()
+    unused: Any = None
+    SparkTasks(App("tested"), unused, unused, unused).close()
 
 
-def test_java_is_looked_for_where_spark_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_found_by_java_home_and_path_as_in_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME" in missing_dependencies()

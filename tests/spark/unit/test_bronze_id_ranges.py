@@ -1,4 +1,4 @@
-"""How far a batch has come in each queue's stream, from its files."""
+"""The first and last event ids of each queue are read from the files of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bulltask.spark.source.columns import event_batch
 from bulltask.spark.source.schemas import EVENTS, arrow_schema
 from bulltask.spark.tables.bronze import _lifecycle_events, _seen
 
-FAR = 2**64 - 2
+MAX_MS = 2**64 - 2
 
 
 @pytest.mark.parametrize(
@@ -22,21 +22,23 @@ FAR = 2**64 - 2
     [
         ([["5-1", "5-20"], ["6-0", "5-3"]], "5-1", "6-0"),
         ([["7-0", f"{2**63 - 1}-0"]], "7-0", f"{2**63 - 1}-0"),
-        ([["7-0"], [f"{FAR}-3", f"{FAR - 1}-7"]], "7-0", f"{FAR}-3"),
-        ([[f"{FAR}-{2**64 - 1}", f"{FAR}-{2**64 - 2}"]], f"{FAR}-{2**64 - 2}", f"{FAR}-{2**64 - 1}"),
+        ([["7-0"], [f"{MAX_MS}-3", f"{MAX_MS - 1}-7"]], "7-0", f"{MAX_MS}-3"),
+        ([[f"{MAX_MS}-{2**64 - 1}", f"{MAX_MS}-{2**64 - 2}"]], f"{MAX_MS}-{2**64 - 2}", f"{MAX_MS}-{2**64 - 1}"),
         ([[f"5-{2**64 - 1}", f"5-{2**64 - 2}"], ["6-0"]], f"5-{2**64 - 2}", "6-0"),
     ],
 )
-def test_the_ends_are_ids_as_redis_has_them(tmp_path: Path, days: list[list[str]], first: str, last: str) -> None:
+def test_first_and_last_ids_of_a_batch_are_redis_stream_ids(
+    tmp_path: Path, days: list[list[str]], first: str, last: str
+) -> None:
     for number, ids in enumerate(days):
-        write(tmp_path / f"dt=2026-11-2{number}" / "queue=mail", ids)
-        write(tmp_path / f"dt=2026-11-2{number}" / "queue=other", ["1-1"])
+        write_events(tmp_path / f"dt=2026-11-2{number}" / "queue=mail", ids)
+        write_events(tmp_path / f"dt=2026-11-2{number}" / "queue=other", ["1-1"])
     seen = dict(_seen(_lifecycle_events(tmp_path), tmp_path))
     assert seen["mail"] == QueueRecord(sum(map(len, days)), first, last)
     assert seen["other"] == QueueRecord(len(days), "1-1", "1-1")
 
 
-def write(directory: Path, ids: Sequence[str]) -> None:
+def write_events(directory: Path, ids: Sequence[str]) -> None:
     entries = [(entry_id.encode(), [b"event", b"added", b"jobId", b"j"]) for entry_id in ids]
     rows = pa.Table.from_batches([event_batch(arrow_schema(EVENTS), "mail", entries)])
     directory.mkdir(parents=True, exist_ok=True)
